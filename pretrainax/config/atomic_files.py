@@ -11,7 +11,6 @@ from typing import BinaryIO
 
 from pretrainax.config.errors import UserError
 
-
 _UNFINISHED = re.compile(r".+\.tmp-(.+)-(\d{1,10})", re.DOTALL)  # as `_temporary` names it
 _DAY = 86_400.0  # seconds
 

@@ -1,7 +1,7 @@
 """Bounds how much longer a tokenizer.json of somebody else makes a text before it is split.
 
-Its normalizer may replace each letter by a thousand, several times over, until the library tokenizers runs out of memory
-and ends the process. The bound follows from the file; texts are not looked at.
+Its normalizer may replace each letter by a thousand, several times over, until the library tokenizers has no memory and
+ends the process. The bound follows from the file; texts are not looked at.
 """
 
 import base64
