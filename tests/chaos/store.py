@@ -31,7 +31,9 @@ def serving(scheme: str) -> Iterator[faulty_proxy.FaultyProxy]:
     """Yields a proxy before a store of a kind, which fsspec finds here and in what is started from here."""
     with contextlib.ExitStack() as stack:
         if scheme == "gs":
-            proxy = stack.enter_context(faulty_proxy.before(stack.enter_context(fake_gcs.serving()).url, is_xml=False))
+            server = stack.enter_context(fake_gcs.serving())
+            proxy = stack.enter_context(faulty_proxy.before(server.url, is_xml=False))
+            proxy.gcs = server
             environment, settings = fake_gcs.environment(proxy.url), {"endpoint_url": proxy.url, "token": "anon"}
         else:
             proxy = stack.enter_context(faulty_proxy.before(stack.enter_context(moto_s3.serving()), is_xml=True))

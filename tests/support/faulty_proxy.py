@@ -10,6 +10,7 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Optional
 
+from tests.support.fake_gcs import FakeGcs
 from tests.support.http_servers import body_of, running
 
 DROPPED = 0  # instead of a status: the connection is closed without an answer
@@ -33,6 +34,7 @@ class FaultyProxy(http.server.ThreadingHTTPServer):
         self.fault: Callable[[str], Optional[int]] = lambda method: None
         self.delay = 0.0  # seconds before an answer, at most
         self.faults = 0  # that were answered
+        self.gcs: Optional[FakeGcs] = None  # the server behind it, where it is that one of ours
 
     @property
     def url(self) -> str:
