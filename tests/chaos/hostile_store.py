@@ -2,8 +2,8 @@
 
     python -m tests.chaos.hostile_store --trials=200 [--stores=gs,s3] [--only=WORD] [--seed=0]
 
-A trial has a role (a run that goes on, here or on another machine, a reader, a pattern of texts, the writer of an export,
-a command) and a hostility, before the role begins or while it works. After each:
+A trial has a role (a run that goes on, here or elsewhere, a reader, a pattern of texts, the writer of an export, a
+command) and a hostility, before the role begins or while it works. After each:
 
 - nothing was written outside the folders of this machine that the role has: an audit hook hears of every file that is
   opened for writing, made, renamed, linked or removed, and a tree beside them is compared;
