@@ -148,7 +148,7 @@ def test_a_copy_under_a_name_that_is_no_step_is_said_and_left_alone(name, copy):
     (step, _, _), warnings = restore(copy)
     assert step == 20
     assert warnings == [f"checkpoint {name!r} is not used: a folder's name must be its step and nothing else"]
-    checkpoints = Checkpoints(str(copy), keep=1)
+    checkpoints = Checkpoints(str(copy), keep=2)
     checkpoints.restore_newest(abstract(make_state(0)))
     checkpoints.drop_after(10)
     checkpoints.close()
