@@ -24,7 +24,7 @@ from pretrainax.config.errors import RunFailed, UserError, printable, shortened
 from pretrainax.config.object_names import name_problem
 from pretrainax.config.paths import STORES, path_problem
 
-PATIENCE = 120.0  # seconds for which a request is made again
+PATIENCE = 120.0  # seconds after which a call is not made again
 NEAR = 32 << 10  # bytes between two ranges that are read as one: they take no longer than another request
 _MOST = 8 << 20  # bytes of a range that others are joined to
 _AT_ONCE = 100  # requests under way, as aiohttp has; botocore has 10 where it is not told
@@ -101,7 +101,10 @@ class Store:
 
         Of a folder that matches, they are the objects below it.
         """
-        found = self._tried(lambda: self._fs.glob(self._path(pattern), detail=True))
+        try:
+            found = self._tried(lambda: self._fs.glob(self._path(pattern), detail=True))
+        except FileNotFoundError:  # there is no such bucket
+            return []
         start = len(self._root) + 1
         names: set[str] = set()
         for path, info in found.items():
@@ -136,7 +139,7 @@ class Store:
         Of all that try, one does: Cloud Storage is asked for generation 0, S3 for no ETag.
         """
         try:
-            self._written(lambda: self._fs.pipe_file(self._path(name), content, mode="create"))
+            self._written(lambda: self._fs.pipe_file(self._path(name), content, mode="create"), is_first=True)
         except FileExistsError:
             return False
         return True
@@ -194,22 +197,26 @@ class Store:
                 )
         return {name: stamp for name, stamp in found.items() if name not in markers}
 
-    def _written(self, call: Callable[[], object]) -> None:
+    def _written(self, call: Callable[[], object], is_first: bool = False) -> None:
         try:
-            self._tried(call)
+            self._tried(call, is_first)
         except FileNotFoundError as e:
             if _is_local(e):
                 raise
             raise UserError(f"{self.url}: there is no such bucket: make it first, or give another one") from e
 
-    def _tried(self, call: Callable[[], T]) -> T:
-        """Returns what a call returns, when it does."""
-        until, pause, said = time.monotonic() + PATIENCE, _FIRST, False
+    def _tried(self, call: Callable[[], T], is_first: bool = False) -> T:
+        """Returns what a call returns, when it does.
+
+        is_first: it asks that nothing be there, and raises FileExistsError where something is.
+        """
+        began, pause, said = time.monotonic(), _FIRST, False
         while True:
             try:
                 return call()
             except Exception as e:  # the libraries of stores have no class of errors in common
-                if isinstance(e, FileNotFoundError | FileExistsError) or _is_local(e):
+                # an answer 412 to anything else is an error of the store
+                if isinstance(e, FileNotFoundError) or is_first and isinstance(e, FileExistsError) or _is_local(e):
                     raise
                 why = " ".join(f"{type(e).__name__}: {e}".split())[:300]
                 if _FULL.search(why):
@@ -218,8 +225,9 @@ class Store:
                     ) from e
                 if isinstance(e, PermissionError) or _REFUSED.search(why):
                     raise UserError(f"{self.url} refuses this user ({why}): log in, or ask for the right to it") from e
-                if time.monotonic() + pause > until:
-                    raise RunFailed(f"{self.url} has not answered for {PATIENCE:.0f} s ({why})") from e
+                # gcsfs makes up to 6 requests within a call, in 34 s
+                if (waited := time.monotonic() - began) + pause > PATIENCE:
+                    raise RunFailed(f"{self.url} has not answered for {waited:.0f} s ({why})") from e
                 if not said:
                     say(f"{self.url} does not answer ({why}): trying again for {PATIENCE:.0f} s")
                 said = True

@@ -10,7 +10,7 @@ import pytest
 
 from pretrainax.inference import beam_search
 from pretrainax.inference.sampling import Rules
-from tests.support.bigrams import Bigrams, prompts_of
+from tests.support.bigrams import Bigrams, Trigrams, prompts_of
 
 SIZE, END, LIMIT = 5, 4, 4
 TABLE = jnp.array(2 * np.random.RandomState(0).standard_normal((SIZE, SIZE)).astype(np.float32))
@@ -19,11 +19,11 @@ GO_ON = jax.jit(functools.partial(beam_search.go_on, Bigrams()))
 RULES = Rules(allowed=jnp.ones(SIZE, bool), end=END)
 
 
-def search(batch, beams, penalty=1.0, limits=None, piece=1, rules=RULES):
+def search(batch, beams, penalty=1.0, limits=None, piece=1, rules=RULES, table=TABLE):
     limits = jnp.full(len(batch["tokens"]), LIMIT) if limits is None else jnp.array(limits)
-    found = BEGIN(TABLE, batch, rules, penalty, limits, beams=beams, room=LIMIT)
+    found = BEGIN(table, batch, rules, penalty, limits, beams=beams, room=LIMIT)
     while not found.ended.all():
-        found = GO_ON(TABLE, found, rules, penalty, piece)
+        found = GO_ON(table, found, rules, penalty, piece)
     return jax.device_get(found.finished)
 
 
@@ -108,3 +108,58 @@ def test_each_beam_remembers_what_it_has_said_itself_when_beams_change_places(ru
             total += after(table[last, token], so_far.count(token))
             so_far.append(token)
         assert found.scores[0, place] == pytest.approx(total / len(tokens), rel=1e-5)
+
+
+def written_down(last, table, beams, penalty, limit):
+    """Beam search as its module describes it, over lists; table [V, V, V]."""
+    table = np.asarray(jax.nn.log_softmax(table), np.float64)
+    running, finished = [(0.0, ())], []
+    for length in range(1, limit + 1):
+        longer = []
+        for score, tokens in running:
+            one, two = ([last, last, *tokens])[-2:]
+            longer += [(score + table[one, two, new], (*tokens, new)) for new in range(SIZE)]
+        longer = sorted(longer, reverse=True)[: 2 * beams]
+        ended = [length == limit or tokens[-1] == END for _, tokens in longer]
+        finished += [(s / length**penalty, t) for (s, t), over in zip(longer[:beams], ended, strict=False) if over]
+        finished = sorted(finished, reverse=True)[:beams]
+        running = [text for text, over in zip(longer, ended, strict=True) if not over][:beams]
+        if len(finished) == beams and (not running or running[0][0] / length**penalty <= finished[-1][0]):
+            break
+    return finished
+
+
+@pytest.mark.parametrize("beams, penalty", [(1, 1.0), (2, 1.0), (2, 0.0), (3, 2.0), (4, -1.0), (4, 0.5)])
+def test_what_a_table_of_trigrams_writes_is_what_lists_write(beams, penalty):
+    """Each beam goes on from its own state, and a prompt is done neither too early nor too late."""
+    begin = jax.jit(functools.partial(beam_search.begin, Trigrams(), beams=beams, room=6))
+    go_on = jax.jit(functools.partial(beam_search.go_on, Trigrams()))
+    for seed in range(12):
+        table = jnp.array(1.5 * np.random.RandomState(seed).standard_normal((SIZE, SIZE, SIZE)).astype(np.float32))
+        batch, limits = prompts_of([0, 1], [3], [2]), [6, 5, 1]
+        found = begin(table, batch, RULES, penalty, jnp.array(limits))
+        while not found.ended.all():
+            found = go_on(table, found, RULES, penalty, 2)
+        found = jax.device_get(found)
+        for row, (last, limit) in enumerate(zip([1, 3, 2], limits, strict=True)):
+            expected = written_down(last, table, beams, penalty, limit)
+            lengths = found.finished.lengths[row][: len(expected)].tolist()
+            texts = [tuple(found.finished.tokens[row, n, :size].tolist()) for n, size in enumerate(lengths)]
+            assert texts == [tokens for _, tokens in expected], (seed, row)
+            np.testing.assert_allclose(
+                found.finished.scores[row, : len(expected)], [score for score, _ in expected], rtol=1e-5
+            )
+
+
+def test_a_row_with_no_room_gets_no_text():
+    found = search(prompts_of([0], [1]), beams=2, limits=[0, 2])
+    assert found.lengths[0].tolist() == [0, 0] and (found.lengths[1] > 0).all()
+
+
+def test_what_stands_behind_a_short_prompt_was_not_said():
+    """Rows are padded with token 0, which a penalty of what was read must leave as it is."""
+    rules, table = RULES._replace(repetition_penalty=3.0), TABLE.at[:, 0].add(3.0)
+    alone, beside = (search(prompts_of([1], *more), beams=3, rules=rules, table=table) for more in ([], [[2, 3, 1]]))
+    np.testing.assert_array_equal(beside.tokens[0], alone.tokens[0])
+    np.testing.assert_array_equal(beside.scores[0], alone.scores[0])
+    assert 0 in alone.tokens[0, :, 0]

@@ -114,6 +114,21 @@ def test_a_store_that_is_busy_is_asked_again(status, gcs):
     assert store.read("b") == b"x"
 
 
+@pytest.mark.parametrize("call", [lambda s: s.objects(), lambda s: s.read("b"), lambda s: s.write("b", b"x")])
+def test_a_condition_that_nobody_has_set_is_an_error_of_the_store_and_asked_again(call, gcs):
+    """gcsfs makes FileExistsError of any answer 412."""
+    store = Store("gs://bucket/a")
+    store.write("b", b"x")
+    gcs.faults[:] = [412]
+    call(store)
+    assert not gcs.faults and store.read("b") == b"x"
+
+
+def test_a_pattern_in_a_bucket_that_is_gone_stands_for_nothing(gcs):
+    gcs.buckets.clear()
+    assert Store("gs://bucket/a").matches("*.txt") == []
+
+
 def test_a_store_that_is_out_of_reach_is_waited_for_and_said_once(gcs, monkeypatch, capsys):
     monkeypatch.setattr(stores, "_FIRST", 0.01)
     store, calls = Store("gs://bucket/a"), []
@@ -134,7 +149,7 @@ def test_a_store_that_never_answers_is_one_line(gcs, impatient):
     def call():
         raise TimeoutError("no answer")
 
-    with pytest.raises(RunFailed, match=r"gs://bucket/a has not answered for 1 s \(TimeoutError: no answer\)"):
+    with pytest.raises(RunFailed, match=r"gs://bucket/a has not answered for [01] s \(TimeoutError: no answer\)"):
         store._tried(call)
 
 

@@ -1,4 +1,4 @@
-"""A model that is a table of bigrams, for tests of what lets models write: its logits follow from the last token."""
+"""Models that are tables, for tests of what lets models write: logits follow from the last token, or the last two."""
 
 import dataclasses
 
@@ -22,6 +22,18 @@ class Bigrams:
 
     def take(self, state, rows):
         return state[rows]
+
+
+@dataclasses.dataclass
+class Trigrams(Bigrams):
+    """The parameters are the logits [V, V, V] after each pair of tokens; the state is what the next step cannot see."""
+
+    def start(self, params, batch, room):
+        _, last = super().start(params[0], batch, room)
+        return params[last, last], last  # as if the last token of the prompt stood there twice
+
+    def step(self, params, state, tokens):
+        return params[state, tokens], tokens
 
 
 def prompts_of(*rows):

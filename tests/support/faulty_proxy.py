@@ -20,6 +20,7 @@ _BODY = (
     '{{"error": {{"code": {status}, "message": "{code}: {message}"}}}}',
 )
 _CODES = {429: "TooManyRequests", 503: "SlowDown", 504: "Timeout", 403: "AccessDenied", 507: "QuotaExceeded"}
+_CODES |= {404: "NoSuchKey", 412: "PreconditionFailed", 500: "InternalError"}
 
 
 class FaultyProxy(http.server.ThreadingHTTPServer):
@@ -31,10 +32,17 @@ class FaultyProxy(http.server.ThreadingHTTPServer):
     def __init__(self, upstream: str, is_xml: bool):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.upstream, self.is_xml = urllib.parse.urlparse(upstream).netloc, is_xml
-        self.fault: Callable[[str], Optional[int]] = lambda method: None
-        self.delay = 0.0  # seconds before an answer, at most
         self.faults = 0  # that were answered
         self.gcs: Optional[FakeGcs] = None  # the server behind it, where it is that one of ours
+        self.mend()
+
+    def mend(self) -> None:
+        """Passes all on as it is, from now on."""
+        self.fault: Callable[[str], Optional[int]] = lambda method: None
+        self.delay = 0.0  # seconds before an answer, at most
+        self.changed: Callable[[bytes], bytes] = lambda body: body  # what comes in place of an answer's body
+        # bytes by which the length that an answer gives is more than that of its body; below 0, the body is cut
+        self.longer: Callable[[int], int] = lambda size: 0
 
     @property
     def url(self) -> str:
@@ -64,15 +72,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             headers = {name: value for name, value in self.headers.items() if name.lower() not in _OWN}
             connection.request(self.command, self.path, body, headers)
             answer = connection.getresponse()
-            content = answer.read()
+            content = self.server.changed(answer.read())
+            longer = self.server.longer(len(content))
             self.send_response(answer.status)
             for name, value in answer.getheaders():
                 if name.lower() not in {*_OWN, "date", "server"}:
                     self.send_header(name, value)
             size = answer.getheader("Content-Length") if self.command == "HEAD" else None
-            self.send_header("Content-Length", size or str(len(content)))
+            self.send_header("Content-Length", size or str(len(content) + max(longer, 0)))
             self.end_headers()
-            self.wfile.write(content)
+            self.wfile.write(content[: len(content) + min(longer, 0)])
+            self.close_connection = self.close_connection or longer != 0
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _pass_on
 
