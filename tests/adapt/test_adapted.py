@@ -241,3 +241,39 @@ def test_no_gradient_passes_through_the_norm_of_dora():
     for name, gradient in expected.items():
         largest = np.abs(gradient).max()  # float32 sums of two orders
         np.testing.assert_allclose(of_update[f"{path}/{name}"], gradient, atol=1e-4 * largest, rtol=0, err_msg=name)
+
+
+def test_dropout_is_of_what_an_update_reads_and_of_training_alone():
+    """Hu et al. 2021 leave W x as it is; a model that answers drops nothing."""
+    config = dataclasses.replace(config_of("gpt2"), dropout_rate=0.0, attention_dropout_rate=0.0)
+    arrays, key = batch(CASES["gpt2"]), jax.random.key(0)
+
+    def logits(rate, training, of=None, seed=0):
+        model = Adapted(models.build(config, Compute()), LoRA(rank=3, targets=ALL, dropout=rate), train_heads=False)
+        start, frozen = model.start(weights(config), key), model.frozen(weights(config))
+        rngs = {"dropout": jax.random.key(seed)} if training else None
+        variables = {"params": (of or (lambda params: params))(start), "frozen": frozen}
+        return model.apply(variables, arrays, deterministic=not training, rngs=rngs).heads["lm"].logits()
+
+    whole = logits(0.0, training=False, of=noisy)
+    np.testing.assert_array_equal(logits(0.5, training=False, of=noisy), whole)
+    one, other = (logits(0.5, training=True, of=noisy, seed=seed) for seed in (0, 1))
+    assert np.abs(one - whole).max() > 0.1 and np.abs(one - other).max() > 0.1
+    # the update is zero at the start, whatever it reads; 1e-5: two programs round apart
+    np.testing.assert_allclose(logits(0.5, training=True), logits(0.0, training=False), atol=1e-5, rtol=0)
+
+
+def test_vectors_of_outputs_are_merged_into_their_biases_too():
+    """(x W + b) * v is x (W v) + b v; of what `down` reads it is (x * v) W + b."""
+    rng, key, down = np.random.RandomState(0), "s/blocks/self_attention/key", "s/blocks/mlp/down"
+    params = {f"{key}/kernel": (1, 3, 2, 4), f"{key}/bias": (1, 2, 4), f"{key}/ia3": (1, 2, 4)}
+    params |= {f"{down}/kernel": (1, 5, 3), f"{down}/bias": (1, 3), f"{down}/ia3": (1, 5)}
+    params = {path: rng.standard_normal(shape) for path, shape in params.items()}
+    merged = IA3().merged(params)
+    np.testing.assert_allclose(merged[f"{key}/kernel"][0], params[f"{key}/kernel"][0] * params[f"{key}/ia3"], rtol=1e-6)
+    np.testing.assert_allclose(merged[f"{key}/bias"], params[f"{key}/bias"] * params[f"{key}/ia3"], rtol=1e-6)
+    np.testing.assert_allclose(
+        merged[f"{down}/kernel"][0], np.diag(params[f"{down}/ia3"][0]) @ params[f"{down}/kernel"][0], rtol=1e-6
+    )
+    np.testing.assert_array_equal(merged[f"{down}/bias"], params[f"{down}/bias"])
+    assert merged.keys() == {f"{path}/{name}" for path in (key, down) for name in ("kernel", "bias")}

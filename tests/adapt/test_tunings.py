@@ -7,8 +7,8 @@ import pytest
 from pretrainax import models, zoo
 from pretrainax.adapt import IA3, Adapted, BitFit, HeadAlone, LoRA, PrefixTuning, PromptTuning
 from pretrainax.adapt.matrices import chosen, matrices_of
-from pretrainax.adapt.tuning import flat
-from pretrainax.config import LearnedPositions, MeshConfig, SlidingWindows, UserError, kinds
+from pretrainax.adapt.tuning import abstract_params, flat
+from pretrainax.config import AUTO, LearnedPositions, MeshConfig, MixtureOfExperts, SlidingWindows, UserError, kinds
 from pretrainax.config.validation import validate
 from pretrainax.data.packing import OneEach
 from pretrainax.data.sources import JsonLines
@@ -112,6 +112,13 @@ MISTAKES = {
         {},
         r"position.max_length has room for 0: set a lower config.tuning.length",
     ),
+    "room for one": (
+        "bert",
+        PromptTuning(63),
+        {},
+        r"position.max_length has room for 1: set config.data.sequence_length to at most 1$",
+    ),
+    "no width": ("bert", PrefixTuning(4, -1), {}, "config.tuning.hidden is -1, it must be at least 0"),
     "no length": ("bert", PrefixTuning(0), {}, "config.tuning.length is 0, it must be at least 1"),
     "packed": ("gpt", PromptTuning(4), {"packing": None}, r"set config.data.packing to OneEach\(\)"),
     "a split length": ("t5", PrefixTuning(4), {"sequence": 2}, "config.mesh.sequence is 2, .* it must be 1"),
@@ -128,6 +135,36 @@ def test_a_mistake_is_one_line(mistake):
     with pytest.raises(UserError, match=line) as caught:
         validate(experiment, files=False)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "tuning",
+    [LoRA(rank=1), LoRA(rank=32), LoRA(dropout=0.0), PromptTuning(1), PrefixTuning(1, 0), PrefixTuning(1, 1)],
+    ids=str,
+)
+def test_the_smallest_and_largest_that_are_allowed_are_no_mistakes(tuning):
+    experiment = tiny.get_config("bert")
+    experiment.tuning, experiment.data.packing, experiment.checkpoint.init_from = tuning, OneEach(), "runs/base"
+    validate(experiment, files=False)
+
+
+def test_prefixes_that_a_layer_makes_are_for_layers_that_are_alike():
+    experiment = tiny.get_config("gpt")
+    experiment.data.packing, experiment.checkpoint.init_from = OneEach(), "runs/base"
+    experiment.model.experts = MixtureOfExperts(num_experts=4, every=2)
+    experiment.tuning = PrefixTuning(4)
+    validate(experiment, files=False)
+    experiment.tuning = PrefixTuning(4, hidden=8)
+    with pytest.raises(UserError, match="config.tuning.hidden is 8, .* two kinds .*: set config.tuning.hidden to 0"):
+        validate(experiment, files=False)
+
+
+def test_a_vocabulary_that_is_not_known_yet_is_made_up_and_one_that_is_known_is_taken():
+    config = tiny.get_config("gpt").model
+    shapes = [abstract_params(config)["token_embedding"]["embedding"].shape]
+    config.vocab_size = config.position.max_length = AUTO
+    shapes.append(abstract_params(config)["token_embedding"]["embedding"].shape)
+    assert shapes == [(512, 32), (2, 32)] and config.vocab_size == AUTO
 
 
 def test_a_prefix_has_no_place_in_sparse_attention():

@@ -1,14 +1,18 @@
 """A model with the head of a task answers records: in their order, whatever is beside them, a few at a time."""
 
 import dataclasses
+import types
 
+import jax
 import numpy as np
 import pytest
 
 import pretrainax
 from pretrainax.adapt import LoRA, PrefixTuning, PromptTuning
-from pretrainax.config import Classify, Extract, Tag, UserError
+from pretrainax.config import Classify, Extract, MeshConfig, Tag, UserError
+from pretrainax.inference import answers
 from pretrainax.inference.answers import answer, predict, task_of
+from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tasks import Chunks, Classification
 from tests.support.classifiers import with_head
 from tests.support.huggingface_weights import write_directory
@@ -44,6 +48,24 @@ def test_it_is_what_the_head_says_of_a_batch(loaded):
     expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     for said, row in zip(loaded.predict(texts), expected, strict=True):
         np.testing.assert_allclose(list(said["probabilities"].values()), row, atol=1e-5)
+
+
+def test_rows_are_as_many_as_the_devices_divide_and_few_numbers_of_them(loaded):
+    """Each number of rows is a program; padding rows are repeated ones, of which no answer comes back."""
+    asked, (one, eight) = [], (make_mesh(MeshConfig(data=n), jax.devices()[:n]) for n in (1, 8))
+
+    def ask(function, batch):
+        asked.append(len(batch["tokens"]))
+        return {"rows": np.arange(asked[-1])}
+
+    for mesh, sizes in ((one, {1, 2, 4, 8, 16}), (eight, {8, 16})):
+        faked = types.SimpleNamespace(mesh=mesh, tokenizer=loaded.tokenizer, ask=ask)
+        for count in range(1, 17):
+            example = {"tokens": np.ones(3, np.int32), "segment_ids": np.ones(3, np.int32)}
+            example["positions"] = np.arange(3, dtype=np.int32)
+            assert answers._ask(faked, [example] * count, 16, 8)["rows"].tolist() == list(range(count))
+        assert set(asked) == sizes
+        asked.clear()
 
 
 def test_records_are_taken_as_they_are_needed(loaded):

@@ -221,6 +221,17 @@ def test_a_step_copies_no_ring_and_turns_no_matrix():
         assert not [line for line in moved if any(shape in line.split("(")[0] for shape in large)]
 
 
+def test_matrices_are_kept_as_products_cast_them_and_all_else_in_float32():
+    model = loaded(TURNS)
+    low = dataclasses.replace(model, model=models.build(TURNS, Compute(dtype="bfloat16")))
+    kept = {
+        jax.tree_util.keystr(path): x.dtype for path, x in jax.tree_util.tree_leaves_with_path(CachedModel(low).params)
+    }
+    low = {path for path, dtype in kept.items() if dtype == jnp.bfloat16}
+    assert low == {path for path in kept if path.endswith("['kernel']") and "['router']" not in path}
+    assert any("['router']" in path for path in kept.keys() - low)
+
+
 @pytest.mark.parametrize(
     "changes, mesh, said",
     [

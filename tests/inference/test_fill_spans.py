@@ -130,6 +130,9 @@ def test_a_hole_that_ends_a_text_is_over_at_the_end_of_the_targets(models):
     assert question(models["t5"], "a[MASK]b[MASK]")[1] == v.sentinels[1]
     assert question(models["t5"], "a[MASK]b[MASK]", "c")[1] == v.eos
     assert question(models["t5"], "a[MASK]b[MASK]c", "c")[1] == v.sentinels[2]
+    last = [question(models["t5"], "a[MASK]b[MASK]c[MASK]", *said)[1] for said in ((), ("c",), ("c", "d"))]
+    assert last == [*v.sentinels[1:3], v.eos]
+    assert question(models["t5"], "a[MASK]")[1] == v.eos
     assert question(models["bart"], "a[MASK]")[1] == v.eos
 
 

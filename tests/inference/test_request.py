@@ -25,6 +25,7 @@ WRONG = [
     (dict(num_return=0), "num_return is 0, it must be a whole number from 1"),
     (dict(seed=-1), "seed is -1, it must be a whole number from 0 to 4294967295"),
     (dict(seed=1 << 32), "seed is 4294967296, it must be a whole number from 0 to 4294967295"),
+    (dict(seed=1 << 33), "seed is 8589934592, it must be a whole number from 0 to 4294967295"),
     (dict(stop="\n"), "stop is '\\n', it must be a tuple of texts, none of them empty"),
     (dict(stop=("",)), "stop is ('',), it must be a tuple of texts, none of them empty"),
     (dict(allowed_tokens=(-1,)), "allowed_tokens is (-1,), it must be a tuple of ids and texts"),
@@ -53,7 +54,8 @@ def test_all_problems_are_told_at_once():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, dict(temperature=1, top_p=1, top_k=3, seed=5), dict(num_beams=4, num_return=4)]
+    "options",
+    [{}, dict(temperature=1, top_p=1, top_k=3, seed=5), dict(num_beams=4, num_return=4), dict(seed=(1 << 32) - 1)],
 )
 def test_what_is_in_range_is_taken(options):
     assert list(Sampling(**options).problems()) == []

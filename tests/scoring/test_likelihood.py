@@ -47,7 +47,7 @@ def test_a_score_is_what_a_plain_loop_over_examples_and_targets_adds_up_to(name)
     loaded, context = loaded_case(name), CONTEXT[name]
     text = texts_of(name)[3]
     nats, tokens = 0.0, 0
-    for example in method_of(loaded, Scoring(context)).ask(text).examples:
+    for example in (asked := method_of(loaded, Scoring(context)).ask(text)).examples:
         logs = log_softmax(said(loaded, example))
         for place, (target, weight) in enumerate(zip(example["targets"], example["loss_weights"], strict=True)):
             if weight:
@@ -55,6 +55,7 @@ def test_a_score_is_what_a_plain_loop_over_examples_and_targets_adds_up_to(name)
                 tokens += 1
     (found,) = score(loaded, [text], context=context)
     assert found.tokens == tokens > 3 and found.nats == pytest.approx(nats, rel=1e-5)
+    assert (" pieces" in found.counted) == (asked.pieces > 1)
     assert found.bytes == (len(text) if name != "t5_1_0" else 3)
 
 

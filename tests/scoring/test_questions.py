@@ -1,6 +1,7 @@
 """What a model is asked about a text: each token once, with what the options promise beside it."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -56,6 +57,7 @@ def test_each_token_is_predicted_once_from_enough_before_it(context, stride, len
     for example in asked.examples:
         assert len(example["tokens"]) <= context and set(example["segment_ids"].tolist()) == {1}
         assert example["positions"].tolist() == list(range(len(example["tokens"])))
+        assert example["loss_weights"].any()  # no window of tokens that are predicted already
         for place in np.flatnonzero(example["loss_weights"]):
             number = first + place  # of the token in the text
             assert example["targets"][place] == ids[number]
@@ -88,6 +90,9 @@ def test_an_import_without_a_begin_of_text_has_its_end_before_a_score_and_before
     assert of(bos, True) == of(bos, False) == [bos]  # LLaMA
     assert of(eos, True) == [eos] and of(eos, False) == []  # GPT-2
     assert of(None, True) == [eos] and of(None, False) == []  # Qwen
+    vocabulary = dataclasses.replace(loaded.tokenizer.vocabulary, bos=eos)
+    ends = dataclasses.replace(loaded, tokenizer=types.SimpleNamespace(vocabulary=vocabulary))
+    assert start_token(ends) == eos
 
 
 @pytest.mark.parametrize(
@@ -112,6 +117,9 @@ def test_where_nothing_stood_there_the_first_token_is_given_and_not_counted():
     assert asked.bytes == 2 and "the first token given" in method.counted
     assert example["loss_weights"].sum() == 2 and len(example["tokens"]) == 2
     assert list(method.ask("c").examples) == [] and method.ask("c").bytes == 0
+    method._spellings = [b"four", *[b"x"] * (len(method._spellings) - 1)]
+    ids = np.array([0, 1, 2], np.int32)  # the first of which writes four bytes
+    assert method._about("fourxx", ids).bytes == 2 and method._about("xx", ids[1:]).bytes == 1
 
 
 def test_an_encoder_is_asked_for_each_token_with_that_one_masked():

@@ -1,5 +1,6 @@
 """Estimates, their tables and their files."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -35,6 +36,12 @@ def test_a_table_has_a_line_a_result_and_says_how_it_was_counted():
     assert lines[0] == "other" and lines[-1] == "left to right"
     assert lines[3].split() == ["bits_per_byte", "1.2500", "0.5000", "2", "documents,", "3,000", "tokens"]
     assert lines[4].split() == ["bits_per_byte", "1.2500", "0.5000"]
+
+
+def test_one_of_a_kind_is_said_as_one():
+    one, none = (dataclasses.replace(RESULT, counts={"documents": n}) for n in (1, 0))
+    assert results_table([one]).splitlines()[3].split()[-2:] == ["1", "document"]
+    assert results_table([none]).splitlines()[3].split()[-2:] == ["0", "documents"]
 
 
 def test_a_table_over_steps_has_a_line_a_checkpoint():

@@ -153,6 +153,25 @@ def test_each_side_has_half_of_the_room_and_what_the_other_leaves():
         sizes(BOTH, 6)
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        *forms(chain.knowing("encoder")).values(),
+        *forms(chain.knowing("encoder_decoder"), UL2R()).values(),
+        *forms(loaded_case("bart"), Denoising()).values(),
+        *forms(chain.knowing("decoder"), FillInTheMiddle(fim_rate=0.5)).values(),
+        *forms(chain.knowing("decoder"), DecoderOnly(SpanCorruption())).values(),
+    ],
+    ids=lambda form: form.given,
+)
+def test_a_row_is_never_longer_than_the_model_reads(form):
+    ids = Ids(*(np.arange(10, 10 + n, dtype=np.int32) for n in (40, 3, 40)))
+    fitted = form.fitted(ids, 30)
+    examples = form.ask(fitted)
+    rows = [len(example[name]) for example in examples for name in ("tokens", "encoder_tokens") if name in example]
+    assert max(rows) <= 30 and len(fitted.left) > 3
+
+
 # --- real models ----------------------------------------------------------------------------------------------------
 
 TEXTS = ["the cat sat on the mat and the dog ran, so it is.", "a long day in june. we all went home by train."]

@@ -171,6 +171,14 @@ def test_names_of_a_hostile_listing_lead_nowhere(server, tmp_path):
     assert not [path for path in names(tmp_path) if "evil" in os.path.basename(path)]
 
 
+def test_a_description_that_is_too_large_is_left_out_with_a_line(server, monkeypatch, capsys):
+    monkeypatch.setattr(hub, "MOST_BYTES", 20)
+    folder = places.here(NAME)
+    sizes = {name: len(content) for name, content in SMALL.items()}
+    assert max(sizes.values()) > 20 and names(folder) == {name for name, size in sizes.items() if size <= 20}
+    assert "config.json is left out, of 22 bytes: more than is read of such a file" in capsys.readouterr().err
+
+
 def test_a_listing_without_a_commit_is_of_no_hub(server):
     repository = server.repositories["org/tiny"]
     repository.commits["../../../x"] = repository.commits[repository.references["main"]]

@@ -57,6 +57,30 @@ def test_what_a_run_writes_is_there_at_its_end(url, monkeypatch, tmp_path):
         assert open(os.path.join(folder, "checkpoints/10/params/d/a")).read() == "array 10"
 
 
+def test_other_processes_begin_with_what_the_first_has_done(url):
+    """At once, and not with the next of the sender's looks."""
+    with places.at_work(url) as first, places.at_work(url, process=1) as second:
+        with places.shared(first):
+            write(first, {"tokenizer.json": "{}"})
+        assert "tokenizer.json" in names(url)
+        with places.shared(second):
+            assert os.listdir(second) == ["tokenizer.json"]
+    with places.shared("runs/of this machine"):
+        pass
+
+
+def test_ranges_of_an_object_that_is_gone_name_it(url, tmp_path, monkeypatch):
+    with places.at_work(url) as folder:
+        write(folder, {"corpora/a.bin": "abcdef"})
+    another_machine(tmp_path, monkeypatch)
+    with places.cached(url) as folder:
+        path, cached = os.path.join(folder, "corpora/a.bin"), places.twin_around(folder)
+        assert cached.read_ranges([(path, 1, 3), (path, 4, 6)]) == [b"bc", b"ef"]
+        Store(url).delete(["corpora/a.bin"])
+        with pytest.raises(twin.Gone, match=r"one of corpora/a.bin to corpora/a.bin is no longer in "):
+            cached.read_ranges([(path, 1, 3)])
+
+
 def test_what_is_on_its_way_is_not_sent(url):
     with places.at_work(url) as folder:
         write(
