@@ -167,6 +167,14 @@ class Store:
         """Returns what tells the content of an object; FileNotFoundError where it is not there."""
         return _stamp(self._tried(lambda: self._fs.info(self._path(name))))
 
+    def has(self, name: str) -> bool:
+        """Tells whether an object is there, whatever a listing says."""
+        try:
+            self.stamp(name)
+        except FileNotFoundError:
+            return False
+        return True
+
     def delete(self, names: Iterable[str]) -> None:
         """Deletes objects; those that are gone already are no error."""
         for name in names:

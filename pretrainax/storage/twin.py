@@ -239,6 +239,8 @@ class Twin:
             listed = self.store.objects("checkpoints")
             found = {name: f"{match[1]}/{match[2]}" for name in listed if (match := STEP.fullmatch(name))}
             whole = {os.path.dirname(n) for n in (*found, *self._scan()) if os.path.basename(n) == MANIFEST}
+            # a listing may be incomplete: what is deleted is asked for first
+            whole |= {folder for folder in {*found.values()} - whole if self.store.has(f"{folder}/{MANIFEST}")}
             left = {name: folder for name, folder in found.items() if folder not in whole}
             for folder in set(left.values()):
                 shutil.rmtree(path_below(self.root, folder), ignore_errors=True)

@@ -181,3 +181,16 @@ def test_a_reader_gets_the_metrics_before_a_part_that_is_missing(url, fault, mon
     with open(os.path.join(places.here(url), "metrics.jsonl")) as f:
         assert f.read().startswith("000000000\n" if parts else "")
     assert "here they are left out" in capsys.readouterr().err
+
+
+def test_a_listing_without_a_manifest_that_is_there_deletes_no_checkpoint(url, monkeypatch, tmp_path):
+    """On another machine, which knows of the run what the listing says."""
+    finished(url)
+    another_machine(tmp_path, monkeypatch)
+    manifest = "checkpoints/20/manifest.sha256"
+    objects = Store.objects
+    monkeypatch.setattr(Store, "objects", lambda *args: {n: s for n, s in objects(*args).items() if n != manifest})
+    with places.at_work(url):
+        pass
+    monkeypatch.setattr(Store, "objects", objects)
+    assert set(checkpoint(20)) <= set(names(url))
