@@ -34,13 +34,20 @@ def main() -> None:
         if not given:
             raise UserError("give the folders of runs: python -m pretrainax.report runs/a runs/b")
         folders = [folder for path in given for folder in _folders(path)]
-        names, read = names_of(list(map(named, folders))), [numbers_alone(_lines(folder)) for folder in folders]
+        lines, whole = zip(*map(_lines, folders), strict=True)
+        names, read = names_of(list(map(named, folders))), list(map(numbers_alone, lines))
         runs = [RunLines(name, with_seconds(lines)) for name, (lines, _) in zip(names, read, strict=True)]
         _check(runs, figures.value, by.value)
         odd = [
             f"{name}: left out of {_FILE}, as no numbers that can be drawn: {count:,} of {field}"
             for name, (_, counts) in zip(names, read, strict=True)
             for field, count in counts.items()
+        ]
+        odd += [
+            f"{name}: left out {count - len(run):,} of the {count:,} lines of {_FILE}, which no run has written so: "
+            "no JSON, or no numbers of step and loss"
+            for name, run, count in zip(names, lines, whole, strict=True)
+            if len(run) < count
         ]
         sent = [f"{run.name}: {line}" for run, folder in zip(runs, folders, strict=True) if (line := sent_line(folder))]
         notes = [*missing(runs, figures_of(runs, figures.value), by.value), *sent, *odd]
@@ -63,11 +70,13 @@ def _folders(path: str) -> Iterator[str]:
     yield from found[:1] if found[0] == path else found
 
 
-def _lines(folder: str) -> list[dict]:
-    lines = read_metrics(os.path.join(folder, _FILE))
-    if not lines:
+def _lines(folder: str) -> tuple[list[dict], int]:
+    """Returns the lines that can be read, and how many there are; the one that is being written counts as none."""
+    with open(path := os.path.join(folder, _FILE), "rb") as f:
+        count = sum(line.endswith(b"\n") for line in f)
+    if not (lines := read_metrics(path)):
         raise UserError(f"{folder} has no line in its {_FILE} yet: leave it out, or wait for the first one")
-    return lines
+    return lines, count
 
 
 def _check(runs: list[RunLines], figures: list[str], by: str) -> None:

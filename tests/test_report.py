@@ -128,3 +128,9 @@ def test_the_command_says_which_values_are_left_out(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0
     assert done.stderr.endswith("a: left out of metrics.jsonl, as no numbers that can be drawn: 1 of loss\n")
+    with open(tmp_path / "a" / "metrics.jsonl", "a") as f:
+        f.write('{"step": "4", "split": "train", "loss": 1.0}\n{"step": 5, "split": 1, "loss": 2}\n{"step": 6, "spl')
+    done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=120)
+    lines = len((tmp_path / "a" / "metrics.jsonl").read_bytes().splitlines()) - 1  # the last one is being written
+    assert done.returncode == 0
+    assert f"a: left out 2 of the {lines} lines of metrics.jsonl, which no run has written so" in done.stderr

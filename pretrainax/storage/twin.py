@@ -13,19 +13,19 @@ to a folder that a message names.
 
 import concurrent.futures
 import contextlib
-import hashlib
 import os
 import shutil
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, Optional, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Optional
 
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.errors import RunFailed
 from pretrainax.config.object_names import path_below
 from pretrainax.storage.copies import Copy
+from pretrainax.storage.fates import Fates
 from pretrainax.storage.record import Here, Known, read_record, record_text
 from pretrainax.storage.run_objects import (
     ARRAYS,
@@ -45,8 +45,6 @@ from pretrainax.storage.run_objects import (
 from pretrainax.storage.store import Stamp, Store, local_errors, say
 
 SENDING = ".sending"  # what the names of folders of links begin with
-# Replaced: by something newer. Lost: by no other file. Vouched: lost, and a manifest of the store names it.
-Fate: TypeAlias = Literal["replaced", "lost", "vouched"]
 _THREADS = 8
 _LISTINGS = 20  # of a store that changes while it is read: a run deletes a checkpoint no more often than it saves one
 
@@ -61,7 +59,6 @@ class Twin:
     def __init__(self, url: str, copy: Copy, is_at_work: bool = False):
         self.store, self.root, self._copy, self.is_at_work = Store(url), copy.root, copy, is_at_work
         self._lock = threading.RLock()
-        self._manifests: dict[str, dict[str, str]] = {}
         # lease: number of the last one under which this folder was at work
         self._known, self.lease = read_record(copy.record, self.store.url)
         self._recorded = ""
@@ -92,53 +89,31 @@ class Twin:
 
     def _follow(self, found: dict[str, Stamp], lazy: bool) -> None:
         """Removes what the store has replaced, moves aside what it has lost, fetches what is new."""
-        local, newest = self._scan(), newest_whole(found)
+        local, fates = self._scan(), Fates(found, self._read, self.root)
         lost: list[str] = []
-        self._manifests = {}
+        damaged: list[str] = []
         for name, known in list(self._known.items()):
             if found.get(name) == known.there and known.here in (None, local.get(name)):
                 continue
             del self._known[name]
-            fate = "replaced" if name in found else self._fate(name, found, newest)
+            fate = fates.of(name)
             if fate == "lost" and name in local:
                 lost.append(name)
             elif fate == "replaced":
                 self._remove(name)
+            elif fate == "vouched" and name in found:
+                damaged += [name] if found[name].size != local[name].size else []  # else it may be the same content
+                self._known[name] = Known(found[name], local[name])
+        if damaged:
+            say(
+                f"{self.store.url} has damaged {counted(damaged)}, not what the manifest there names: the copies of "
+                f"this machine are kept in {self.root}"
+            )
         self._move_aside(lost)
         for name, stamp in found.items():
             self._known.setdefault(name, Known(stamp, None))
         if not lazy:
             self._bring([name for name in found if not ARRAYS.fullmatch(name)])
-
-    def _fate(self, name: str, found: Mapping[str, Stamp], newest: Mapping[str, int]) -> Fate:
-        """Returns why the store no longer has an object that was copied here.
-
-        Args:
-          found: the store's objects now.
-          newest: of each folder of checkpoints the newest whole step that the store has.
-        """
-        if part := PART_NAME.fullmatch(name):
-            return "replaced" if any(file_of(other) == part[1] for other in found) else "lost"
-        if (match := STEP.fullmatch(name)) is None:
-            return "lost"
-        if (manifest := f"{match[1]}/{match[2]}/{MANIFEST}") in found:
-            digest = self._digests(manifest).get(name.removeprefix(f"{match[1]}/{match[2]}/"))
-            return "vouched" if digest is not None and digest == self._digest(name) else "replaced"
-        return "replaced" if newest.get(match[1], -1) > int(match[2]) else "lost"
-
-    def _digests(self, manifest: str) -> dict[str, str]:
-        """Returns the SHA-256 of each file that a manifest in the store names; read once while the twin follows it."""
-        if manifest not in self._manifests:
-            lines = self._read(manifest).decode(errors="replace").splitlines()
-            self._manifests[manifest] = {line[66:]: line[:64] for line in lines}
-        return self._manifests[manifest]
-
-    def _digest(self, name: str) -> str:
-        try:
-            with open(path_below(self.root, name), "rb") as f:
-                return hashlib.file_digest(f, "sha256").hexdigest()
-        except OSError:
-            return ""
 
     def reconcile(self) -> None:
         """Makes good for what one side has lost, where no other machine has trained since this one.
@@ -244,7 +219,7 @@ class Twin:
             left = {name: folder for name, folder in found.items() if folder not in whole}
             for folder in set(left.values()):
                 shutil.rmtree(path_below(self.root, folder), ignore_errors=True)
-            self._known |= {name: Known(self.store.stamp(name), None) for name in left}
+            self._known |= {name: Known(listed[name], None) for name in left}
             self._retract(left)
             self._keep()
 
@@ -476,12 +451,16 @@ class Twin:
         """Moves the last copies of objects that the store has lost out of the twin, and says where they are."""
         if not names:
             return
-        aside = self._copy.new_aside()
-        for file in dict.fromkeys(map(file_of, names)):
+        aside, lost = self._copy.new_aside(), dict.fromkeys(map(file_of, names))
+        steps = {match.expand(r"\1/\2") for name in names if (match := STEP.fullmatch(name))}
+        step_of = {n: match.expand(r"\1/\2") for n in self._scan() if (match := STEP.fullmatch(n))}
+        beside = [name for name, step in step_of.items() if step in steps and name not in lost]
+        for file in (*lost, *beside):
             target = path_below(os.path.join(aside, self._copy.name), file)
             with local_errors(target):
                 os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
-                os.rename(path_below(self.root, file), target)
+                # what the store still has of such a checkpoint stays here too: there it would be no whole one
+                (os.rename if file in lost else os.link)(path_below(self.root, file), target)
             self._prune(file)
         say(f"{self.store.url} has lost {counted(names)}: the copies of this machine are kept in {aside}")
 

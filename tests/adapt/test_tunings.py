@@ -162,9 +162,13 @@ def test_prefixes_that_a_layer_makes_are_for_layers_that_are_alike():
 def test_a_vocabulary_that_is_not_known_yet_is_made_up_and_one_that_is_known_is_taken():
     config = tiny.get_config("gpt").model
     shapes = [abstract_params(config)["token_embedding"]["embedding"].shape]
+    positions = [abstract_params(config)["position_embedding"]["embedding"].shape]
     config.vocab_size = config.position.max_length = AUTO
-    shapes.append(abstract_params(config)["token_embedding"]["embedding"].shape)
+    made_up = abstract_params(config)
+    shapes.append(made_up["token_embedding"]["embedding"].shape)
+    positions.append(made_up["position_embedding"]["embedding"].shape)
     assert shapes == [(512, 32), (2, 32)] and config.vocab_size == AUTO
+    assert positions == [(64, 32), (2, 32)]
 
 
 def test_a_prefix_has_no_place_in_sparse_attention():
@@ -247,6 +251,16 @@ def test_an_update_starts_at_zero_with_directions_of_its_own():
     bound = 1 / np.sqrt(query.shape[1])
     assert 0.8 * bound < np.abs(query).max() <= bound
     assert not any(np.asarray(x).any() for path, x in made.items() if path.endswith("lora_b"))
+
+
+def test_prefixes_start_near_zero_and_apart():
+    """As the embeddings of a model do: of a standard deviation of 0.02."""
+    for hidden, name in ((0, "prefix"), (16, "key")):
+        made = PrefixTuning(length=30, hidden=hidden).added(weights(CASES["llama3"].config), jax.random.key(0))
+        values = [np.asarray(x) for path, x in made.items() if path.endswith(name)]
+        assert values and not any(np.array_equal(values[0], other) for other in values[1:])
+        for x in values:
+            np.testing.assert_allclose([x.mean(), x.std()], [0, 0.02], atol=0.002)  # of some thousand numbers
 
 
 def test_a_config_is_checked_before_the_devices_are_asked_for(monkeypatch):

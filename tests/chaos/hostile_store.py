@@ -29,7 +29,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 
-from pretrainax.config import UserError
+from pretrainax.config import RunFailed, UserError
 from pretrainax.storage import copies, lease, places, store, twin
 from tests.chaos.hostilities import DISK_ERRORS, Hostilities, Place, saved
 from tests.chaos.store import serving
@@ -109,6 +109,7 @@ class Trials:
         """Trains as a run does: writes steps, deletes old ones, adds lines."""
         with places.at_work(self.place.url) as folder:
             root = pathlib.Path(folder)
+            self._check_metrics(root)
             for step in steps:
                 with self.disk.healthy():
                     self._write(root, {"config.json": CONFIG})
@@ -118,6 +119,14 @@ class Trials:
                     shutil.rmtree(root / "checkpoints" / str(step), ignore_errors=True)
                     os.rename(root / "checkpoints" / f"{step}.saving", root / "checkpoints" / str(step))
                 time.sleep(0.1)
+
+    def _check_metrics(self, root: pathlib.Path) -> None:
+        """Refuses, as a run does that resumes, fewer lines of metrics than its newest checkpoint has counted."""
+        found = root / "checkpoints"
+        newest = max((int(path.name) for path in found.iterdir()), default=0) if found.exists() else 0
+        lines = (root / "metrics.jsonl").read_bytes().splitlines() if (root / "metrics.jsonl").exists() else []
+        if len(lines) < newest:
+            raise RunFailed(f"{root} has {len(lines)} lines of metrics, and a checkpoint of step {newest}")
 
     def _write(self, root: pathlib.Path, files: dict[str, bytes]) -> None:
         for name, content in files.items():

@@ -91,6 +91,9 @@ def test_times_are_added_up(alphabet):
     generate(alphabet, ["ab", "v"], Sampling(max_new_tokens=8), rates=rates)
     assert (rates.prompt_tokens, rates.steps, rates.step_tokens) == (5, 7, 7 + 4)  # with a <s> before each
     assert rates.prefill_seconds > 0 and rates.step_seconds > 0
+    rates = Rates()
+    generate(alphabet, ["ab", "v"], Sampling(max_new_tokens=8, num_beams=2), rates=rates)
+    assert (rates.prompt_tokens, rates.steps, rates.step_tokens) == (5, 7, 2 * 7)  # of the running texts, one a prompt
 
 
 @pytest.mark.parametrize(

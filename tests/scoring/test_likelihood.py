@@ -170,8 +170,9 @@ def test_bad_input_is_one_line():
 
 def test_no_text_has_no_tokens():
     assert score(loaded_case("gpt2"), []) == []
-    (empty,) = score(loaded_case("gpt2"), [""])
-    assert (empty.nats, empty.tokens, empty.bytes) == (0.0, 0, 0)
+    for name in ("gpt2", "bert_masked_lm"):
+        (empty,) = score(loaded_case(name), [""])
+        assert (empty.nats, empty.tokens, empty.bytes) == (0.0, 0, 0)
 
 
 def test_another_checkpoint_is_asked_by_what_is_compiled_with_its_own_parameters():

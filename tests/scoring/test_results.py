@@ -34,6 +34,7 @@ def test_the_error_of_a_ratio_is_the_deviation_that_drawing_documents_gives():
 def test_a_table_has_a_line_a_result_and_says_how_it_was_counted():
     lines = results_table([RESULT, RESULT]).splitlines()
     assert lines[0] == "other" and lines[-1] == "left to right"
+    assert lines[3].startswith("bits_per_byte  1.2500")  # without a column for the one source
     assert lines[3].split() == ["bits_per_byte", "1.2500", "0.5000", "2", "documents,", "3,000", "tokens"]
     assert lines[4].split() == ["bits_per_byte", "1.2500", "0.5000"]
 

@@ -1,5 +1,6 @@
 """Tests that no side deletes the last copy of a file because the other side has lost its own."""
 
+import hashlib
 import os
 import shutil
 
@@ -194,3 +195,51 @@ def test_a_listing_without_a_manifest_that_is_there_deletes_no_checkpoint(url, m
         pass
     monkeypatch.setattr(Store, "objects", objects)
     assert set(checkpoint(20)) <= set(names(url))
+
+
+def hashed(step):
+    """A checkpoint whose manifest vouches for its files."""
+    files = {name: content for name, content in checkpoint(step).items() if not name.endswith("manifest.sha256")}
+    start = f"checkpoints/{step}/"
+    lines = [f"{hashlib.sha256(c.encode()).hexdigest()}  {name.removeprefix(start)}\n" for name, c in files.items()]
+    return files | {f"{start}manifest.sha256": "".join(lines)}
+
+
+def read_whole(url, step):
+    folder = places.here(url)
+    places.complete(os.path.join(folder, f"checkpoints/{step}"))
+    return folder
+
+
+def test_a_reader_keeps_what_the_store_has_damaged(url, capsys):
+    """The manifest there tells which of the two is the checkpoint."""
+    with places.at_work(url) as folder:
+        write(folder, files := hashed(20))
+    assert contents(read_whole(url, 20)) == files
+    Store(url).write("checkpoints/20/params/d/a", b"array 20, and more")
+    assert contents(read_whole(url, 20)) == contents(read_whole(url, 20)) == files
+    assert capsys.readouterr().err.count("has damaged 1 object (checkpoints/20/params/d/a), not what the manifest") == 1
+
+
+def test_a_step_that_is_saved_anew_is_another_one_and_no_damage(url, capsys):
+    with places.at_work(url) as folder:
+        write(folder, hashed(20))
+    read_whole(url, 20)
+    again = {name: content.replace("array", "ARRAY") for name, content in hashed(20).items()}
+    digest = hashlib.sha256(b"ARRAY 20").hexdigest()
+    manifest = again["checkpoints/20/manifest.sha256"].splitlines()
+    again["checkpoints/20/manifest.sha256"] = f"{digest}  params/d/a\n{manifest[1]}\n"
+    for name, content in again.items():
+        Store(url).write(name, content.encode())
+    assert contents(read_whole(url, 20)) == again
+    assert "damaged" not in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_which_a_store_has_lost_a_part_is_whole_where_it_is_kept(url, capsys):
+    with places.at_work(url) as folder:
+        write(folder, files := hashed(20))
+    read_whole(url, 20)
+    Store(url).delete(["checkpoints/20/manifest.sha256", "checkpoints/20/run.json"])
+    places.here(url)
+    assert contents(aside("read", url)) == files
+    assert "has lost 2 objects (checkpoints/20/manifest.sha256, …)" in capsys.readouterr().err
