@@ -25,8 +25,10 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import traceback
+import types
 from collections.abc import Callable, Iterator
 
 from pretrainax.config import RunFailed, UserError
@@ -265,21 +267,21 @@ def _whole_steps(tree: dict[str, bytes]) -> list[int]:
 def _heard(said: list[str]) -> Iterator[None]:
     """Keeps the messages of the storage from the terminal; a run that was taken over raises instead of ending all."""
     modules = (store, places, twin, copies, lease)
-    before, leave = [module.say for module in modules], os._exit
+    before, hook = [module.say for module in modules], threading.excepthook
     for module in modules:
         module.say = said.append
 
     def taken_over(code: int) -> None:
         raise TakenOver(code)
 
-    lease.os = type("os", (), vars(os) | {"_exit": staticmethod(taken_over)})
+    lease.os = types.SimpleNamespace(**vars(os) | {"_exit": taken_over})
+    threading.excepthook = lambda args: None if args.exc_type is TakenOver else hook(args)
     try:
         yield
     finally:
-        lease.os = os
+        lease.os, threading.excepthook = os, hook
         for module, say in zip(modules, before, strict=True):
             module.say = say
-        assert os._exit is leave
 
 
 def run_trials(count: int, schemes: list[str], seed: int, only: str = "", left_out: tuple[str, ...] = ()) -> dict:
