@@ -58,6 +58,12 @@ def test_biases_alone():
     assert sorted(flat(trained("bert_base", BitFit()))) == sorted(biases)
 
 
+def test_what_adds_no_tokens_leaves_all_places_to_the_text():
+    config = tiny.get_config("bert").model
+    assert LoRA().limits(config) == IA3().limits(config) == {"position.max_length": 64}
+    assert PromptTuning(4).limits(config) == {"position.max_length": 60}
+
+
 def test_heads_alone_and_beside_what_is_tuned():
     heads = {"masked_lm_head", "unembedding", "pair_head"}
     assert {path.split("/")[0] for path in flat(trained("bert_base", HeadAlone()))} == heads

@@ -66,6 +66,14 @@ def test_surroundings_have_a_word_at_least_and_know_where_the_text_begins():
     assert [s.is_start for s in spans] == [s.left == "one" for s in spans]
 
 
+def test_a_document_of_two_words_has_no_span_and_stops_none_after_it():
+    long = " ".join(f"word{n}" for n in range(400))
+    alone = list(SpanChoice().spans([long]))
+    after = list(SpanChoice().spans(["two words", long, ""]))
+    assert alone and [span._replace(document=0) for span in after] == alone
+    assert {span.document for span in after} == {1}
+
+
 def test_a_text_without_spaces_has_spans_if_its_characters_are_words():
     assert list(CHOICE.spans(["春眠不覺曉處處聞啼鳥夜來風雨聲花落知多少" * 3]))
     assert list(CHOICE.spans(["a" * 500, "two words", "", "  "])) == []
