@@ -115,8 +115,9 @@ def test_a_store_that_is_busy_is_asked_again(status, gcs):
 
 
 @pytest.mark.parametrize("call", [lambda s: s.objects(), lambda s: s.read("b"), lambda s: s.write("b", b"x")])
-def test_a_condition_that_nobody_has_set_is_an_error_of_the_store_and_asked_again(call, gcs):
+def test_a_condition_that_nobody_has_set_is_an_error_of_the_store_and_asked_again(call, gcs, monkeypatch):
     """gcsfs makes FileExistsError of any answer 412."""
+    monkeypatch.setattr(stores, "_FIRST", 0.01)
     store = Store("gs://bucket/a")
     store.write("b", b"x")
     gcs.faults[:] = [412]
