@@ -34,11 +34,33 @@ def test_local_prints_a_command_for_each_process():
     assert "--xla_force_host_platform_device_count=4" in said
 
 
-def test_slurm_prints_one_srun_with_a_process_a_node():
+def test_slurm_prints_one_srun_with_a_process_for_each_gpu():
     said = run("bash", "launch/slurm.sbatch", "--dry-run", *RUN).stdout.splitlines()
-    assert "JAX_COORDINATOR_ADDRESS=FIRST_NODE:" in said[0]
+    assert "JAX_COORDINATOR_ADDRESS=FIRST_NODE:" in said[0] and "JAX_NUM_PROCESSES=NODES*GPUS" in said[0]
     command = shlex.split(said[1])
-    assert command[0] == "srun" and command[-2:] == RUN and "JAX_PROCESS_ID=$SLURM_PROCID" in said[1].replace("\\", "")
+    assert command[0] == "srun" and command[-2:] == RUN and "--ntasks-per-node=GPUS" in command
+    assert "JAX_PROCESS_ID=$SLURM_PROCID JAX_LOCAL_DEVICE_IDS=$SLURM_LOCALID" in said[1].replace("\\", "")
+
+
+def test_slurm_numbers_the_processes_of_all_nodes_and_gives_each_its_gpu(tmp_path):
+    """srun runs here what it would run in each task."""
+    stubs = {
+        "scontrol": "echo node1",
+        "srun": 'while [[ $1 != bash ]]; do shift; done\n'
+        'for i in 0 1 2 3; do SLURM_PROCID=$i SLURM_LOCALID=$((i % 2)) "$@"; done',
+    }
+    stubs[".venv/bin/python"] = 'echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES: $JAX_LOCAL_DEVICE_IDS, $JAX_ENABLE_PGLE"'
+    for name, text in stubs.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "2", "SLURM_NTASKS_PER_NODE": "2"}
+    slurm |= {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    slurm["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    out = run("bash", "launch/slurm.sbatch", *RUN, **slurm)
+    assert out.stdout.splitlines() == [f"{i} of 4: {i % 2}, false" for i in range(4)], out.stderr
+    out = run("bash", "launch/slurm.sbatch", *RUN, **slurm | {"SLURM_NTASKS_PER_NODE": "1"})
+    assert out.returncode == 2 and "one process for each, set --ntasks-per-node=2" in out.stderr
 
 
 def test_slurm_is_not_run_without_sbatch():
