@@ -18,7 +18,7 @@ from pretrainax.sharding.axes import (
     LENGTH_AXIS,
     logical_spec,
 )
-from pretrainax.sharding.mesh import axis_size, free_axes
+from pretrainax.sharding.mesh import Share, axis_size, free_axes, share_of
 from pretrainax.sharding.stages import check_stages
 
 ACTIVATION_SPEC = logical_spec("batch", "length")  # of an activation [B, T, …]
@@ -70,12 +70,20 @@ def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
 
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Returns the arrays [B, …] of the global batch, of which this process gives its rows [b, …]; does not wait for the
-    copy."""
-    return {
-        name: jax.make_array_from_process_local_data(batch_sharding(mesh, rows.shape), rows)
-        for name, rows in batch.items()
-    }
+    """Returns the arrays [B, …] of the global batch, of which this process gives the rows [b, …] of its share; does not
+    wait for the copy."""
+    share = share_of(mesh, jax.process_index())
+    return {name: _put(share, rows, mesh) for name, rows in batch.items()}
+
+
+def _put(share: Share, rows: np.ndarray, mesh: Mesh) -> jax.Array:
+    shape, size = (len(rows) * share.count, *rows.shape[1:]), len(rows) // len(share.parts)  # rows of a part
+
+    def of_device(index: tuple[slice, ...]) -> np.ndarray:
+        first = share.parts.index((index[0].start or 0) // size) * size
+        return rows[(slice(first, first + size), *index[1:])]
+
+    return jax.make_array_from_callback(shape, batch_sharding(mesh, shape), of_device)
 
 
 def batch_spec(shape: Sequence[int]) -> Optional[P]:

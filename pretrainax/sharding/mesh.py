@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Optional, TypeAlias, Union
+from typing import NamedTuple, Optional, TypeAlias, Union
 
 import jax
 import numpy as np
@@ -51,11 +51,12 @@ def mesh_sizes(config: MeshConfig, devices: int, processes: int) -> dict[str, in
         sizes[free[0]] = max(devices // math.prod(s for s in sizes.values() if s != -1), 1)
     if math.prod(sizes.values()) != devices:
         raise UserError(f"{got}: the product must be the number of devices, which is {devices}")
-    if math.prod(sizes[axis] for axis in BATCH_AXES) % processes:
+    in_a_row, of_process = math.prod(sizes[axis] for axis in AXES if axis not in BATCH_AXES), devices // processes
+    if in_a_row % of_process and of_process % in_a_row:
         others = " × ".join(f"config.mesh.{axis}" for axis in AXES if axis not in BATCH_AXES)
         raise UserError(
-            f"{got}: {others} must divide the {devices // processes} devices of a process, which reads whole rows of "
-            "the batch"
+            f"{got}: {others} is {in_a_row}, it must divide the {of_process} devices of a process, or be a multiple of "
+            "them: a process has whole rows of the batch, or a part of one share of the rows"
         )
     if sizes[DATA_AXIS] % config.slices:
         raise UserError(f"{got}: config.mesh.{DATA_AXIS} must be a multiple of config.mesh.slices {config.slices}")
@@ -66,16 +67,43 @@ def _arrange(sizes: tuple[int, ...], slices: int, devices: Sequence[Device]) -> 
     """Returns the devices as an array of `sizes`, slice after slice along the first axis, and as near to each other
     within a slice as its wires allow.
 
-    A process reads the rows of its own devices. Where that order would give a row to two processes, as it may on a
-    torus whose hosts are smaller than a row's devices are far apart, devices are taken host by host instead.
+    A process reads the rows of its own devices. Where in that order two processes would have rows in common that need
+    not be, as they may on a torus whose hosts are smaller than a row's devices are far apart, devices are taken host by
+    host instead.
     """
     within = (sizes[0] // slices, *sizes[1:])
     arrange = functools.partial(mesh_utils.create_device_mesh, within, allow_split_physical_axes=True)
     parts = [arrange(part) for part in _devices_of_slices(devices, slices)]
-    in_a_row = math.prod(sizes[len(BATCH_AXES) :])  # devices that share a row of the batch
-    if any(len({d.process_index for d in row}) > 1 for part in parts for row in part.reshape(-1, in_a_row)):
+    of_process, count = _row_parts(np.concatenate(parts)), math.prod(sizes[: len(BATCH_AXES)])
+    shares = set(of_process.values())
+    if len(shares) < min(len(of_process), count) or sum(map(len, shares)) > count:
         parts = [np.array(sorted(p.flat, key=lambda d: (d.process_index, d.id))).reshape(within) for p in parts]
     return np.concatenate(parts)
+
+
+def _row_parts(devices: np.ndarray) -> dict[int, tuple[int, ...]]:
+    """Returns which of the parts that the mesh cuts the rows of a batch into each process has, by its number."""
+    found: dict[int, dict[int, None]] = {}
+    for part, row in enumerate(devices.reshape(math.prod(devices.shape[: len(BATCH_AXES)]), -1)):
+        for device in row:
+            found.setdefault(device.process_index, {})[part] = None
+    return {process: tuple(found[process]) for process in sorted(found)}
+
+
+class Share(NamedTuple):
+    """Says which rows of each batch a process reads, of so many equal shares. Processes whose devices have the same
+    rows, each a part of their length or of the width, read the same share."""
+
+    index: int
+    count: int
+    parts: tuple[int, ...]  # where its rows go, in their order, among the parts that the mesh cuts the rows into
+
+
+def share_of(mesh: Mesh, process: int) -> Share:
+    """Returns the share of a process."""
+    parts = _row_parts(mesh.devices)
+    shares = list(dict.fromkeys(parts.values()))
+    return Share(shares.index(parts[process]), len(shares), parts[process])
 
 
 def _devices_of_slices(devices: Sequence[Device], count: int) -> list[list[Device]]:

@@ -3,6 +3,7 @@
 A `Trial` is a workdir and the processes at work in it: `pretrainax.verify_resume` with --record, which is `record`.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -132,6 +133,7 @@ def record(experiment: Experiment, workdir: str, folder: str) -> int:
     import jax  # here: the process that compares the runs leaves the devices to them
 
     from pretrainax.runtime import host
+    from pretrainax.sharding.mesh import make_mesh, share_of
     from pretrainax.training import loop
 
     host.tune_malloc()
@@ -141,11 +143,12 @@ def record(experiment: Experiment, workdir: str, folder: str) -> int:
         platform = {"name": jax.default_backend(), "kind": jax.devices()[0].device_kind, "devices": jax.device_count()}
         with open(os.path.join(folder, "platform.json"), "w", encoding="utf-8") as f:
             json.dump(platform, f)
+    share = functools.cache(lambda: share_of(make_mesh(experiment.mesh), jax.process_index()))
     with open(os.path.join(folder, f"{time.time_ns()}-{os.getpid()}.jsonl"), "w", encoding="utf-8") as f:
 
         def observe(step: int, batch: HostBatch) -> None:
             digests = row_digests(batch)
-            line = {"step": step, "first_row": jax.process_index() * len(digests), "rows": digests}
+            line = {"step": step, "first_row": share().index * len(digests), "rows": digests}
             f.write(json.dumps(line) + "\n")
             f.flush()
 

@@ -38,7 +38,7 @@ from pretrainax.runtime.chips import peak_flops
 from pretrainax.runtime.signals import PreemptionHandler
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.arrays import check_mesh, put_batch
-from pretrainax.sharding.mesh import make_mesh, platform
+from pretrainax.sharding.mesh import make_mesh, platform, share_of
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.tasks import Task, WritingTask
 from pretrainax.training import train_step
@@ -366,7 +366,8 @@ def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mes
     Of one in phases it returns the first. Phases that differ in their text alone share their steps.
     """
     check_answers(experiment)
-    processes = jax.process_index(), jax.process_count()
+    share = share_of(mesh, jax.process_index())
+    processes = share.index, share.count
     valid_batches = batches_of(experiment, prepared, "valid", *processes)
     made: list[tuple[tuple, Steps]] = []
     runs = []

@@ -33,12 +33,13 @@ LOSS_RTOL = 2e-5
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory, text, cache) -> Callable[[str], pathlib.Path]:
-    """Gives the folder of a run by its name: `<processes>-<family>`, or `<processes>-to-<processes>`, which began on
-    some and ended on others. It is made when it is first asked for."""
+    """Gives the folder of a run by its name: `<processes>-<family>`, `<processes>-<family>-<devices that share a row>`,
+    or `<processes>-to-<processes>`, which began on some and ended on others. It is made when it is first asked for."""
     folder = tmp_path_factory.mktemp("runs")
 
-    def make(name: str, count: int, family: str, fsdp: int = 2) -> pathlib.Path:
-        job = {"family": family, "fsdp": fsdp, "profile_steps": "3:4" if name == PROFILED else ""}
+    def make(name: str, count: int, family: str, fsdp: int = 2, sequence: int = 1) -> pathlib.Path:
+        job = {"family": family, "fsdp": fsdp, "sequence": sequence}
+        job["profile_steps"] = "3:4" if name == PROFILED else ""
         job |= {"workdir": str(folder / name), "text": str(text), "cache": str(cache)}
         if count == 1:
             several.run(**job)
@@ -55,8 +56,8 @@ def runs(tmp_path_factory, text, cache) -> Callable[[str], pathlib.Path]:
     @functools.cache
     def run_of(name: str) -> pathlib.Path:
         if "-to-" not in name:
-            count, family = name.split("-")
-            return make(name, int(count), family)
+            count, family, *sequence = name.split("-")
+            return make(name, int(count), family, *((1, int(sequence[0])) if sequence else ()))
         before, after = map(int, name.split("-to-"))
         family, fsdp = RESUMED[before, after]
         begun = run_of(f"{before}-{family}")
@@ -102,6 +103,18 @@ def test_several_processes_read_the_batches_of_one(count, family, runs):
     assert got.keys() == expected.keys()
     for name in expected:
         np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("count", few([2, 4], [4]))
+def test_processes_that_share_a_row_have_the_losses_of_one_and_read_the_same_rows(count, runs):
+    """Each row lies over all 8 devices: of 2 processes each has a half of its length, of 4 a quarter."""
+    assert_same_losses(runs(f"{count}-gpt-8"), runs("1-gpt"))
+    own = [dict(np.load(file)) for file in sorted(runs(f"{count}-gpt-8").glob("batches-*.npz"))]
+    expected = batches(runs("1-gpt"))
+    assert len(own) == count and own[0].keys() == expected.keys()
+    for found in own:
+        for name in expected:
+            np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
 @EACH

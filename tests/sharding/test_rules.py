@@ -11,7 +11,7 @@ from pretrainax.config import Experiment, MeshConfig, ModelConfig, TrainConfig, 
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupConstant
 from pretrainax.sharding.arrays import check_mesh, put_batch
-from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.mesh import make_mesh, mesh_sizes, share_of
 from pretrainax.sharding.optimizer_state import opt_state_specs
 from pretrainax.sharding.rules import param_specs, tree_shardings
 from tests.support import tables
@@ -116,6 +116,26 @@ def test_no_row_is_of_two_processes():
     devices = [dataclasses.replace(chip, process_index=chip.id % 2) for chip in chips(8, 8, 8)]
     array = make_mesh(MeshConfig(tensor=2), devices).devices
     assert all(len({chip.process_index for chip in row.flat}) == 1 for row in array)
+
+
+@pytest.mark.parametrize(
+    "sizes, in_a_process, shares",
+    [
+        ({"data": 8}, 4, [(0, 2, (0, 1, 2, 3)), (1, 2, (4, 5, 6, 7))]),
+        ({"data": 2, "sequence": 4}, 4, [(0, 2, (0,)), (1, 2, (1,))]),
+        ({"data": 2, "sequence": 4}, 2, [(0, 2, (0,)), (0, 2, (0,)), (1, 2, (1,)), (1, 2, (1,))]),
+        ({"data": 1, "sequence": 2, "tensor": 4}, 4, [(0, 1, (0,)), (0, 1, (0,))]),
+        ({"data": 1, "fsdp": 4, "tensor": 2}, 1, [(i // 2, 4, (i // 2,)) for i in range(8)]),
+    ],
+)
+def test_processes_whose_devices_share_rows_read_the_same_ones(sizes, in_a_process, shares):
+    made = make_mesh(MeshConfig(**sizes), chips(8, in_a_process, in_a_slice=8))
+    assert [tuple(share_of(made, process)) for process in range(8 // in_a_process)] == shares
+
+
+def test_a_row_that_would_be_of_parts_of_two_processes_is_refused():
+    with pytest.raises(UserError, match="tensor is 6, it must divide the 4 devices of a process, or be a multiple"):
+        mesh_sizes(MeshConfig(data=2, tensor=6), 12, processes=3)
 
 
 # --- the table -----------------------------------------------------------------------------------------------------

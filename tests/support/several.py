@@ -27,11 +27,13 @@ from tests.support.runs import FAST, ROOT
 STEPS = 4
 
 
-def run(family: str, workdir: str, text: str, cache: str, fsdp: int, profile_steps: str = "") -> int:
-    """`fsdp` devices share the parameters, the others are copies."""
+def run(
+    family: str, workdir: str, text: str, cache: str, fsdp: int, sequence: int = 1, profile_steps: str = ""
+) -> int:
+    """`fsdp` devices share the parameters, the others are copies; `sequence` devices share each row."""
     experiment = tiny.get_config(family)
     experiment.data.source.path, experiment.data.cache_dir = text, cache
-    experiment.mesh.fsdp = fsdp
+    experiment.mesh.fsdp, experiment.mesh.sequence = fsdp, sequence
     experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = STEPS, 2, 1
     experiment.checkpoint.every, experiment.checkpoint.keep = 2, 9
     experiment.train.profile_steps = profile_steps
