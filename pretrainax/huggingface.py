@@ -124,9 +124,8 @@ class Exchange:
         if self["adapter"]:
             return self._export_adapter(directory, to, origin)
         recipe = self._recipe(origin)
-        said = export_workdir(directory, to, origin.steps, self["dtype"], self["part"], size, origin.folder)
-        write_card(to, origin, self._name(to), self["license"], recipe)
-        return said
+        card = lambda folder: write_card(folder, origin, self._name(to), self["license"], recipe)  # noqa: E731
+        return export_workdir(directory, to, origin.steps, self["dtype"], self["part"], size, origin.folder, card)
 
     def _export_adapter(self, directory: str, to: str, origin: Origin) -> str:
         if len(origin.steps) != 1:
@@ -137,10 +136,12 @@ class Exchange:
                 f"--push --adapter: this run has started from {base.description}, which others do not have: start one "
                 "from hf:org/name, or leave out --adapter, to send the whole model"
             )
-        said = export_adapter(directory, to, origin.steps[0], origin.folder)
-        if base.hub is not None:
-            write_card(to, origin, self._name(to), self["license"], self._recipe(origin), base)
-        return said
+
+        def card(folder: str) -> None:
+            if base.hub is not None:
+                write_card(folder, origin, self._name(to), self["license"], self._recipe(origin), base)
+
+        return export_adapter(directory, to, origin.steps[0], origin.folder, card)
 
     def _name(self, to: str) -> str:
         return self["push"] or os.path.basename(os.path.abspath(to))

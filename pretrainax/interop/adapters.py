@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, cast
 
 import jax
@@ -251,12 +251,15 @@ def _check_prefix(model: ModelConfig) -> None:
 # --- directories -----------------------------------------------------------------------------------------------------
 
 
-def export_adapter(workdir: str, to: str, step: str, folder: str = TRAINED) -> str:
+def export_adapter(
+    workdir: str, to: str, step: str, folder: str = TRAINED, finish: Callable[[str], None] = lambda staging: None
+) -> str:
     """Writes what a run under tuning has trained as a directory of peft; returns a line about it.
 
     Args:
       step: folder of the checkpoint.
       folder: of its parameters: TRAINED or EMA.
+      finish: as of `export_workdir`.
     """
     experiment = config.load(os.path.join(workdir, "config.json"))
     tuning, model = experiment.tuning, experiment.model
@@ -289,6 +292,7 @@ def export_adapter(workdir: str, to: str, step: str, folder: str = TRAINED) -> s
     for name, x in tensors.items():
         files[name][...] = x
     write_atomically(os.path.join(staging, CONFIG), json.dumps(described, indent=2, sort_keys=True) + "\n")
+    finish(staging)
     if os.path.isdir(to):
         os.rmdir(to)
     os.rename(staging, to)

@@ -119,6 +119,7 @@ def export_workdir(
     part: str = "discriminator",
     shard_bytes: int = 5 * 10**9,
     folder: str = TRAINED,
+    finish: Callable[[str], None] = lambda staging: None,
 ) -> str:
     """Writes a checkpoint, or the mean of several, as a Hugging Face directory; returns a line about it.
 
@@ -128,6 +129,7 @@ def export_workdir(
       part: of a model with a generator, which transformers has no class for: discriminator | generator.
       shard_bytes: of a file, at most.
       folder: of the checkpoints: TRAINED or EMA.
+      finish: writes what else is to be in the directory, before that has its name: of a kill nothing half is left.
     """
     started = time.perf_counter()
     run = os.path.join(workdir, "config.json")
@@ -161,6 +163,7 @@ def export_workdir(
         write_tokenizer(tokenizer, staging, model, read_template(os.path.join(workdir, "tokenizer")))
         write_modules(staging, model)
         manifest.seal(staging)
+        finish(staging)
         if os.path.isdir(to):
             os.rmdir(to)
         os.rename(staging, to)

@@ -25,6 +25,12 @@ def is_unfinished(name: str) -> bool:
     return _UNFINISHED.fullmatch(name) is not None
 
 
+def step_of(name: str) -> str:
+    """Returns the folder of the checkpoint that an object is of, "checkpoints/20"; "" of any other object."""
+    match = STEP.fullmatch(name)
+    return f"{match[1]}/{match[2]}" if match else ""
+
+
 def newest_whole(names: Iterable[str]) -> dict[str, int]:
     """Returns the newest step that has its manifest, of each folder of checkpoints."""
     newest: dict[str, int] = {}

@@ -41,6 +41,7 @@ from pretrainax.storage.run_objects import (
     is_unfinished,
     newest_whole,
     rank_of,
+    step_of,
 )
 from pretrainax.storage.store import Stamp, Store, local_errors, say
 
@@ -254,7 +255,7 @@ class Twin:
         them, which would never have a whole one.
         """
         with self._lock, tempfile.TemporaryDirectory(prefix=SENDING, dir=self._copy.folder) as held:
-            local = self._scan()
+            local = self._mended(self._scan())
             changed = self._hold(self._changed(local), held)
             self._retract(name for name in changed if rank_of(name))
             for rank in sorted({rank_of(name) for name in changed}):
@@ -283,6 +284,24 @@ class Twin:
     def has_unsent(self) -> bool:
         """Tells whether something here is not in the store, or not so."""
         return bool(self._changed(self._scan()))
+
+    def _mended(self, local: dict[str, Here]) -> dict[str, Here]:
+        """Returns the finished files once those of whole checkpoints that were damaged here have been fetched again.
+
+        A save writes all files of a step anew: where the store has the manifest, and some files are as they were sent,
+        the others were changed by something else.
+        """
+        steps = {name: step_of(name) for name in local}
+        same = {steps[name] for name, known in self._known.items() if name in local and known.here == local[name]}
+        whole = {step_of(name) for name in self._known if os.path.basename(name) == MANIFEST}
+        changed = [name for name in self._changed(local) if name in self._known]
+        if not (damaged := [name for name in changed if steps[name] in same & whole - {""}]):
+            return local
+        say(f"{self.root} has other contents of {counted(damaged)} than were saved: fetching from {self.store.url}")
+        for name in damaged:
+            self._known[name] = Known(self._known[name].there, None)
+        self._bring(damaged)
+        return self._scan()
 
     def _changed(self, local: dict[str, Here]) -> list[str]:
         return [name for name, here in local.items() if name not in self._known or self._known[name].here != here]
@@ -452,9 +471,8 @@ class Twin:
         if not names:
             return
         aside, lost = self._copy.new_aside(), dict.fromkeys(map(file_of, names))
-        steps = {match.expand(r"\1/\2") for name in names if (match := STEP.fullmatch(name))}
-        step_of = {n: match.expand(r"\1/\2") for n in self._scan() if (match := STEP.fullmatch(n))}
-        beside = [name for name, step in step_of.items() if step in steps and name not in lost]
+        steps = {*map(step_of, names)} - {""}
+        beside = [name for name in self._scan() if step_of(name) in steps and name not in lost]
         for file in (*lost, *beside):
             target = path_below(os.path.join(aside, self._copy.name), file)
             with local_errors(target):

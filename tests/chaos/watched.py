@@ -129,6 +129,7 @@ def hurried() -> Iterator[None]:
         (places, "REPEATED"): 1.0,
         (gcsfs.retry, "asyncio"): soon,
     }
+    os.environ["AWS_MAX_ATTEMPTS"] = "1"  # botocore's own, within each of s3fs
     before = {(module, name): getattr(module, name) for module, name in short}
     for (module, name), value in short.items():
         setattr(module, name, value)

@@ -243,3 +243,39 @@ def test_a_checkpoint_of_which_a_store_has_lost_a_part_is_whole_where_it_is_kept
     places.here(url)
     assert contents(aside("read", url)) == files
     assert "has lost 2 objects (checkpoints/20/manifest.sha256, …)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["params/d/a", "manifest.sha256"])
+def test_a_file_that_was_damaged_here_is_fetched_and_replaces_no_good_one(url, name, monkeypatch, capsys):
+    with places.at_work(url) as folder:
+        write(folder, files := hashed(20))
+    monkeypatch.setattr(places, "_twins", {})
+    write(folder, {f"checkpoints/20/{name}": "of a disk that fails"})
+    with places.at_work(url) as folder:
+        assert contents(folder) == files
+    assert {n: Store(url).read(n).decode() for n in names(url)} == files
+    assert f"has other contents of 1 object (checkpoints/20/{name}) than were saved" in capsys.readouterr().err
+
+
+def test_a_step_that_is_saved_again_is_sent_also_when_sending_broke_off(url, monkeypatch):
+    """Files of both saves are in the store then, and no manifest."""
+    with places.at_work(url) as folder:
+        write(folder, hashed(20))
+    monkeypatch.setattr(places, "_twins", {})
+    again = {name: content.replace("20", "2O") for name, content in hashed(20).items()}
+    put, left = Store.put, [1]
+
+    def breaks_off(self, path, name):
+        left[0] -= 1
+        if left[0] < 0:
+            raise RunFailed("no network")
+        put(self, path, name)
+
+    with pytest.raises(RunFailed, match="no network"), places.at_work(url) as folder:
+        write(folder, again)
+        monkeypatch.setattr(Store, "put", breaks_off)
+    monkeypatch.setattr(Store, "put", put)
+    monkeypatch.setattr(places, "_twins", {})
+    with places.at_work(url):
+        pass
+    assert {n: Store(url).read(n).decode() for n in names(url)} == again
