@@ -132,11 +132,7 @@ def export_workdir(
       finish: writes what else is to be in the directory, before that has its name: of a kill nothing half is left.
     """
     started = time.perf_counter()
-    run = os.path.join(workdir, "config.json")
-    if not os.path.exists(run):
-        raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
-    if os.path.isdir(to) and os.listdir(to):
-        raise UserError(f"--to={to} is not empty: take another directory")
+    run = _run_to_export(workdir, to)
     tokenizer, steps = load_tokenizer(os.path.join(workdir, "tokenizer")), steps or (find_checkpoint(workdir),)
     experiment = _read_run(run, steps)
     for step in steps:
@@ -174,6 +170,16 @@ def export_workdir(
     left_out = "" if experiment.model.multi_token is None else ", without config.model.multi_token"
     what = f"{to} as {config_json['architectures'][0]}{left_out} in {time.perf_counter() - started:.1f} s"
     return f"{len(tensors):,} tensors exported to {what}"
+
+
+def _run_to_export(workdir: str, to: str) -> str:
+    """Returns the file with the config of a run; UserError where there is none, or something in the target."""
+    run = os.path.join(workdir, "config.json")
+    if not os.path.exists(run):
+        raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
+    if os.path.isdir(to) and os.listdir(to):
+        raise UserError(f"--to={to} is not empty: take another directory")
+    return run
 
 
 def _read_run(path: str, steps: Sequence[str]) -> Experiment:

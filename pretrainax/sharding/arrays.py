@@ -79,7 +79,7 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
 def _put(share: Share, rows: np.ndarray, mesh: Mesh) -> jax.Array:
     shape, size = (len(rows) * share.count, *rows.shape[1:]), len(rows) // len(share.parts)  # rows of a part
 
-    def of_device(index: tuple[slice, ...]) -> np.ndarray:
+    def of_device(index) -> np.ndarray:
         first = share.parts.index((index[0].start or 0) // size) * size
         return rows[(slice(first, first + size), *index[1:])]
 
