@@ -46,7 +46,7 @@ def test_slurm_numbers_the_processes_of_all_nodes_and_gives_each_its_gpu(tmp_pat
     """srun runs here what it would run in each task."""
     stubs = {
         "scontrol": "echo node1",
-        "srun": 'while [[ $1 != bash ]]; do shift; done\n'
+        "srun": "while [[ $1 != bash ]]; do shift; done\n"
         'for i in 0 1 2 3; do SLURM_PROCID=$i SLURM_LOCALID=$((i % 2)) "$@"; done',
     }
     stubs[".venv/bin/python"] = 'echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES: $JAX_LOCAL_DEVICE_IDS, $JAX_ENABLE_PGLE"'

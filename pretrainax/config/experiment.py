@@ -99,6 +99,9 @@ class TrainConfig:
     log_every: int = free(0)  # steps; 0: at least 50 lines a run, and one every 50 steps
     # first and last step of which a profile is written to WORKDIR/profiles, as 10:13; "": none (docs/profiling.md)
     profile_steps: str = free("")
+    # seconds without a step or a batch of a validation, after the first step, after which a process ends with exit code
+    # 1, for the scheduler to start the run again; 0: never. Writing a checkpoint counts as well
+    stuck_after: float = free(3600.0)
     # auto: the fastest that fits
     attention: Literal["auto", "xla", "cudnn", "tpu_flash", "tpu_splash"] = free("auto")
     remat: Remat = free("none")  # kept: none: products, kernels' results | dots: products | block: inputs

@@ -73,7 +73,7 @@ def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
     yield from _brick_problems(e.model)
     yield from _layer_problems(e)
     yield from _spike_problems(e)
-    yield from _profile_problems(e)
+    yield from _watching_problems(e)
     yield from _choice_problems(e, files)
 
 
@@ -236,9 +236,12 @@ def _spike_problems(e: Experiment) -> Iterator[str]:
         )
 
 
-def _profile_problems(e: Experiment) -> Iterator[str]:
-    """Yields what is wrong with `train.profile_steps`; of more steps no reader opens the trace of a large model."""
-    given = e.train.profile_steps
+def _watching_problems(e: Experiment) -> Iterator[str]:
+    """Yields what is wrong with `train.stuck_after` and `train.profile_steps`; of more steps no reader opens the trace
+    of a large model."""
+    given, stuck_after = e.train.profile_steps, e.train.stuck_after
+    if stuck_after and not stuck_after >= 60:
+        yield f"config.train.stuck_after is {stuck_after}, it must be at least 60 seconds, or 0: never"
     if given and re.fullmatch(r"\d{1,10}:\d{1,10}", given) is None:
         yield f"config.train.profile_steps is {given!r}, it must be its first and its last step, as 10:13"
         return

@@ -52,11 +52,14 @@ class Watchdog:
 
     A context manager. Left in the ordinary way, it waits until all have come that far. Left by an exception, it ends
     the others too, with the same exit code and a line that names this process, and spares this one the wait for them
-    when it exits. In a run of one process it does nothing.
+    when it exits. A run of one process is watched for steps alone.
+
+    stuck_after: seconds without progress after which this process ends with exit code 1; 0: never.
     """
 
-    def __init__(self):
+    def __init__(self, stuck_after: float = 0.0):
         own = distributed_state()
+        self._stuck_after = stuck_after
         self._client, self._index, self._count = own.client, own.process_id, own.num_processes
         self._address = own.coordinator_address
         self._keys = f"pretrainax/{next(_RUNS)}"
@@ -82,11 +85,14 @@ class Watchdog:
                 self._catch_abort()
             self._talking = threading.Thread(target=self._talk, name="talking", daemon=True)
             self._talking.start()
+        if self._count > 1 or self._stuck_after:
             threading.Thread(target=self._watch, name="watching", daemon=True).start()
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
+        self.beat(None)
         if self._count == 1:
+            self._all_done.set()
             return
         if error is None:
             self._state = "done"
@@ -116,9 +122,14 @@ class Watchdog:
         if self._index == 0 and self._count > 1:
             self._client.key_value_set(key, "done")
 
-    def beat(self, step: int) -> None:
-        """Notes that `step` is on its way to the devices, to be told of a run that seems to hang; costs nothing."""
+    def beat(self, step: Optional[int]) -> None:
+        """Notes that `step` is on its way to the devices, to be told of a run that hangs; costs nothing. None: there
+        are no more, and what comes now may take as long as it likes."""
         self._step, self._last_step = step, self._ticks
+
+    def progress(self) -> None:
+        """Notes that something is done that is no step: a batch of a validation."""
+        self._last_step = self._ticks
 
     def agree(self, stop: bool) -> bool:
         """Returns whether to leave after this step: True in every process at the same call, once `stop` was in any.
@@ -223,9 +234,20 @@ class Watchdog:
                         self._end(line, 1, 0.0)
                     elif self._word["end"] is None:
                         self._word["end"] = line, 1, 0.0
-            if self._ticks - self._last_step == STUCK and self._index == 0 and self._step is not None:
-                stand = ", ".join(f"{i} at step {r['step']}" for i, r in sorted(self._records.items()))
-                print(f"no step for {round(STUCK * TICK)} s; all processes are alive: {stand}", file=sys.stderr)
+            if self._step is not None:
+                self._look_for_steps(self._ticks - self._last_step)
+
+    def _look_for_steps(self, idle: int) -> None:
+        """Says where each process stands after STUCK ticks without progress; ends this one after `stuck_after`."""
+        if idle == STUCK and self._index == 0 and self._count > 1:
+            stand = ", ".join(f"{i} at step {r['step']}" for i, r in sorted(self._records.items()))
+            print(f"no step for {round(STUCK * TICK)} s; all processes are alive: {stand}", file=sys.stderr)
+        if self._stuck_after and idle * TICK >= self._stuck_after:
+            line = (
+                f"no step after {self._step} for {self._stuck_after:,.0f} s (config.train.stuck_after): a device or a "
+                "collective hangs; the same command goes on from the last checkpoint"
+            )
+            self._end(line, 1, 0.0)
 
     def _name(self, index: int) -> str:
         host = self._records.get(index, {}).get("host")

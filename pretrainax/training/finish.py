@@ -44,6 +44,7 @@ def finish(
     Raises:
       RunFailed: no validation; or in one of several processes anything else: the others would wait for it.
     """
+    run.peers.beat(None)
     preemption.answer = "the run is done and saved, leaving out what is left of its tables and samples"
     if metrics is None:
         with _or_failing("validation"):

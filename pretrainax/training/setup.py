@@ -198,6 +198,7 @@ class Run:
         """Yields the validation split, always with the same masks: this process's rows, or those of `batches`."""
         batches, size = batches or self.valid_batches, self.experiment.train.global_batch_size
         for i in range(self.validation_sizes[0]):
+            self.peers.progress()
             if self.task is None:
                 yield batches[i]
             else:  # each record once, and empty rows after the last
@@ -434,7 +435,7 @@ def open_run(
       preemption: is entered once the data is there; until then a signal ends the process.
     """
     with contextlib.ExitStack() as stack:
-        peers = stack.enter_context(Watchdog())
+        peers = stack.enter_context(Watchdog(experiment.train.stuck_after))
         host.start_devices()  # in all processes together: within `zero_first` they would wait for each other
         with peers.zero_first():
             prepared = prepare_data(experiment)

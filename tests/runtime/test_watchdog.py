@@ -6,6 +6,7 @@ They are 1 × 8, 2 × 4 and 4 × 2 devices.
 import functools
 import json
 import pathlib
+import re
 import shutil
 import signal
 import time
@@ -292,3 +293,51 @@ def test_a_signal_to_all_processes_costs_no_further_step(three):
 def test_one_process_needs_no_agreement():
     with processes.Watchdog() as peers:
         assert [peers.agree(False), peers.agree(True)] == [False, True]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_process_without_a_step_for_long_ends_and_says_after_which(count, monkeypatch, capsys):
+    """Also one that is alone, whose devices may hang as well."""
+    own = SimpleNamespace(client=None, process_id=count - 1, num_processes=count, coordinator_address=None)
+    monkeypatch.setattr(processes, "distributed_state", lambda: own)
+    left = []
+    monkeypatch.setattr(processes.Watchdog, "_leave", lambda self, code: left.append(code))
+    peers = processes.Watchdog(stuck_after=60.0)
+    for ticks, done in ((0, lambda: peers.beat(7)), (59, lambda: None), (1, peers.progress), (59, lambda: None)):
+        peers._ticks += ticks
+        done()
+        if ticks != 1:
+            peers._look_for_steps(peers._ticks - peers._last_step)
+    assert not left
+    peers._ticks += 1
+    peers._look_for_steps(peers._ticks - peers._last_step)
+    assert left == [1]
+    assert "no step after 7 for 60 s (config.train.stuck_after): a device or a collective" in capsys.readouterr().err
+
+
+def test_what_comes_before_the_first_step_and_after_the_last_may_take_as_long_as_it_likes(monkeypatch):
+    monkeypatch.setattr(processes, "TICK", 0.001)
+    monkeypatch.setattr(processes.Watchdog, "_leave", lambda self, code: pytest.fail("ended"))
+    with processes.Watchdog(stuck_after=0.05) as peers:
+        time.sleep(0.2)
+        peers.beat(1)
+    time.sleep(0.2)
+
+
+def test_a_run_whose_devices_hang_ends_with_exit_code_1(tmp_path, text, cache):
+    """One whose steps stop, in a process of its own."""
+    code = (
+        "import sys, time; from unittest import mock; from pretrainax.runtime import host, watchdog\n"
+        "from pretrainax.training import loop; from tests.support import tiny\n"
+        "host.start_jax(experiment := tiny.get_config('gpt')); experiment.train.stuck_after = 60.0\n"
+        "watchdog.TICK = 0.02  # a minute of 60 ticks is 1.2 s\n"
+        "experiment.train.stuck_after *= watchdog.TICK\n"
+        f"experiment.data.source.path, experiment.data.cache_dir = {str(text)!r}, {str(cache)!r}\n"
+        "hang = lambda step, batch: time.sleep(60) if step == 5 else None\n"
+        f"loop.train(experiment, {str(tmp_path / 'run')!r}, observe=hang)\n"
+    )
+    done = several.alone("-c", code)
+    last = done.stderr.splitlines()[-1]  # a batch is made ahead of its step
+    assert done.returncode == 1 and re.match(
+        r"pretrainax: no step after [34] for 1 s \(config.train.stuck_after\)", last
+    )

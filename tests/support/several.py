@@ -27,9 +27,7 @@ from tests.support.runs import FAST, ROOT
 STEPS = 4
 
 
-def run(
-    family: str, workdir: str, text: str, cache: str, fsdp: int, sequence: int = 1, profile_steps: str = ""
-) -> int:
+def run(family: str, workdir: str, text: str, cache: str, fsdp: int, sequence: int = 1, profile_steps: str = "") -> int:
     """`fsdp` devices share the parameters, the others are copies; `sequence` devices share each row."""
     experiment = tiny.get_config(family)
     experiment.data.source.path, experiment.data.cache_dir = text, cache
@@ -59,6 +57,12 @@ def environment(index: int, count: int, port: int, devices: int = 8) -> dict[str
         "JAX_NUM_PROCESSES": str(count),
         "JAX_PROCESS_ID": str(index),
     }
+
+
+def alone(*arguments: str) -> subprocess.CompletedProcess:
+    """A process of Python that no other joins, with 2 fake devices."""
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{FAST} --xla_force_host_platform_device_count=2"}
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
 
 
 def free_port() -> int:
