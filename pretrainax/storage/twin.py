@@ -45,6 +45,7 @@ from pretrainax.storage.run_objects import (
 )
 from pretrainax.storage.store import Stamp, Store, local_errors, say
 
+LOST = Stamp(-1, "")  # of an object that a manifest still names
 SENDING = ".sending"  # what the names of folders of links begin with
 _THREADS = 8
 _LISTINGS = 20  # of a store that changes while it is read: a run deletes a checkpoint no more often than it saves one
@@ -94,7 +95,7 @@ class Twin:
         lost: list[str] = []
         damaged: list[str] = []
         for name, known in list(self._known.items()):
-            if found.get(name) == known.there and known.here in (None, local.get(name)):
+            if found.get(name, LOST) == known.there and known.here in (None, local.get(name)):
                 continue
             del self._known[name]
             fate = fates.of(name)
@@ -102,13 +103,14 @@ class Twin:
                 lost.append(name)
             elif fate == "replaced":
                 self._remove(name)
-            elif fate == "vouched" and name in found:
-                damaged += [name] if found[name].size != local[name].size else []  # else it may be the same content
-                self._known[name] = Known(found[name], local[name])
+            elif fate == "vouched" and (name in found or not self.is_at_work):  # a run sends what is lost again
+                there = found.get(name, LOST)
+                damaged += [name] if there.size != local[name].size else []  # else it may be the same content
+                self._known[name] = Known(there, local[name])
         if damaged:
             say(
-                f"{self.store.url} has damaged {counted(damaged)}, not what the manifest there names: the copies of "
-                f"this machine are kept in {self.root}"
+                f"{self.store.url} has lost or damaged {counted(damaged)}, which the manifest there names: the copies "
+                f"of this machine are kept in {self.root}"
             )
         self._move_aside(lost)
         for name, stamp in found.items():

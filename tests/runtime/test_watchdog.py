@@ -106,7 +106,7 @@ def test_several_processes_read_the_batches_of_one(count, family, runs):
         np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
 
 
-@pytest.mark.parametrize("count", few([2, 4], [4]))
+@pytest.mark.parametrize("count", few([2, 4], [2]))
 def test_processes_that_share_a_row_have_the_losses_of_one_and_read_the_same_rows(count, runs):
     """Each row lies over all 8 devices: of 2 processes each has a half of its length, of 4 a quarter."""
     assert_same_losses(runs(f"{count}-gpt-8"), runs("1-gpt"))

@@ -218,7 +218,25 @@ def test_a_reader_keeps_what_the_store_has_damaged(url, capsys):
     assert contents(read_whole(url, 20)) == files
     Store(url).write("checkpoints/20/params/d/a", b"array 20, and more")
     assert contents(read_whole(url, 20)) == contents(read_whole(url, 20)) == files
-    assert capsys.readouterr().err.count("has damaged 1 object (checkpoints/20/params/d/a), not what the manifest") == 1
+    assert capsys.readouterr().err.count("has lost or damaged 1 object (checkpoints/20/params/d/a), which") == 1
+
+
+def test_a_command_keeps_what_the_store_has_lost_of_a_checkpoint_with_its_manifest(url, capsys):
+    """`sent` takes away what is here and was never sent, and sends what is new: this is neither."""
+    with places.at_work(url) as folder:
+        write(folder, files := hashed(20))
+    read_whole(url, 20)
+    Store(url).delete(["checkpoints/20/params/d/a"])
+    there = names(url)
+    for _ in range(2):
+        places._twins.clear()
+        with places.sent(url) as folder:
+            assert contents(folder) == files
+    assert names(url) == there
+    assert capsys.readouterr().err.count("has lost or damaged 1 object (checkpoints/20/params/d/a), which") == 1
+    Store(url).write("checkpoints/20/params/d/a", files["checkpoints/20/params/d/a"].encode())
+    assert contents(read_whole(url, 20)) == files
+    assert "damaged" not in capsys.readouterr().err
 
 
 def test_a_step_that_is_saved_anew_is_another_one_and_no_damage(url, capsys):
