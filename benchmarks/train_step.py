@@ -13,20 +13,20 @@ STARTED = time.perf_counter()  # before JAX is imported, which a user waits for 
 
 import dataclasses  # noqa: E402
 import functools  # noqa: E402
+import importlib.util  # noqa: E402
 import json  # noqa: E402
 import resource  # noqa: E402
 import statistics  # noqa: E402
+import sys  # noqa: E402
 import tempfile  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
 
-import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
+from random_data import random_data  # noqa: E402
 
 from pretrainax import cli  # noqa: E402
-from pretrainax.config import Experiment, resolve_auto  # noqa: E402
+from pretrainax.config import Experiment  # noqa: E402
 from pretrainax.config.paths import define_path  # noqa: E402
 from pretrainax.reporting.tables import text_table  # noqa: E402
-from pretrainax.tokenization.base import TextTable, Vocabulary  # noqa: E402
 from pretrainax.training.description import describe  # noqa: E402
 
 STEPS = flags.DEFINE_integer(
@@ -35,50 +35,6 @@ STEPS = flags.DEFINE_integer(
 COLD = flags.DEFINE_bool("cold", False, "Compile with an empty compilation cache")
 JSON = define_path("json", None, "File to write the results to")
 GROUPS = 5
-
-
-class RandomCorpus:
-    """Gives the loader what a pretrainax.data.corpus.Corpus would: documents of 512 tokens each, sentences of 32."""
-
-    num_tokens, num_documents, num_bytes = 1 << 24, 1 << 15, 1 << 26
-    parts, skipped, fingerprint = None, {}, "random"
-    document_ends = np.arange(512, num_tokens + 1, 512)
-    part_ends = np.arange(32, num_tokens + 1, 32)
-
-    is_in_store = False
-
-    def __init__(self, directory: str, low: int, high: int):
-        self.directory = directory  # for plans of rows
-        self.low, self.high = low, high  # smallest and largest + 1 id
-        self.token_counts = np.zeros(high, np.int64)
-        self.token_counts[low:] = self.num_tokens // (high - low)
-
-    def check(self, name: str) -> None:
-        """Finds no damage."""
-
-    def tokens(self, start: int, length: int) -> np.ndarray:
-        return np.random.default_rng(start).integers(self.low, self.high, length, dtype=np.int32)
-
-    def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.tokens(start, length), np.arange(length, dtype=np.int32) // 512 + 1
-
-
-def random_data(directory: str, experiment: Experiment) -> SimpleNamespace:
-    """Returns a `preparation.prepare.Prepared` of random tokens."""
-    resolve_auto(experiment, getattr(experiment.tokenizer, "vocab_size", None))
-    vocab_size = experiment.model.vocab_size
-    sentinels = tuple(range(6, 106))
-    vocabulary = Vocabulary(vocab_size, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=sentinels)
-    corpus = RandomCorpus(directory, len(sentinels) + 6, vocab_size)
-    is_text = corpus.token_counts > 0
-    tokenizer = SimpleNamespace(
-        fingerprint="random",
-        vocabulary=vocabulary,
-        text_table=TextTable(is_text, np.where(is_text, 4, 0).astype(np.int32), adds_space=False),
-        encode_batch=lambda texts: [np.frombuffer(text.encode(), np.uint8) for text in texts],
-    )
-    own = (corpus,)
-    return SimpleNamespace(tokenizer=tokenizer, train=own, valid=own, corpora=own, summary="random tokens")
 
 
 def measure(experiment: Experiment, directory: str) -> dict:
@@ -100,7 +56,12 @@ def measure(experiment: Experiment, directory: str) -> dict:
             run.lengths,
             experiment.train.global_batch_size // jax.process_count(),
         )
-        batches = iterate(run.train_batches, 0, warm_up + group * GROUPS, experiment.data.workers)
+        steps = warm_up + group * GROUPS
+        if importlib.util.find_spec("grain"):
+            batches = iterate(run.train_batches, 0, steps, experiment.data.workers)
+        else:
+            print("grain is not installed: a step waits for its batch, which no thread makes ahead", file=sys.stderr)
+            batches = map(run.train_batches.__getitem__, range(steps))
         batches = to_device(batches, run.mesh)
         state = jax.block_until_ready(run.fresh_state())
         batch = next(batches)

@@ -1,5 +1,8 @@
 """The benchmarks of a config run: nothing else would say that they have fallen behind the code."""
 
+import argparse
+import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -71,3 +74,68 @@ def test_the_tables_of_adaptation_are_of_the_numbers_beside_them(monkeypatch):
     page = (ROOT / "docs" / "adapt.md").read_text()
     for table in adaptation["tables"](found).split("\n\n"):
         assert table in page, "paste what benchmarks/adaptation.py prints"
+
+
+# --- gpu.py ----------------------------------------------------------------------------------------------------------
+
+
+def without(folder, *modules):
+    """A folder of packages that cannot be imported, as on a machine that lacks them."""
+    for module in modules:
+        (folder / module).mkdir(parents=True)
+        (folder / module / "__init__.py").write_text(f"raise ModuleNotFoundError(\"No module named '{module}'\")\n")
+    return f"--packages={folder}"
+
+
+def test_all_that_a_gpu_is_wanted_for_runs_to_its_end(tmp_path):
+    """On a bare machine: without what only the loading of data needs."""
+    bare = without(tmp_path / "packages", "grain", "array_record", "portpicker", "tensorflow_datasets", "tensorflow")
+    done = run("gpu", f"--out={tmp_path}", "--tiny", "--minutes=10", bare)
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    ended = {line["part"]: line["ended"] for line in lines if line["what"] == "end"}
+    if importlib.util.find_spec("torch") is None:
+        assert "torch is not installed" in ended.pop("peers")
+    assert set(ended.values()) == {"done"}, (ended, done.stdout, done.stderr)
+    assert not [line for line in lines if line["what"].endswith("failed")]
+    found = {(line["part"], line["what"]): line for line in lines}
+    for case in (line for line in lines if line["what"] == "attention"):  # bfloat16 rounds at 2^-8 = 0.4 %
+        assert case["error"] < 0.01 and case["error of gradients"] < 0.02, case
+    assert found["kernels", "experts"]["error"] < 0.01 and found["kernels", "loss"]["error"] < 1e-3
+    assert all(line["in_a_process"] and line["in_another_process"] for line in lines if line["what"] == "bits")
+    assert found["gpt2", "step"]["tokens_per_second"] > 0 and found["gpt2", "compiled"]["moved_gb"] > 0
+    assert sum(line["what"] == "kernel" for line in lines if line["part"] == "t5") == 10
+    page = (tmp_path / "table.md").read_text()
+    assert all(f"## {part}\n" in page for part in ended) and "| causal | xla |" in page
+
+
+@pytest.mark.parametrize(
+    "words, line",
+    [
+        (("--only=gpt9",), "--only=gpt9 is no part; they are environment, kernels"),
+        (("--minutes=0.5",), "--minutes=0.5: give at least 1"),
+        (("--packages=/nowhere",), "--packages=/nowhere is no folder: pip install --no-index"),
+        ((), "JAX finds no GPU here (its backend is 'cpu'): take --tiny, or a machine that has one"),
+    ],
+)
+def test_what_gpu_py_cannot_begin_with_is_one_line(words, line, tmp_path):
+    done = run("gpu", f"--out={tmp_path}", *words)
+    assert done.returncode == 2 and done.stderr.startswith(f"gpu.py: {line}") and done.stderr.count("\n") == 1
+
+
+def test_a_wheel_that_is_missing_is_named(tmp_path):
+    done = run("gpu", f"--out={tmp_path}", "--tiny", without(tmp_path / "packages", "optax"))
+    assert done.returncode == 2
+    wanted = "gpu.py: ModuleNotFoundError: No module named 'optax': benchmarks/README.md says which wheels "
+    assert done.stderr == f"{wanted}--packages needs\n"
+
+
+def test_a_part_that_fails_or_takes_too_long_stops_no_other(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    gpu = importlib.import_module("gpu")
+    given = argparse.Namespace(out=str(tmp_path), packages="", tiny=True)
+    for name, code in (("fails", "raise SystemExit('no such kernel')"), ("hangs", "import time; time.sleep(60)")):
+        monkeypatch.setattr(gpu, "HERE", tmp_path)
+        (tmp_path / "gpu_kernels.py").write_text(code)
+        gpu.run_part(name, 3.0, given)
+    ended = [line["ended"] for line in gpu.read(str(tmp_path))]
+    assert ended == ["failed with 1: no such kernel", "ended after its 3 s"]

@@ -1,0 +1,158 @@
+"""Measures on one GPU, within minutes and without a network, what this project claims of GPUs.
+
+    python benchmarks/gpu.py --out=gpu_results --minutes=8 [--only=kernels,gpt2] [--packages=DIR] [--tiny]
+
+Parts, each a process of its own with a time limit: the environment and the card's ceilings, kernels beside a float32
+reference, whether a step has the same bits twice, train steps beside the plan, torch on the same batches. A part writes
+a JSON line to results.jsonl as soon as it has a figure, and table.md is written anew after each part, so that whatever
+ends this command leaves what there is. A part that fails does not stop the next. `--tiny` runs every part with small
+sizes, also on a CPU. benchmarks/README.md says which packages a bare machine needs in --packages.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+# Seconds of each part out of 8 minutes; a part that ends early leaves its time to those after it.
+PARTS = {
+    "environment": 20,
+    "kernels": 70,
+    "determinism": 60,
+    "gpt2": 45,
+    "bert": 40,
+    "bert_attention_dropout": 40,
+    "t5": 45,
+    "llama": 45,
+    "modernbert": 45,
+    "peers": 70,
+}
+LEAST = 60.0  # seconds: below that no part would end
+STEPS = ("gpt2", "bert", "bert_attention_dropout", "t5", "llama", "modernbert")
+
+
+def environment(packages: str) -> dict[str, str]:
+    """Returns the variables of a part: this project and the packages first, nothing from a network."""
+    paths = [str(HERE.parent), str(HERE), *([os.path.abspath(packages)] if packages else [])]
+    paths += [path for path in [os.environ.get("PYTHONPATH")] if path]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "HF_HUB_OFFLINE": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92"),
+    }
+
+
+def run_part(name: str, seconds: float, args: argparse.Namespace) -> None:
+    """Runs a part, at most so long, and writes the line that says how it ended."""
+    module = "gpu_steps.py" if name in (*STEPS, "peers") else "gpu_kernels.py"
+    command = [sys.executable, str(HERE / module), name, f"--out={args.out}", f"--seconds={seconds:.0f}"]
+    command += ["--tiny"] * args.tiny
+    began, log = time.monotonic(), os.path.join(args.out, f"{name}.log")
+    with open(log, "w", encoding="utf-8") as f:
+        process = subprocess.Popen(command, env=environment(args.packages), stdout=f, stderr=subprocess.STDOUT)
+        try:
+            code = process.wait(timeout=seconds)
+            ended = "done" if code == 0 else f"failed with {code}: {_last_line(log)}"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            ended = f"ended after its {seconds:.0f} s"
+    write(args.out, name, "end", ended=ended, part_seconds=time.monotonic() - began)
+
+
+def _last_line(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as f:
+        lines = [line.strip() for line in f if line.strip()]
+    return lines[-1][:300] if lines else "it wrote nothing"
+
+
+def write(out: str, part: str, what: str, **figures: object) -> None:
+    """Appends a line to the results at once."""
+    with open(os.path.join(out, "results.jsonl"), "a", encoding="utf-8") as f:
+        f.write(json.dumps({"part": part, "what": what, **figures}) + "\n")
+
+
+def read(out: str) -> list[dict]:
+    with open(os.path.join(out, "results.jsonl"), encoding="utf-8") as f:
+        return [json.loads(line) for line in f]
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def table(lines: list[dict]) -> str:
+    """Returns all that was measured as Markdown: a section for each part, a table for lines with the same figures."""
+    shown = [f"# One GPU, {time.strftime('%Y-%m-%d')}\n"]
+    for part in dict.fromkeys(line["part"] for line in lines):
+        shown.append(f"## {part}\n")
+        of_part = [line for line in lines if line["part"] == part]
+        rows = [line for line in of_part if line["what"] != "end"]
+        for what, *columns in dict.fromkeys((row["what"], *tuple(row)[2:]) for row in rows):
+            shown.append(f"{what}\n\n| " + " | ".join(columns) + " |\n|" + " --- |" * len(columns))
+            alike = [row for row in rows if row["what"] == what and list(row)[2:] == columns]
+            shown += ["| " + " | ".join(_cell(row[name]) for name in columns) + " |" for row in alike]
+            shown.append("")
+        shown += [f"{line['ended']}, {line['part_seconds']:.0f} s\n" for line in of_part if line["what"] == "end"]
+    return "\n".join(shown)
+
+
+def _cell(value: object) -> str:
+    text = f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1e4 else value
+    text = f"{value:,.0f}" if isinstance(value, float) and abs(value) >= 1e4 else text
+    return str(text).replace("|", "/").replace("\n", " ")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, help="folder of the results")
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, in this order")
+    parser.add_argument("--packages", default="", help="folder that packages were installed to by pip --target")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, on any device")
+    args = parser.parse_args()
+    wanted = args.only.split(",")
+    if unknown := [name for name in wanted if name not in PARTS]:
+        return _complain(f"--only={unknown[0]} is no part; they are {', '.join(PARTS)}")
+    if args.minutes * 60 < LEAST:
+        return _complain(f"--minutes={args.minutes}: give at least {LEAST / 60:.0f}, which small parts need")
+    if args.packages and not os.path.isdir(args.packages):
+        return _complain(
+            f"--packages={args.packages} is no folder: pip install --no-index --no-deps --target={args.packages} *.whl"
+        )
+    if why := _missing(args.packages, args.tiny):
+        return _complain(why)
+    os.makedirs(args.out, exist_ok=True)
+    until = time.monotonic() + 60 * args.minutes
+    for place, name in enumerate(wanted):
+        share = PARTS[name] / sum(PARTS[other] for other in wanted[place:])
+        run_part(name, max(share * (until - time.monotonic()), 1.0), args)
+        with open(os.path.join(args.out, "table.md"), "w", encoding="utf-8") as f:
+            f.write(table(lines := read(args.out)))
+        print(f"{name}: {lines[-1]['ended']}, {lines[-1]['part_seconds']:.0f} s", flush=True)
+    print(f"wrote {os.path.join(args.out, 'table.md')} and results.jsonl")
+    return 0
+
+
+def _missing(packages: str, tiny: bool) -> str:
+    """Returns what this machine lacks; "" where it can begin."""
+    probe = "import flax, optax, orbax.checkpoint, absl, chex, jax; print(jax.default_backend())"
+    done = subprocess.run([sys.executable, "-c", probe], env=environment(packages), capture_output=True, text=True)
+    if done.returncode:
+        return f"{done.stderr.strip().splitlines()[-1]}: benchmarks/README.md says which wheels --packages needs"
+    if not tiny and done.stdout.strip() != "gpu":
+        return f"JAX finds no GPU here (its backend is {done.stdout.strip()!r}): take --tiny, or a machine that has one"
+    return ""
+
+
+def _complain(line: str) -> int:
+    print(f"gpu.py: {line}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,350 @@
+"""The parts of gpu.py that need no model: what the card can do, single kernels beside a reference, bits of a step.
+
+python benchmarks/gpu_kernels.py environment|kernels|determinism|bits --out=DIR [--tiny]
+"""
+
+import argparse
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Optional
+
+import gpu
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Record = Callable[..., None]
+
+
+def seconds_of(call: Callable, *args, least: float = 0.1) -> float:
+    """Returns the median seconds of a call over five groups, each waited for at its end and of `least` seconds."""
+    jax.block_until_ready(call(*args))
+    began = time.perf_counter()
+    jax.block_until_ready(call(*args))
+    count = max(round(least / max(time.perf_counter() - began, 1e-6)), 1)
+    groups = []
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(count):
+            made = call(*args)
+        jax.block_until_ready(made)
+        groups.append((time.perf_counter() - began) / count)
+    return statistics.median(groups)
+
+
+# --- the environment -------------------------------------------------------------------------------------------------
+
+
+def environment(record: Record, tiny: bool) -> None:
+    device = jax.devices()[0]
+    record(
+        "software",
+        device=device.device_kind,
+        driver=_driver(),
+        python=platform.python_version(),
+        **{name: _version(name) for name in ("jax", "jaxlib", "flax", "optax", "torch", "transformers")},
+        cudnn=_version("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+        nccl=_version("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
+        flags=os.environ.get("XLA_FLAGS", ""),
+        memory_bytes=(device.memory_stats() or {}).get("bytes_limit"),
+    )
+    side = 256 if tiny else 8192
+    for rows, inner, columns in ((side, side, side), (4 * side, 48 if tiny else 768, 192 if tiny else 3072)):
+        x, y = (jnp.ones(shape, jnp.bfloat16) for shape in ((rows, inner), (inner, columns)))
+        seconds = seconds_of(jax.jit(jnp.matmul), x, y)
+        flops = 2 * rows * inner * columns
+        record(
+            "product",
+            shape=f"[{rows}, {inner}] x [{inner}, {columns}]",
+            ms=1e3 * seconds,
+            tflops=flops / seconds / 1e12,
+        )
+    x = jnp.zeros(1 << (20 if tiny else 30), jnp.uint8)
+    seconds = seconds_of(jax.jit(lambda x: x ^ 1), x)  # XLA leaves a plain copy out
+    record("copy", moved_bytes=2 * x.size, ms=1e3 * seconds, gb_per_second=2 * x.size / seconds / 1e9)
+
+
+def _version(*names: str) -> Optional[str]:
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
+
+
+def _driver() -> Optional[str]:
+    query = ["nvidia-smi", "--query-gpu=driver_version,power.limit", "--format=csv,noheader"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(query, capture_output=True, text=True).stdout.strip() or None
+    return None
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """An attention: rows, queries, keys, heads of queries and of keys, head size; and what it is asked beside them."""
+
+    rows: int
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    size: int
+    causal: bool = False
+    segments: str = ""  # "one" text a row with padding behind it, "several"; "": rows are full
+    bias: bool = False
+    window: Optional[int] = None
+    dropout: float = 0.0
+
+
+CASES = {
+    "causal": Case(16, 1024, 1024, 12, 12, 64, causal=True),
+    "lengths": Case(16, 512, 512, 12, 12, 64, segments="one"),
+    "segments": Case(16, 512, 512, 12, 12, 64, causal=True, segments="several"),
+    "T5 bias, 512": Case(16, 512, 512, 12, 12, 64, bias=True),
+    "T5 bias, 114": Case(16, 114, 114, 12, 12, 64, causal=True, bias=True),
+    "grouped queries": Case(4, 2048, 2048, 32, 8, 64, causal=True),
+    "head size 128": Case(4, 2048, 2048, 16, 8, 128, causal=True),
+    "head size 256": Case(4, 2048, 2048, 4, 1, 256, causal=True),
+    "two-sided window": Case(8, 1024, 1024, 12, 12, 64, window=128),
+    "dropout": Case(16, 512, 512, 12, 12, 64, segments="one", dropout=0.1),
+}
+
+
+def kernels(record: Record, tiny: bool) -> None:
+    for name, case in CASES.items():
+        if tiny:
+            case = case._replace(rows=2, queries=min(case.queries, 32), keys=min(case.keys, 32), size=8)
+        with _failures(record, "attention", name):
+            record("attention", case=name, **attention_figures(case))
+    with _failures(record, "experts", "grouped product"):
+        record("experts", **experts_figures(*((64, 4, 16, 32) if tiny else (16384, 8, 1024, 4096))))
+    with _failures(record, "loss", "chunked loss"):
+        record("loss", **loss_figures(*((64, 16, 101) if tiny else (8192, 768, 50257))))
+
+
+@contextlib.contextmanager
+def _failures(record: Record, what: str, case: str) -> Iterator[None]:
+    """Writes an error down in place of the figures: the kernels after it are measured all the same."""
+    try:
+        yield
+    except Exception as e:
+        record(f"{what} failed", case=case, error=" ".join(f"{type(e).__name__}: {e}".split())[:300])
+
+
+def attention_figures(case: Case) -> dict[str, object]:
+    """Returns what an attention takes, and how far its values and gradients are from those of float32."""
+    from pretrainax.layers.attention import Weights, attention, attention_of_weights, choose_implementation
+    from pretrainax.layers.attention_mask import Mask
+    from pretrainax.layers.attention_spec import spec_of
+    from pretrainax.layers.dropout import dropped
+    from pretrainax.sharding.mesh import platform as platform_of
+
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)  # noqa: E731
+    q = normal(case.rows, case.queries, case.heads, case.size)
+    k, v = (normal(case.rows, case.keys, case.kv_heads, case.size) for _ in range(2))
+    bias = normal(1, case.heads, case.queries, case.keys) if case.bias else None
+    ids = _segments(case) if case.segments else None
+    mask = Mask(case.causal, ids, ids, window=case.window, one_text=case.segments == "one")
+    settings = dict(mask=mask, scale=case.size**-0.5)
+    spec = spec_of(q, k, mask, bias, bias_by_row=False, logit_cap=None, dropout_rate=case.dropout)
+    chosen, slower = choose_implementation("auto", platform_of(), spec)
+    if case.dropout:
+        weights = Weights(drop=lambda x: dropped(case.dropout, x, jax.random.key(1)))
+        run = lambda q, k, v, bias: attention_of_weights(q, k, v, weights=weights, bias=bias, **settings)  # noqa: E731
+        plain = run
+    else:
+        run = lambda q, k, v, bias: attention(q, k, v, bias=bias, implementation=chosen, **settings)  # noqa: E731
+        plain = lambda q, k, v, bias: attention(q, k, v, bias=bias, **settings)  # noqa: E731
+    wanted = jnp.asarray(rng.standard_normal((case.rows, case.queries, case.heads, case.size)), jnp.float32)
+    if ids is not None:
+        wanted = wanted * (ids > 0)[:, :, None, None]  # what padding gives has no meaning
+
+    def both(function):
+        def value(*given):
+            made = function(*given).astype(jnp.float32)
+            return (made * wanted).sum(), made
+
+        places = (0, 1, 2, 3) if case.bias else (0, 1, 2)
+        return jax.jit(jax.value_and_grad(value, places, has_aux=True))
+
+    arrays = (q, k, v, bias)
+    with jax.default_matmul_precision("highest"):
+        exact = both(plain)(*(None if x is None else x.astype(jnp.float32) for x in arrays))
+    got, low = both(run)(*arrays), both(plain)
+    seen = 1.0 if ids is None else (ids > 0)[:, :, None, None]
+    return {
+        "implementation": chosen,
+        "slower because": (slower or "").partition("because ")[2],
+        "ms": 1e3 * seconds_of(both(run), *arrays, least=0.05),
+        "ms of xla": 1e3 * seconds_of(low, *arrays, least=0.05),
+        "error": _apart(got[0][1] * seen, exact[0][1] * seen),
+        "error of gradients": max(_apart(a, b) for a, b in zip(got[1], exact[1], strict=True)),
+        "errors of xla": max(_apart(a, b) for a, b in zip(low(*arrays)[1], exact[1], strict=True)),
+    }
+
+
+def _segments(case: Case) -> jax.Array:
+    """Returns segment ids [B, T]: of one text that fills between half and all of a row, or of texts of T / 4."""
+    place = np.arange(case.queries)[None]
+    if case.segments == "one":
+        lengths = np.linspace(case.queries // 2, case.queries, case.rows).astype(int)
+        return jnp.asarray((place < lengths[:, None]).astype(np.int32))
+    return jnp.asarray(np.broadcast_to(place * 4 // case.queries + 1, (case.rows, case.queries)).astype(np.int32))
+
+
+def _apart(x: jax.Array, y: jax.Array) -> float:
+    """Returns the largest difference, as a share of the largest number."""
+    return float(jnp.abs(x.astype(jnp.float32) - y).max() / jnp.abs(y).max())
+
+
+def experts_figures(rows: int, experts: int, inner: int, columns: int) -> dict[str, object]:
+    from pretrainax.layers.feed_forward.products import Layout, expert_product
+
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((rows, inner)), jnp.bfloat16)
+    kernel = jnp.asarray(rng.standard_normal((experts, inner, columns)), jnp.float32)
+    shares = rng.multinomial(rows, np.arange(1, experts + 1) / np.arange(1, experts + 1).sum())
+    sizes = jnp.asarray(shares, jnp.int32)
+    wanted = jnp.asarray(rng.standard_normal((rows, columns)), jnp.bfloat16)
+    of_row = jnp.repeat(jnp.arange(experts), sizes, total_repeat_length=rows)
+
+    def exact(x, kernel):
+        rounded = kernel.astype(jnp.bfloat16).astype(jnp.float32)
+        made = jnp.zeros((rows, columns), jnp.float32)
+        for one in range(experts):  # one matrix at a time: [S, D, F] would be no array for a card
+            made += jnp.where((of_row == one)[:, None], x.astype(jnp.float32) @ rounded[one], 0)
+        return made
+
+    run = functools.partial(expert_product, Layout(None, 1))
+    value = lambda function: lambda x, kernel: (function(x, kernel).astype(jnp.float32) * wanted).sum()  # noqa: E731
+    ours = jax.jit(jax.value_and_grad(value(lambda x, kernel: run(x, kernel, sizes)), (0, 1)))
+    with jax.default_matmul_precision("highest"):
+        theirs = jax.jit(jax.grad(value(exact), (0, 1)))(x, kernel)
+        made = jax.jit(exact)(x, kernel)
+    seconds = seconds_of(ours, x, kernel, least=0.05)
+    return {
+        "rows": rows,
+        "experts": experts,
+        "ms": 1e3 * seconds,
+        "tflops": 6 * rows * inner * columns / seconds / 1e12,
+        "error": _apart(jax.jit(run)(x, kernel, sizes), made),
+        "error of gradients": max(
+            _apart(a, b.astype(jnp.float32)) for a, b in zip(ours(x, kernel)[1], theirs, strict=True)
+        ),
+    }
+
+
+def loss_figures(tokens: int, width: int, vocabulary: int) -> dict[str, object]:
+    from pretrainax.models.heads.language_model import LanguageModelOutput
+    from pretrainax.models.heads.vocabulary_loss import loss_sums
+
+    rng = np.random.default_rng(0)
+    features = jnp.asarray(rng.standard_normal((8, tokens // 8, width)), jnp.bfloat16)
+    matrix = jnp.asarray(rng.standard_normal((width, vocabulary)) * width**-0.5, jnp.float32)
+    targets = jnp.asarray(rng.integers(0, vocabulary, (8, tokens // 8)), jnp.int32)
+    ones = jnp.ones(targets.shape, jnp.float32)
+
+    def chunked(features, matrix):
+        total, count = loss_sums(LanguageModelOutput(features, matrix), targets, ones)["objective"]
+        return total / count
+
+    def plain(features, matrix):
+        logits = features.astype(jnp.float32) @ matrix.astype(features.dtype).astype(jnp.float32)
+        said = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
+        return -said.mean()
+
+    ours = jax.jit(jax.value_and_grad(chunked, (0, 1)))
+    with jax.default_matmul_precision("highest"):
+        loss, gradients = jax.jit(jax.value_and_grad(plain, (0, 1)))(features, matrix)
+    got = ours(features, matrix)
+    return {
+        "tokens": tokens,
+        "columns": vocabulary,
+        "ms": 1e3 * seconds_of(ours, features, matrix, least=0.05),
+        "error": abs(float(got[0] - loss)) / float(loss),
+        "error of gradients": max(_apart(a, b.astype(jnp.float32)) for a, b in zip(got[1], gradients, strict=True)),
+    }
+
+
+# --- determinism -----------------------------------------------------------------------------------------------------
+
+MODES = {"as it is": [], "deterministic": ["--deterministic"]}
+
+
+def determinism(record: Record, tiny: bool, out: str) -> None:
+    """Trains two layers of GPT-2 for three steps, twice in a process and again in another one, in each mode."""
+    for mode, words in MODES.items():
+        digests: list[str] = []
+        for process in (1, 2):
+            command = [sys.executable, __file__, "bits", f"--out={out}", *words, *["--tiny"] * tiny]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(f"{mode}: {done.stderr.strip().splitlines()[-1]}")
+            found = json.loads(done.stdout.splitlines()[-1])
+            digests += found["digests"]
+            record(
+                "process",
+                mode=mode,
+                process=process,
+                seconds_to_compile=found["compiled"],
+                seconds_a_step=found["seconds"],
+                digests=" ".join(found["digests"]),
+            )
+        same = digests[0] == digests[1] and digests[2] == digests[3]
+        record("bits", mode=mode, in_a_process=same, in_another_process=digests[0] == digests[2])
+
+
+def bits(tiny: bool, kept_in: Optional[str]) -> None:
+    """Prints a digest of the parameters after three steps, twice, and what the last of them took.
+
+    kept_in: folder of a deterministic run.
+    """
+    import gpu_steps
+
+    with gpu_steps.opened("gpt2", tiny, layers=2, kept_in=kept_in) as (run, batch):
+        digests = []
+        began = time.perf_counter()
+        program = run.step.lower(run.fresh_state(), batch).compile()
+        compiled = time.perf_counter() - began
+        for _ in range(2):
+            state = jax.block_until_ready(run.fresh_state())
+            for _ in range(3):
+                began = time.perf_counter()
+                state, _ = jax.block_until_ready(program(state, batch, None, run.step.seeds))
+                seconds = time.perf_counter() - began
+            leaves = jax.device_get(jax.tree.leaves(state.params))
+            digests.append(hashlib.sha256(b"".join(x.tobytes() for x in leaves)).hexdigest()[:16])
+    print(json.dumps({"digests": digests, "seconds": seconds, "compiled": compiled}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=("environment", "kernels", "determinism", "bits"))
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--seconds", type=float, default=0.0, help="that the part has; it ends by itself before")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--deterministic", action="store_true", help="of bits: as config.train.deterministic has it")
+    args = parser.parse_args()
+    record = functools.partial(gpu.write, args.out, args.part)
+    if args.part == "bits":
+        bits(args.tiny, os.path.join(args.out, "deterministic") if args.deterministic else None)
+    elif args.part == "determinism":
+        determinism(record, args.tiny, args.out)
+    else:
+        {"environment": environment, "kernels": kernels}[args.part](record, args.tiny)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""The parts of gpu.py that train: whole steps of five models beside their plan, and torch on the same sizes.
+
+python benchmarks/gpu_steps.py gpt2|bert|bert_attention_dropout|t5|llama|modernbert|peers --out=DIR [--tiny]
+"""
+
+import argparse
+import contextlib
+import functools
+import glob
+import importlib.util
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import NamedTuple, Optional
+
+import gpu
+import jax
+from random_data import random_data
+
+from pretrainax.config import UserError
+from pretrainax.config.config_file import read_config_file
+from pretrainax.config.validation import complete, validate
+from pretrainax.layers.attention import choose_implementation
+from pretrainax.planning import memory
+from pretrainax.planning.hlo import Program, memory_traffic_of
+from pretrainax.profiling.report import expectation, topology_here
+from pretrainax.profiling.trace import read_trace
+from pretrainax.runtime import host
+from pretrainax.runtime.recorder import STEP
+from pretrainax.sharding.arrays import put_batch
+from pretrainax.sharding.mesh import mesh_sizes, platform
+from pretrainax.training.setup import Run, open_run
+from pretrainax.zoo import preset
+
+GROUPS, STEPS, TRACED, KERNELS = 5, 4, 3, 10
+
+
+class Case(NamedTuple):
+    """A config, and the batch that it is timed with."""
+
+    config: str
+    rows: int
+    length: int
+    model: str = ""  # a preset in the place of the config's model
+    attention_dropout: bool = False
+
+
+CASES = {
+    "gpt2": Case("gpt2:124m", 32, 1024),
+    "bert": Case("bert_base", 32, 512),
+    "bert_attention_dropout": Case("bert_base", 32, 512, attention_dropout=True),
+    "t5": Case("t5_base", 32, 512),
+    "llama": Case("llama:3_1_8b", 4, 2048, model="llama3_2_1b"),
+    "modernbert": Case("modernbert_base", 16, 1024),
+}
+
+
+@contextlib.contextmanager
+def opened(
+    name: str, tiny: bool, layers: int = 0, kept_in: Optional[str] = None
+) -> Iterator[tuple[Run, dict[str, jax.Array]]]:
+    """Yields a run on random tokens and a batch of it, of a case.
+
+    Args:
+      layers: of the model, 0: as many as it has.
+      kept_in: folder of a deterministic run; None: it is not, and nothing that is compiled is kept.
+    """
+    case = CASES[name]
+    experiment = read_config_file(case.config, None)
+    model = experiment.model = preset(case.model) if case.model else experiment.model
+    experiment.phases, experiment.train.accumulate = (), 1
+    experiment.train.global_batch_size, experiment.data.sequence_length = case.rows, case.length
+    if not case.attention_dropout:
+        model.attention_dropout_rate = 0.0
+    if tiny:
+        experiment.train.global_batch_size, experiment.data.sequence_length = 8, 64
+        model.num_layers, model.d_model, model.d_ff, model.num_heads = 2, 32, 64, 4
+        model.num_kv_heads, model.head_dim, model.vocab_size = None, None, 512
+        if model.family == "encoder_decoder":
+            model.num_decoder_layers = 2
+    if layers:
+        model.num_layers = layers
+    with tempfile.TemporaryDirectory() as folder:
+        experiment.data.cache_dir = folder
+        complete(experiment)
+        validate(experiment, files=False)
+        host.start_jax(experiment)
+        experiment.train.deterministic = kept_in is not None
+        jax.config.update("jax_enable_compilation_cache", kept_in is not None)  # else compile times are measured
+        with open_run(experiment, functools.partial(random_data, folder), workdir=kept_in) as run:
+            yield run, put_batch(run.train_batches[0], run.mesh)
+
+
+def step(name: str, record, tiny: bool) -> None:
+    """Writes lines of what a case takes: to compile, a step, in memory, by kernel; and what the plan says of these."""
+    with opened(name, tiny) as (run, batch):
+        state = jax.block_until_ready(run.fresh_state())
+        lowered = run.step.lower(state, batch)
+        began = time.perf_counter()
+        program = lowered.compile()
+        compiled = time.perf_counter() - began
+        seconds, state = timed(program, run, state, batch)
+        device = jax.devices()[0]
+        peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
+        rate = run.tokens_per_step / seconds[0]
+        record(
+            "step",
+            ms=1e3 * seconds[0],
+            range=f"{1e3 * seconds[1]:.2f} to {1e3 * seconds[2]:.2f}",
+            tokens_per_second=rate,
+            mfu=run.mfu(run.flops_per_step, seconds[0]),
+            mfu_done=run.mfu(run.flops_done_per_step, seconds[0]),
+            peak_gb=peak and peak / 1e9,
+            compile_seconds=compiled,
+            attention=", ".join(
+                sorted({choose_implementation("auto", platform(), spec)[0] for spec in run.attention_specs})
+            ),
+        )
+        moved = memory_traffic_of(Program(program.as_text()))
+        record("compiled", moved_gb=moved.total / 1e9, besides_products_gb=moved.besides_products / 1e9)
+        traced(run, program, state, batch, record)
+        if device.platform == "gpu":
+            began = time.perf_counter()
+            lowered.compile(compiler_options={"xla_gpu_autotune_level": "0"})
+            without = time.perf_counter() - began
+            record("compiling", seconds=compiled, without_autotuning=without, autotuning=compiled - without)
+
+
+def timed(program, run: Run, state, batch) -> tuple[tuple[float, float, float], object]:
+    """Returns the median, least and most seconds of a step over groups of steps, and the state after them."""
+    for _ in range(3):
+        state, metrics = program(state, batch, None, run.step.seeds)
+    jax.block_until_ready(state)
+    groups = []
+    for _ in range(GROUPS):
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            state, metrics = program(state, batch, None, run.step.seeds)
+        jax.block_until_ready(state)
+        groups.append((time.perf_counter() - began) / STEPS)
+    if not metrics["finite"]:
+        raise SystemExit("the loss is not finite")
+    return (statistics.median(groups), min(groups), max(groups)), state
+
+
+def traced(run: Run, program, state, batch, record) -> None:
+    """Writes the kernels that take most of three steps, and the plan of the step beside what it took."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level, options.host_tracer_level = 0, 1
+        jax.profiler.start_trace(folder, profiler_options=options)
+        for number in range(TRACED):
+            with jax.profiler.StepTraceAnnotation(STEP, step_num=number):
+                state, _ = program(state, batch, None, run.step.seeds)
+            jax.block_until_ready(state)
+        jax.profiler.stop_trace()
+        (path,) = glob.glob(os.path.join(folder, "plugins", "profile", "*", "*.xplane.pb"))
+        trace = read_trace(path)
+    for op, spent in sorted(trace.busy.items(), key=lambda item: -item[1])[:KERNELS]:
+        record("kernel", kernel=op.name, ms_a_step=1e3 * spent, share=spent / trace.seconds)
+    if (topology := topology_here()) is None:
+        record("no plan", why=f"no plan knows the rates of {jax.devices()[0].device_kind}")
+        return
+    needed = memory.estimate(
+        run.trained, mesh_sizes(run.trained.mesh, topology.num_devices, processes=1), topology.chip
+    )
+    expected = expectation(trace, run.trained, topology)
+    record(
+        "plan",
+        ms=expected and 1e3 * expected.seconds,
+        traced_ms=1e3 * trace.seconds,
+        products_ms=expected and 1e3 * expected.compute,
+        memory_ms=expected and 1e3 * expected.memory,
+        memory_gb=needed.total / 1e9,
+    )
+
+
+# --- torch -----------------------------------------------------------------------------------------------------------
+
+
+def peers(record, tiny: bool) -> None:
+    """Writes what torch makes of the same sizes, compiled, in bfloat16 by autocast."""
+    if importlib.util.find_spec("torch") is None:
+        raise SystemExit("torch is not installed")
+    import against_torch
+    import torch
+
+    size = "small" if tiny else "base"
+    sides = {"nanoGPT": nanogpt} if importlib.util.find_spec("nanogpt") else {}
+    if not sides:
+        record("left out", side="nanoGPT", why="its model.py is not in --packages, as nanogpt.py")
+    if importlib.util.find_spec("transformers"):
+        kind = "autocast" if tiny else "compiled_autocast"  # a compiler of C++ is more than a test has
+        sides |= {
+            f"transformers {name}": functools.partial(against_torch.theirs, name, size, kind)
+            for name in ("gpt2", "bert")
+        }
+    else:
+        record("left out", side="transformers", why="it is not installed")
+    for name, make in sides.items():
+        began = time.perf_counter()
+        run = make(tiny) if name == "nanoGPT" else make()
+        run(3)
+        compiled = time.perf_counter() - began
+        groups = []
+        for _ in range(GROUPS):
+            began = time.perf_counter()
+            run(STEPS)
+            groups.append((time.perf_counter() - began) / STEPS)
+        rows, _, length = against_torch.BATCHES[size]["bert" if name.endswith("bert") else "gpt2"]
+        if not tiny and name != "transformers bert":
+            rows, length = 32, 1024
+        seconds = statistics.median(groups)
+        record(
+            "peer",
+            side=name,
+            batch=f"{rows} x {length}",
+            ms=1e3 * seconds,
+            tokens_per_second=rows * length / seconds,
+            first_steps_seconds=compiled,
+            memory_gb=torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
+        )
+        del run
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+
+def nanogpt(tiny: bool):
+    """Returns what takes steps of nanoGPT's own GPT-2, and gives the loss."""
+    import nanogpt as published
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows, length, sizes = (4, 64, dict(n_layer=2, n_head=4, n_embd=64)) if tiny else (32, 1024, {})
+    model = published.GPT(published.GPTConfig(block_size=length, vocab_size=50257, dropout=0.0, **sizes)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    forward = model if tiny else torch.compile(model)
+    tokens = torch.randint(50257, (rows, length + 1), device=device)
+
+    def run(steps: int) -> float:
+        for _ in range(steps):
+            with torch.autocast(device, torch.bfloat16):
+                _, loss = forward(tokens[:, :-1], tokens[:, 1:].contiguous())
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    return run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=(*CASES, "peers"))
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--seconds", type=float, default=0.0, help="that the part has; it ends by itself before")
+    parser.add_argument("--tiny", action="store_true")
+    args = parser.parse_args()
+    record = functools.partial(gpu.write, args.out, args.part)
+    try:
+        peers(record, args.tiny) if args.part == "peers" else step(args.part, record, args.tiny)
+    except UserError as e:
+        print(e, file=sys.stderr)
+        return e.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Random tokens in the place of a prepared corpus: benchmarks read the real objective and batches, and no text."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from pretrainax.config import Experiment, resolve_auto
+from pretrainax.tokenization.base import TextTable, Vocabulary
+
+
+class RandomCorpus:
+    """Gives the loader what a pretrainax.data.corpus.Corpus would: documents of 512 tokens each, sentences of 32."""
+
+    num_tokens, num_documents, num_bytes = 1 << 24, 1 << 15, 1 << 26
+    parts, skipped, fingerprint = None, {}, "random"
+    document_ends = np.arange(512, num_tokens + 1, 512)
+    part_ends = np.arange(32, num_tokens + 1, 32)
+
+    is_in_store = False
+
+    def __init__(self, directory: str, low: int, high: int):
+        self.directory = directory  # for plans of rows
+        self.low, self.high = low, high  # smallest and largest + 1 id
+        self.token_counts = np.zeros(high, np.int64)
+        self.token_counts[low:] = self.num_tokens // (high - low)
+
+    def check(self, name: str) -> None:
+        """Finds no damage."""
+
+    def tokens(self, start: int, length: int) -> np.ndarray:
+        return np.random.default_rng(start).integers(self.low, self.high, length, dtype=np.int32)
+
+    def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.tokens(start, length), np.arange(length, dtype=np.int32) // 512 + 1
+
+
+def random_data(directory: str, experiment: Experiment) -> SimpleNamespace:
+    """Returns a `preparation.prepare.Prepared` of random tokens."""
+    resolve_auto(experiment, getattr(experiment.tokenizer, "vocab_size", None))
+    vocab_size = experiment.model.vocab_size
+    sentinels = tuple(range(6, 106))
+    vocabulary = Vocabulary(vocab_size, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=sentinels)
+    corpus = RandomCorpus(directory, len(sentinels) + 6, vocab_size)
+    is_text = corpus.token_counts > 0
+    tokenizer = SimpleNamespace(
+        fingerprint="random",
+        vocabulary=vocabulary,
+        text_table=TextTable(is_text, np.where(is_text, 4, 0).astype(np.int32), adds_space=False),
+        encode_batch=lambda texts: [np.frombuffer(text.encode(), np.uint8) for text in texts],
+    )
+    own = (corpus,)
+    return SimpleNamespace(tokenizer=tokenizer, train=own, valid=own, corpora=own, summary="random tokens")
