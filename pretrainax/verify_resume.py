@@ -104,6 +104,7 @@ def _overrides(experiment: Experiment, steps: int) -> list[str]:
     changes = {
         "train.steps": steps,
         "train.log_every": 1,
+        "train.deterministic": True,
         "evaluate.every": steps,
         "evaluate.batches": 1,
         "checkpoint.every": every,

@@ -102,6 +102,8 @@ class TrainConfig:
     # seconds without a step or a batch of a validation, after the first step, after which a process ends with exit code
     # 1, for the scheduler to start the run again; 0: never. Writing a checkpoint counts as well
     stuck_after: float = free(3600.0)
+    # a GPU too computes the same bits again, also after a restart on GPUs of the same kind (launch/README.md)
+    deterministic: bool = free(False)
     # auto: the fastest that fits
     attention: Literal["auto", "xla", "cudnn", "tpu_flash", "tpu_splash"] = free("auto")
     remat: Remat = free("none")  # kept: none: products, kernels' results | dots: products | block: inputs

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.nn.initializers import Initializer
 
+from pretrainax.layers.sum_by_id import sum_by_id
 from pretrainax.sharding.arrays import batch_spec, constrain, scattered_sum
 from pretrainax.sharding.axes import AXIS_RULES, logical_spec
 from pretrainax.sharding.mesh import axis_size
@@ -41,7 +42,7 @@ def _look_up_backward(axes, rows, ids, gradient):
     gives every device the sum of the whole table, of which it then keeps a part: twice the traffic."""
     spec = batch_spec(ids.shape)
     if spec is None:
-        return jnp.zeros((rows, gradient.shape[-1]), gradient.dtype).at[ids].add(gradient), None
+        return sum_by_id(ids, gradient, rows), None
 
     rows_split_by = AXIS_RULES[axes[0]]
 
@@ -49,8 +50,7 @@ def _look_up_backward(axes, rows, ids, gradient):
         size = rows // axis_size(rows_split_by) if rows_split_by else rows
         start = jax.lax.axis_index(rows_split_by) * size if rows_split_by else 0
         ids = jnp.where(ids >= start, ids - start, size)  # `size` and more are rows of other devices
-        table = jnp.zeros((size, gradient.shape[-1]), gradient.dtype).at[ids].add(gradient, mode="drop")
-        return scattered_sum(table, spec, axis=1)
+        return scattered_sum(sum_by_id(ids, gradient, size), spec, axis=1)
 
     run = jax.shard_map(of_own_tokens, in_specs=(spec, spec), out_specs=logical_spec(*axes), check_vma=False)
     return run(ids, gradient), None

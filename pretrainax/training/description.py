@@ -25,7 +25,7 @@ def describe(run: Run) -> list[tuple[str, str]]:
     device = jax.devices()[0].device_kind
     specs = [spec for part in run.parts for spec in part.attention_specs]
     chosen = [choose_implementation(run.model.compute.attention, platform(), spec) for spec in specs]
-    attention = dict.fromkeys(name for name, _ in chosen)
+    attention = list(dict.fromkeys(name for name, _ in chosen))
     warnings = dict.fromkeys(warning for _, warning in chosen if warning)
     no_bytes = run.valid_batches.no_target_bytes if model.family == "decoder" else ""  # others never have any
     total = sum(part.flops_per_step * part.steps for part in run.parts)
@@ -39,13 +39,23 @@ def describe(run: Run) -> list[tuple[str, str]]:
         *(_phases(run) if run.phases else [("batch", _batch(run))]),
         ("mesh", f"{run.mesh.size} × {device}" + (f": {mesh}" if mesh else "")),
         *_stages(run),
-        ("compute", run.model.compute.dtype + (f", attention {', '.join(attention)}" if attention else "")),
+        ("compute", _compute(run, attention)),
         *_layers(run),
         *_ema(run),
         ("FLOPs", f"{total:.3g} in {train.steps:,} steps" if run.phases else _flops(run)),
         *([("bits per byte", f"none: {no_bytes}")] if no_bytes else []),
         *(("WARNING", warning) for warning in warnings),
     ]
+
+
+def _compute(run: Run, attention: list[str]) -> str:
+    """Says in which numbers is computed, by which attention, and of a GPU whether a resume has the same bits."""
+    said, is_asked = run.model.compute.dtype, run.experiment.train.deterministic
+    if attention:
+        said += f", attention {', '.join(attention)}"
+    if is_asked or platform() == "gpu":
+        said += ", deterministic" if is_asked else ", other bits each time: config.train.deterministic"
+    return said
 
 
 def _stages(run: Run) -> Iterator[tuple[str, str]]:

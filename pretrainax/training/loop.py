@@ -92,7 +92,7 @@ def train(
         return prepared
 
     held = contextlib.ExitStack()  # what outlasts everything else
-    with held, open_run(experiment, prepare_data, preemption) as run, contextlib.ExitStack() as stack:
+    with held, open_run(experiment, prepare_data, preemption, workdir) as run, contextlib.ExitStack() as stack:
         goodput.primary = run.is_primary  # which JAX knows only now
         saving = os.path.join(workdir, "checkpoints"), experiment.checkpoint.keep, figure, experiment.checkpoint.keeps
         checkpoints = stack.enter_context(contextlib.closing(open_checkpoints(*saving)))

@@ -139,10 +139,6 @@ def record(experiment: Experiment, workdir: str, folder: str) -> int:
     host.tune_malloc()
     host.start_jax(experiment)
     os.makedirs(folder, exist_ok=True)
-    if jax.process_index() == 0:
-        platform = {"name": jax.default_backend(), "kind": jax.devices()[0].device_kind, "devices": jax.device_count()}
-        with open(os.path.join(folder, "platform.json"), "w", encoding="utf-8") as f:
-            json.dump(platform, f)
     share = functools.cache(lambda: share_of(make_mesh(experiment.mesh), jax.process_index()))
     with open(os.path.join(folder, f"{time.time_ns()}-{os.getpid()}.jsonl"), "w", encoding="utf-8") as f:
 
@@ -152,7 +148,12 @@ def record(experiment: Experiment, workdir: str, folder: str) -> int:
             f.write(json.dumps(line) + "\n")
             f.flush()
 
-        return loop.train(experiment, workdir, observe=observe)
+        code = loop.train(experiment, workdir, observe=observe)
+    if jax.process_index() == 0:
+        platform = {"name": jax.default_backend(), "kind": jax.devices()[0].device_kind, "devices": jax.device_count()}
+        with open(os.path.join(folder, "platform.json"), "w", encoding="utf-8") as f:
+            json.dump(platform, f)
+    return code
 
 
 def row_digests(batch: HostBatch) -> list[str]:

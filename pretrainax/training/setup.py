@@ -32,7 +32,7 @@ from pretrainax.layers.compute import for_this_machine
 from pretrainax.layers.sums import Sums
 from pretrainax.models import flops
 from pretrainax.optim.layers import by_layer
-from pretrainax.runtime import host
+from pretrainax.runtime import determinism, host
 from pretrainax.runtime.agreement import check_same
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.runtime.signals import PreemptionHandler
@@ -425,6 +425,7 @@ def open_run(
     experiment: Experiment,
     prepare_data: Callable[[Experiment], Prepared] = prepare,
     preemption: Optional[PreemptionHandler] = None,
+    workdir: Optional[str] = None,
 ) -> Iterator[Run]:
     """Joins the processes, prepares the data, sets the mesh and builds the run, right after `host.start_jax`.
 
@@ -433,10 +434,15 @@ def open_run(
     Args:
       prepare_data: is called in process 0 first, and then in all others, which find done what it did.
       preemption: is entered once the data is there; until then a signal ends the process.
+      workdir: where a deterministic run keeps what the compiler has chosen.
     """
     with contextlib.ExitStack() as stack:
         peers = stack.enter_context(Watchdog(experiment.train.stuck_after))
+        if experiment.train.deterministic:
+            determinism.ask_for_same_bits(workdir)
         host.start_devices()  # in all processes together: within `zero_first` they would wait for each other
+        if experiment.train.deterministic and workdir is not None:
+            determinism.keep_programs(workdir)
         with peers.zero_first():
             prepared = prepare_data(experiment)
             batches_of(experiment, prepared, "valid")  # which puts the plan of its rows beside the corpus

@@ -14,6 +14,7 @@ from pretrainax.planning import topologies
 from pretrainax.planning.compiled import Compiled, compile_for, compile_step, exhausted_bytes
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
+from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training.setup import build_steps
@@ -99,6 +100,21 @@ def test_the_number_is_read_of_an_error(message, needed):
 
 
 # --- TPU and GPU ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("variant", few(["gpt", "bert", "t5"], ["t5"]))
+def test_no_sum_of_a_step_for_a_gpu_depends_on_the_order_of_its_threads(variant):
+    """A scatter that adds is compiled to atomics; a deterministic run would pay for a slow one in its place."""
+    experiment, devices = config(variant, fsdp=2, tensor=2), absent("h100:4").devices()
+    mesh = make_mesh(experiment.mesh, devices)
+    with jax.set_mesh(mesh):
+        shapes = batch_shapes(experiment)
+        steps = build_steps(experiment, shapes, mesh)
+        batch = {name: x.update(sharding=batch_sharding(mesh, x.shape)) for name, x in shapes.items()}
+        text = steps.step.lower(steps.abstract_state, batch, steps.abstract_frozen).as_text()
+    assert "stablehlo.dot_general" in text
+    assert "stablehlo.scatter" not in text
 
 
 def split_parameters(experiment: Experiment, devices) -> dict[str, int]:

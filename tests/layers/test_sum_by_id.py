@@ -1,0 +1,45 @@
+"""Tests of the sum over sorted ids that a GPU takes, on any device: it is products and comparisons."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax.layers.sum_by_id import BLOCK, sorted_sum_by_id
+
+# float32 rounds each addition at 2^-24 of what is summed so far
+TOLERANCE = dict(rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "highest"),
+    [
+        (1000, 50, 60),  # some ids are no row
+        (40 * BLOCK, 100, 3),  # an id has many blocks
+        (5000, 1, 1),  # all have the same one
+        (BLOCK + 1, 7, 7),
+        (BLOCK, 300, 300),  # most rows have no token
+        (1, 5, 5),
+    ],
+)
+def test_it_is_the_sum_of_each_id(count, rows, highest, variant):
+    rng = np.random.default_rng(count)
+    ids, x = rng.integers(0, highest, count), rng.standard_normal((count, 5)).astype(np.float32)
+    expected = np.zeros((max(rows, highest), 5))
+    np.add.at(expected, ids, x.astype(np.float64))
+    summed = variant(functools.partial(sorted_sum_by_id, rows=rows))
+    got = summed(jnp.asarray(ids, jnp.int32), jnp.asarray(x))
+    np.testing.assert_allclose(got, expected[:rows], **TOLERANCE)
+
+
+def test_a_row_at_the_edge_of_a_block_has_both_parts():
+    ids = jnp.asarray([0] * (BLOCK - 2) + [1] * (2 * BLOCK) + [2] * 3, jnp.int32)
+    got = sorted_sum_by_id(ids, jnp.ones((ids.size, 1)), 4)
+    np.testing.assert_array_equal(got[:, 0], [BLOCK - 2, 2 * BLOCK, 3, 0])
+
+
+def test_bfloat16_is_summed_in_float32():
+    """In bfloat16 a sum of ones stays at 256."""
+    got = sorted_sum_by_id(jnp.zeros(1024, jnp.int32), jnp.ones((1024, 2), jnp.bfloat16), 1)
+    assert got.dtype == jnp.bfloat16 and got.tolist() == [[1024.0, 1024.0]]
