@@ -35,6 +35,7 @@ from pretrainax.sharding.stages import Stages, stages_of
 # Of a chip's memory, what an estimate may fill: the compiler's plan of buffers has gaps, and rows of a TPU's arrays are
 # filled up to 128.
 MARGIN = 0.85
+MEM_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION=0.92"  # as launch/slurm.sbatch sets it: MARGIN, and room for programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,10 @@ class Memory:
     def arguments(self) -> int:
         """Counts what the step is given."""
         return self.parameters + self.optimizer + self.ema + self.frozen + self.batch
+
+    def exceeds_default(self, chip: Chip) -> bool:
+        """Tells whether a step takes more of a GPU than JAX does unless MEM_FRACTION is set: 75 %."""
+        return not chip.is_tpu and self.total > 0.75 * chip.memory_bytes
 
     def fits(self, chip: Chip) -> bool:
         return self.total <= MARGIN * chip.memory_bytes

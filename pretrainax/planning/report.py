@@ -8,7 +8,7 @@ from pretrainax.models.active import describe_experts
 from pretrainax.planning import roofline, search
 from pretrainax.planning.compiled import Compiled
 from pretrainax.planning.hlo import MemoryTraffic
-from pretrainax.planning.memory import MARGIN
+from pretrainax.planning.memory import MARGIN, MEM_FRACTION
 from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.search import Candidate
 from pretrainax.planning.topologies import Topology
@@ -60,8 +60,8 @@ def _summary(
         off = needed / compiled.needed - 1
         yield "", f"{verdict} as compiled: {byte_size(compiled.needed)}; the estimate is {off:+.0%} of it"
     yield "", note
-    if not chip.is_tpu and needed > 0.75 * chip.memory_bytes:
-        yield "", "JAX takes 75 % of a GPU: set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
+    if candidate.memory.exceeds_default(chip):
+        yield "", f"JAX takes 75 % of a GPU: set {MEM_FRACTION}"
     for phase, one in candidate.phases:
         yield phase.name, _phase(phase, one)
     of_which = next((f" of {phase.name}" for phase, one in candidate.phases if one is candidate.largest), "")
