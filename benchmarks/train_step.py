@@ -58,7 +58,7 @@ def measure(experiment: Experiment, directory: str) -> dict:
         )
         steps = warm_up + group * GROUPS
         if importlib.util.find_spec("grain"):
-            batches = iterate(run.train_batches, 0, steps, experiment.data.workers)
+            batches = iterate(run.train_batches, 0, steps, experiment.data.workers or 0)
         else:
             print("grain is not installed: a step waits for its batch, which no thread makes ahead", file=sys.stderr)
             batches = map(run.train_batches.__getitem__, range(steps))

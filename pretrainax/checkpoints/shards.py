@@ -32,18 +32,24 @@ class OwnArray(NamedTuple):
 
 
 def own_shards(tree: PyTree) -> dict[str, OwnArray]:
-    """Copies the shards of a tree that this process writes: of copies on several devices, one does."""
+    """Copies the shards of a tree to the host that this process writes: of copies on several devices, one does."""
     leaves = jax.tree.leaves(tree)
     own = [[shard for shard in x.addressable_shards if shard.replica_id == 0] for x in leaves]
     for shard in (shard for shards in own for shard in shards):
         shard.data.copy_to_host_async()
     return {
         name: OwnArray(
-            x.shape, x.dtype.name, x.sharding.shard_shape(x.shape), [(s.index, np.array(s.data)) for s in shards]
+            x.shape, x.dtype.name, x.sharding.shard_shape(x.shape), [(s.index, _on_host(s.data)) for s in shards]
         )
         for name, x, shards in zip(parameter_names(tree), leaves, own, strict=True)
         if shards
     }
+
+
+def _on_host(shard: jax.Array) -> np.ndarray:
+    """Returns a copy of a shard: of a CPU's NumPy sees the memory itself, which the next step writes to."""
+    seen = np.asarray(shard)
+    return seen.copy() if shard.device.platform == "cpu" else seen
 
 
 def write_shards(part: str, owner: str, arrays: Mapping[str, OwnArray]) -> None:

@@ -50,7 +50,8 @@ class DataConfig:
     drop_duplicates: bool = False  # drop documents that are equal to an earlier one of their split
     near_duplicates: Optional[NearDuplicates] = None  # drop documents that are nearly equal to an earlier one
     quality: Optional[QualityFilter] = None  # drop documents that are no good text
-    workers: int = free(0)  # loader processes; 0: in the training process, one batch ahead in a thread
+    # loader processes; 0: a thread of the training process, one batch ahead; None: as many as keep up with a GPU or TPU
+    workers: Optional[int] = free(None)
     cache_dir: str = free("~/.cache/pretrainax")  # tokenizers and token shards, by fingerprint
     # of a cache_dir in an object store: bytes of token shards that each machine keeps; it reads others there, by range
     keep_bytes: int = free(100_000_000_000)

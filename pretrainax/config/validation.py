@@ -116,7 +116,7 @@ def _number_problems(e: Experiment) -> Iterator[str]:
         if (value := get(e, path)) != AUTO and value < 1:
             yield f"config.{path} is {value}, it must be at least 1"
     for path in _NOT_NEGATIVE:
-        if get(e, path) < 0:
+        if (get(e, path) or 0) < 0:
             yield f"config.{path} is {get(e, path)}, it must be at least 0"
     if not e.data.cache_dir:
         yield "config.data.cache_dir is empty, it must name a folder"

@@ -1,5 +1,7 @@
 """The attention of cuDNN for NVIDIA GPUs, from JAX: it never holds the [B, H, T, S] weights."""
 
+import ctypes
+import functools
 from typing import Optional
 
 import jax
@@ -16,12 +18,32 @@ from pretrainax.sharding.mesh import GPUS
 _HIDDEN = -(2.0**41)  # added to logits; cuDNN errs where it takes two larger numbers from each other (as JAX notes)
 
 
+# Versions of cuDNN whose attention is known to err, as NVIDIA's TransformerEngine leaves them out: of 9.10.0 and 9.10.1
+# that of 16 bits, of 9.14.0 windows over more than 1,024 keys (transformer_engine/common/fused_attn/fused_attn.cpp at
+# 015d346).
+_BROKEN = ("9.10.0", "9.10.1", "9.14.0")
+
+
+@functools.cache
+def _cudnn_version() -> Optional[str]:
+    """Returns the version of the cuDNN that attention would run by; None without a GPU to run on."""
+    if jax.default_backend() != "gpu":  # a step is compiled for devices that are not there
+        return None
+    try:
+        number = ctypes.CDLL("libcudnn.so.9").cudnnGetVersion()
+    except OSError:  # another major version
+        return None
+    return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
+
+
 def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
     """Says why cuDNN cannot compute an attention; None if it can."""
     if platform not in GPUS:
         return f"needs an NVIDIA GPU, and this is a {platform.upper()}"
     if obstacle := kernel_obstacle(spec):
         return obstacle
+    if (version := _cudnn_version()) in _BROKEN:
+        return f"needs another cuDNN than {version}, whose attention is known to err: take 9.15.1 or newer"
     if spec.dtype not in ("bfloat16", "float16"):
         return f"needs config.train.dtype 'bfloat16' and got {spec.dtype!r}"
     if spec.head_dim % 8 or spec.head_dim > 128:

@@ -45,6 +45,7 @@ from pretrainax.trackers import check_trackers, shown_config
 from pretrainax.training import expert_balance, header, loss_spikes
 from pretrainax.training.corpora import checked_texts
 from pretrainax.training.finish import finish
+from pretrainax.training.loader_size import size_loader
 from pretrainax.training.loop_state import Counts, LoopState
 from pretrainax.training.metrics import summarize
 from pretrainax.training.metrics_writer import MetricsWriter
@@ -103,7 +104,9 @@ def train(
         stack.callback(writer.close)
         if goodput.damaged:
             writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
-        header.show(run, writer, _rows_of_start(experiment, workdir, loop_state, extended), paper)
+        loader = size_loader(run)
+        rows = [*_rows_of_start(experiment, workdir, loop_state, extended), *([loader.row()] if loader else [])]
+        header.show(run, writer, rows, paper)
         texts = checked_texts(experiment.data, run.prepared.valid_first, writer.note)
         with texts as check, recorder_of(run, writer, loop_state.step + 1, profiling) as recorder:
             loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, Beside(check, recorder), observe)
@@ -232,7 +235,7 @@ class Loop:
         """Trains from `loop_state.step` on; raises Spike, RunFailed."""
         experiment, loop_state = self.run.experiment, self.loop_state
         train, steps, first = experiment.train, experiment.train.steps, loop_state.step + 1
-        batches = iterate(self.batches, first - 1, steps, experiment.data.workers)
+        batches = iterate(self.batches, first - 1, steps, experiment.data.workers or 0)
         batches = to_device(self._watch_batches(batches, first), self.run.mesh)
         self.resumed = time.perf_counter()
         if first == 1 and experiment.checkpoint.keeps(0):

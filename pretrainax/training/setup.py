@@ -180,6 +180,11 @@ class Run:
         peak = peak_flops(jax.devices()[0].device_kind)
         return peak and flops / (seconds * peak * self.mesh.size)
 
+    def least_seconds(self, mfu: float) -> Optional[float]:
+        """Returns the seconds of a step that reaches `mfu`; None where the chip's peak is unknown."""
+        of_a_second = self.mfu(self.flops_done_per_step, 1.0)
+        return of_a_second and of_a_second / mfu
+
     def _flops(self, lengths: Lengths) -> float:
         step = self.experiment.model, self.trained.rows_per_update, lengths.inputs, lengths.targets
         return flops.flops_per_step(*step, teacher=self.teacher)

@@ -2,6 +2,7 @@
 
 import os
 import random
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -10,6 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
 
+from pretrainax.checkpoints import shards
 from pretrainax.checkpoints.hosts import HostCheckpoints
 from pretrainax.checkpoints.params import _open, _store, read_params
 from pretrainax.checkpoints.shards import (
@@ -95,6 +97,20 @@ def test_each_block_has_one_process_that_writes_it():
     (array,) = own_shards({"x": x}).values()
     assert array.chunk == (4,) and len(array.blocks) == 4
     assert regions({"x": array}) == {"x": [[[0, 4]], [[4, 8]], [[8, 12]], [[12, 16]]]}
+
+
+def test_a_shard_is_copied_once(monkeypatch):
+    """From a GPU to the host; on a CPU, where NumPy would see memory that the next step writes to."""
+    on_cpu = jax.numpy.arange(4.0)
+    assert not np.shares_memory(shards._on_host(on_cpu), np.asarray(on_cpu))
+
+    class OnGPU:
+        device, on_host = SimpleNamespace(platform="gpu"), np.arange(4.0)
+
+        def __array__(self, dtype=None, copy=None):
+            return self.on_host
+
+    assert shards._on_host(OnGPU()) is OnGPU.on_host
 
 
 @pytest.mark.parametrize("devices", [1, 8])

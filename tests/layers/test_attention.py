@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax import models
 from pretrainax.config import MeshConfig, ModelConfig, RotaryPositions, UserError
+from pretrainax.layers import gpu_attention
 from pretrainax.layers.attention import Mask, Weights, attention_of_weights
 from pretrainax.layers.compute import Compute
 from pretrainax.sharding.mesh import make_mesh
@@ -337,6 +338,14 @@ def test_cudnn_is_given_a_mask_where_a_row_may_have_several_texts(asked_of_cudnn
 )
 def test_auto_is_the_fastest_that_fits(platform, options, expected):
     assert choose("auto", platform, **options) == (expected, None)
+
+
+@pytest.mark.parametrize("version, is_taken", [("9.10.1", False), ("9.14.0", False), ("9.15.1", True), (None, True)])
+def test_a_cudnn_whose_attention_errs_is_not_taken(version, is_taken, monkeypatch):
+    monkeypatch.setattr(gpu_attention, "_cudnn_version", lambda: version)
+    name, warning = choose("auto", "gpu")
+    assert name == ("cudnn" if is_taken else "xla")
+    assert is_taken or f"needs another cuDNN than {version}" in warning
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,9 @@ def test_the_number_is_read_of_an_error(message, needed):
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("variant", few(["gpt", "bert", "t5"], ["t5"]))
-def test_no_sum_of_a_step_for_a_gpu_depends_on_the_order_of_its_threads(variant):
+def test_no_sum_of_a_decoders_step_for_a_gpu_depends_on_the_order_of_its_threads():
     """A scatter that adds is compiled to atomics; a deterministic run would pay for a slow one in its place."""
-    experiment, devices = config(variant, fsdp=2, tensor=2), absent("h100:4").devices()
+    experiment, devices = config("gpt", fsdp=2, tensor=2), absent("h100:4").devices()
     mesh = make_mesh(experiment.mesh, devices)
     with jax.set_mesh(mesh):
         shapes = batch_shapes(experiment)

@@ -9,6 +9,7 @@ import pytest
 from pretrainax.config import LayersConfig, UserError
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import PythonDocs, SourceMixture, TextFiles
+from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training import header
 from pretrainax.training.setup import Run, build_run
@@ -22,7 +23,7 @@ def run(text, cache) -> Run:
     experiment.data.source.path, experiment.data.cache_dir = str(text), str(cache)
     mesh = make_mesh(experiment.mesh)
     with jax.set_mesh(mesh):
-        return build_run(experiment, prepare(experiment), mesh, peers=None)
+        return build_run(experiment, prepare(experiment), mesh, Watchdog())
 
 
 def rows(run: Run, epochs: tuple[float, ...] = (0.5,), papers_source: str = "", **changes) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.config import Generator, LearnedPositions, UserError
 from pretrainax.data.batch import lengths_of
 from pretrainax.data.packing import OneEach
@@ -56,7 +57,7 @@ def run_on(platform, experiment, length=512, **sizes):
             prepared=types.SimpleNamespace(summary=""),
             mesh=mesh,
             lengths=lengths_of(shapes),
-            peers=None,
+            Watchdog(),
             batch_shapes=shapes,
             train_batches=None,
             valid_batches=types.SimpleNamespace(no_target_bytes=""),

@@ -29,6 +29,7 @@ from pretrainax.data.objectives import (
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import SourceMixture, TextFiles
 from pretrainax.interop.origin import find_origin
+from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training import finish, header, loop
@@ -134,7 +135,7 @@ def built(experiment):
     """A run of a config, and fresh parameters."""
     mesh = make_mesh(experiment.mesh)
     with jax.set_mesh(mesh):
-        run = build_run(experiment, prepare(experiment, report=lambda line: None), mesh, peers=None)
+        run = build_run(experiment, prepare(experiment, report=lambda line: None), mesh, Watchdog())
         return run, run.fresh_state().params
 
 
