@@ -28,19 +28,18 @@ class LoaderSize(NamedTuple):
         """Returns the name and the value of the header's row."""
         by = f"{self.workers} processes" if self.workers else "a thread"
         short = f", TOO FEW: set config.data.workers to {self.wanted}" if self.workers < self.wanted else ""
-        return "loader", (
-            f"a batch takes {short_time(self.batch)} to make, a step {short_time(self.step)} at {MFU:.0%} MFU: {by}{short}"
-        )
+        batch, step = short_time(self.batch), short_time(self.step)
+        return "loader", f"a batch takes {batch} to make, a step {step} at {MFU:.0%} MFU: {by}{short}"
 
 
 def size_loader(run: Run) -> Optional[LoaderSize]:
     """Sets `config.data.workers` where it is None; returns what that goes by, or None on devices of unknown speed."""
     data = run.experiment.data
-    parts = [(seconds_to_make(part), part.least_seconds(MFU)) for part in run.parts if part.least_seconds(MFU)]
-    if not parts:
+    steps = [(part, seconds) for part in run.parts if (seconds := part.least_seconds(MFU)) is not None]
+    if not steps:
         data.workers = data.workers or 0
         return None
-    batch, step = max(parts, key=lambda part: part[0] / part[1])
+    batch, step = max(((seconds_to_make(part), step) for part, step in steps), key=lambda pair: pair[0] / pair[1])
     wanted = processes_for(batch / step, os.cpu_count() or 1)
     if data.workers is None:
         data.workers = wanted

@@ -57,7 +57,7 @@ def run_on(platform, experiment, length=512, **sizes):
             prepared=types.SimpleNamespace(summary=""),
             mesh=mesh,
             lengths=lengths_of(shapes),
-            Watchdog(),
+            peers=None,
             batch_shapes=shapes,
             train_batches=None,
             valid_batches=types.SimpleNamespace(no_target_bytes=""),
