@@ -99,7 +99,7 @@ def test_what_the_compiler_says_stands_beside_the_estimates(candidate):
     chip = CHIPS["v5e"]
     counted = 4 * 10**9 / chip.memory_rate + 10**9 / chip.memory_rate + 2 * 5_000_000 / chip.link_rate
     (line,) = [line for line in text.splitlines() if line.startswith("  as compiled")]
-    assert f"{units.short_time(counted)} at best" in line
+    assert line.split()[2:4] == units.short_time(counted).split()
     assert "memory is counted in the compiled step: 5.00 GB by 1,234 kernels, of it 1.00 GB besides products" in text
     assert "products     4.00 GB  80%" in text
 

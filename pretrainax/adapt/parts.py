@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import ClassVar
 
 from pretrainax.adapt.tuning import Tuning, abstract_params, flat
 from pretrainax.config import Experiment
@@ -32,6 +33,8 @@ class HeadAlone(_Part):
 
     Of an output matrix that is tied to the embeddings, nothing is trained.
     """
+
+    passes: ClassVar[int] = 1
 
     def trains(self, path, heads):
         return path.partition("/")[0] in heads

@@ -4,6 +4,8 @@ The classes of these names in other packages do the work and are subclasses: wha
 checked against without importing them, and so neither JAX nor NumPy.
 """
 
+from typing import ClassVar
+
 from pretrainax.config.choice import Choice
 
 
@@ -41,6 +43,8 @@ class Schedule(Choice):
 
 class Tuning(Choice):
     """Trains a few parameters of a model that else stays as it is: pretrainax.adapt."""
+
+    passes: ClassVar[int] = 2  # products with each frozen matrix: forward, and back to what is trained before it
 
 
 class DistillConfig(Choice):

@@ -6,6 +6,8 @@ import jax
 
 from pretrainax.config import ModelConfig
 from pretrainax.models import abstract_params
+from pretrainax.models.electra import models_of
+from pretrainax.models.heads import HEADS
 from pretrainax.sharding.rules import axes_of_leaves
 
 
@@ -17,6 +19,11 @@ def active_parameters(config: ModelConfig) -> int:
         return sum(sizes)
     experts = sum(size for size, axes in zip(sizes, axes_of_leaves(params), strict=True) if "experts" in axes)
     return sum(sizes) - experts + experts * config.experts.top_k // config.experts.num_experts
+
+
+def predicted_vocabulary(config: ModelConfig) -> int:
+    """Counts the logits of a token that is to be predicted: those of a vocabulary, and none of a classifier."""
+    return sum(model.vocab_size for model in models_of(config) if HEADS["lm"].is_in(model))
 
 
 def describe_experts(config: ModelConfig) -> str:

@@ -39,6 +39,11 @@ SHARED = {
 _AT_ONCE = 4096  # tokens of a batch whose logits over the vocabulary exist at a time when replacements are drawn
 
 
+def models_of(config: ModelConfig) -> list[ModelConfig]:
+    """Returns the models that a config is made of: the one, or a generator and its discriminator."""
+    return [config] if config.generator is None else [generator_config(config), discriminator_config(config)]
+
+
 def discriminator_config(config: ModelConfig) -> ModelConfig:
     """Returns the config of the encoder that goes on to other tasks. A mask decoder is the generator's (DeBERTa v3, in
     the released code)."""

@@ -13,11 +13,12 @@ from pretrainax.layers.attention import BACKENDS, choose_implementation
 from pretrainax.layers.attention_spec import PRODUCTS, AttentionSpec, Work
 from pretrainax.layers.characters import CharacterEmbedding
 from pretrainax.layers.feed_forward import feed_forwards_of, kinds_of_layers
+from pretrainax.layers.feed_forward.mixture import Mixture
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.positions import positions_of
 from pretrainax.layers.recurrent import RecurrentBlock
 from pretrainax.layers.self_attention import self_attention_of
-from pretrainax.models.electra import discriminator_config, generator_config
+from pretrainax.models.electra import models_of
 from pretrainax.models.heads import heads_of
 
 
@@ -40,7 +41,12 @@ ImplementationOf = Callable[[Attention], tuple[str, AttentionSpec]]
 
 
 def flops_per_step(
-    config: ModelConfig, batch_size: float, inputs: int, targets: int, teacher: Optional[ModelConfig] = None
+    config: ModelConfig,
+    batch_size: float,
+    inputs: int,
+    targets: int,
+    teacher: Optional[ModelConfig] = None,
+    passes: int = 3,
 ) -> float:
     """Counts the FLOPs of the matrix products of one update: forward, and twice that for the backward.
 
@@ -56,9 +62,10 @@ def flops_per_step(
       inputs, targets: tokens of an example. An encoder reads `inputs` tokens and predicts `targets` of them, an
         encoder-decoder reads `inputs` and writes `targets`, a decoder has as many of both.
       teacher: reads the same, forward alone; None: there is none.
+      passes: products with each matrix, `Experiment.passes`. What a tuning adds is not counted.
     """
     in_full = attention_flops(config, inputs, targets, lambda one: PRODUCTS * one.queries * one.keys)
-    own = batch_size * (3.0 * sum(other_flops(config, inputs, targets)) + in_full)
+    own = batch_size * (mapped(passes, *other_flops(config, inputs, targets)) + attended(passes) * in_full)
     return own if teacher is None else own + flops_per_step(teacher, batch_size, inputs, targets) / 3
 
 
@@ -69,11 +76,23 @@ def flops_done(
     targets: int,
     work: WorkOf,
     teacher: Optional[ModelConfig] = None,
+    passes: int = 3,
 ) -> float:
     """Counts those of `flops_per_step` that are done: `work` says which pairs of a query and a key are multiplied."""
     in_part = attention_flops(config, inputs, targets, lambda one: PRODUCTS * work(one).pairs.sum())
-    own = batch_size * (3.0 * sum(other_flops(config, inputs, targets)) + in_part)
+    own = batch_size * (mapped(passes, *other_flops(config, inputs, targets)) + attended(passes) * in_part)
     return own if teacher is None else own + flops_done(teacher, batch_size, inputs, targets, work) / 3
+
+
+def mapped(passes: int, blocks: float, around: float) -> float:
+    """Returns the FLOPs of a step with the matrices of blocks, and with those around them: heads that are trained alone
+    have a backward where blocks have none."""
+    return passes * blocks + (3 if passes == 1 else passes) * around
+
+
+def attended(passes: int) -> float:
+    """Returns the share of attention's products that a step makes: without a backward a third."""
+    return 1.0 if passes > 1 else 1 / 3
 
 
 def attention_flops(config: ModelConfig, inputs: int, targets: int, products: Callable[[Attention], float]) -> float:
@@ -87,7 +106,7 @@ def attention_flops(config: ModelConfig, inputs: int, targets: int, products: Ca
 def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, float]:
     """Counts the other FLOPs of one example's forward: those of the blocks, and those before and after them."""
     if config.generator is not None:
-        parts = (other_flops(part, inputs, targets) for part in _both(config))
+        parts = (other_flops(part, inputs, targets) for part in models_of(config))
         blocks, around = map(sum, zip(*parts, strict=True))
         return blocks, around
     if config.recurrent is not None:
@@ -109,8 +128,18 @@ def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, 
     return blocks, around
 
 
-def _both(config: ModelConfig) -> tuple[ModelConfig, ModelConfig]:
-    return discriminator_config(config), generator_config(config)
+def expert_flops(config: ModelConfig, inputs: int, targets: int) -> float:
+    """Counts those of the blocks that are of feed-forwards with experts: products grouped by expert."""
+    if config.experts is None:
+        return 0.0
+    stacks = zip(config.stacks.values(), (inputs, targets), strict=False)
+    return sum(
+        len(kind.numbers) * part.kind.flops(part.config, length)
+        for stack, length in stacks
+        for kind in kinds_of_layers(stack, stack.num_layers)
+        for part in feed_forwards_of(kind.config)
+        if issubclass(part.kind, Mixture)
+    )
 
 
 def _blocks(config: ModelConfig, layers: int, length: int) -> int:
@@ -129,7 +158,7 @@ def _blocks(config: ModelConfig, layers: int, length: int) -> int:
 def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Attention]:
     """Yields all attentions of a model."""
     if config.generator is not None:
-        for part in _both(config):
+        for part in models_of(config):
             yield from attentions(part, inputs, targets)
         return
     if config.recurrent is not None:

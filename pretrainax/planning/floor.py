@@ -13,16 +13,14 @@ Nothing that is read within a cache's reach of where it was written counts twice
 keeps less, and makes more again, may (`config.train.remat`).
 """
 
-from collections.abc import Iterator
-
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.batch import lengths_of
 from pretrainax.layers.feed_forward import feed_forwards_of, kinds_of_layers
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.recurrent import RecurrentBlock
 from pretrainax.layers.self_attention import self_attention_of
-from pretrainax.models.electra import discriminator_config, generator_config
-from pretrainax.models.heads import HEADS
+from pretrainax.models.active import predicted_vocabulary
+from pretrainax.models.electra import models_of
 from pretrainax.planning.activations import local, micro_rows, shapes_of, width_on
 from pretrainax.planning.memory import Memory
 from pretrainax.sharding.axes import LENGTH_AXIS
@@ -33,9 +31,9 @@ def least_bytes(experiment: Experiment, mesh_sizes: dict[str, int], platform: st
     lengths, passes = lengths_of(shapes_of(experiment)), experiment.train.accumulate
     rows = passes * micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
     width = width_on(experiment, platform)
-    models = list(_models(local(experiment, mesh_sizes).model))
-    kept = sum(_kept(model, lengths.inputs, lengths.targets) for model in models)
-    predicted = sum(lengths.targets * model.vocab_size for model in models if HEADS["lm"].is_in(model))
+    model = local(experiment, mesh_sizes).model
+    kept = sum(_kept(one, lengths.inputs, lengths.targets) for one in models_of(model))
+    predicted = lengths.targets * predicted_vocabulary(model)
     state = memory.parameters + memory.optimizer + memory.ema
     parts = {
         "kept": 2 * width * rows * kept,
@@ -45,13 +43,6 @@ def least_bytes(experiment: Experiment, mesh_sizes: dict[str, int], platform: st
         "update": 2 * state,
     }
     return {name: round(size) for name, size in parts.items()}
-
-
-def _models(config: ModelConfig) -> Iterator[ModelConfig]:
-    if config.generator is not None:
-        yield generator_config(config)
-        config = discriminator_config(config)
-    yield config
 
 
 def _kept(config: ModelConfig, inputs: int, targets: int) -> int:

@@ -15,6 +15,7 @@ import jax
 
 from pretrainax.config import Experiment
 from pretrainax.data.batch import lengths_of
+from pretrainax.models.active import predicted_vocabulary
 from pretrainax.planning.activations import (
     SavedResidual,
     abstract_frozen,
@@ -161,7 +162,7 @@ def _logits(
     model, stages = experiment.model, stages_of(experiment, mesh_sizes)
     rows = stages.rows / stages.count if stages.again else micro_rows(experiment, mesh_sizes)
     predicted = rows * lengths_of(shapes).targets / mesh_sizes[LENGTH_AXIS]
-    vocabulary = model.vocab_size / mesh_sizes[TENSOR_AXIS]
+    vocabulary = predicted_vocabulary(model) / mesh_sizes[TENSOR_AXIS]
     of_logit = 4 if platform == "cpu" else width if model.final_logit_cap is None else 2 * width
     return round(vocabulary * (of_logit * min(chunk, predicted) + width * model.last_stack.embedding_width))
 

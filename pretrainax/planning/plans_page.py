@@ -9,6 +9,7 @@ from pretrainax.config.config_file import config_names, find_config
 from pretrainax.config.validation import complete
 from pretrainax.planning import search
 from pretrainax.planning.memory import MEM_FRACTION
+from pretrainax.planning.roofline import SPREAD
 from pretrainax.planning.search import Candidate
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting import tables
@@ -16,17 +17,18 @@ from pretrainax.reporting.units import byte_size, short_time
 
 COLUMNS = "config topology fits flags memory step MFU done hours USD".split()
 TOPOLOGIES = ("v5e:8x8", "v5p:4x4x4", "v6e:8x8", "h100:8", "h200:8")
+_SPREAD = " and ".join(f"{least} to {most} ({name.upper()})" for name, (least, most) in SPREAD.items())
 LEGEND = f"""\
 Written by `python -m pretrainax.plan --table > docs/plans.md`: each config, with its default variant, on 64 chips of
 TPU or 8 GPUs, by estimates alone. Where it does not fit or divide as it is, the column *flags* has the fastest change
 found that makes it fit, each to be given as `--config.…`, and the figures are with it; where nothing does, the reason
 stands there. *memory* is of one device at the worst moment; a step fits that fills 85 % or less. A † marks more than
-the 75 % that JAX takes of a GPU: set {MEM_FRACTION}, as `launch/slurm.sbatch` does. *step*, *MFU*, *hours*
-and *USD* of the whole run are a roofline's, which few runs reach: small models, whose kernels are too short to keep a
-chip busy, are much slower. Its assumptions are in `pretrainax/planning/roofline.py`; chips, prices on demand and their
-sources in `pretrainax/runtime/chips.py`. Prices are recalled of 2025: look them up before you pay them. *MFU* counts
-attention in full, as published figures do; *done* is of the FLOPs that are done, without what a kernel of attention
-skips because a causal mask or a window hides it.
+the 75 % that JAX takes of a GPU: set {MEM_FRACTION}, as `launch/slurm.sbatch` does. *step*, *MFU*,
+*hours* and *USD* of the whole run are estimates: published runs took {_SPREAD} times what
+they say (`benchmarks/published.toml`). Assumptions are in `pretrainax/planning/roofline.py`; chips, prices on demand
+and their sources in `pretrainax/runtime/chips.py`. Prices are recalled of 2025: look them up before you pay them.
+*MFU* counts attention in full, as published figures do; *done* is of the FLOPs that are done, without what a kernel of
+attention skips because a causal mask or a window hides it.
 
 On TPU slices whose wires wrap around, libtpu makes all-reduces over the whole torus of gathers and scatters that all
 chips take part in (v5p with `mesh.fsdp=64`). They are counted as such, and not hidden behind compute as gathers

@@ -70,6 +70,8 @@ def _summary(
         yield "", f"{time.done:.3g} a step ({time.done / time.flops:.0%}) done: attention skips what its masks hide"
     yield "step", _step(time)
     yield "run", _run(time, experiment, chip)
+    least, most = time.spread
+    yield "", f"in brackets: published runs took {least} to {most} times what is expected (benchmarks/published.toml)"
     if compiled and compiled.moved:
         one = candidate.largest
         # Between slices it has one all-reduce, of which nothing says which part goes over the slow network.
@@ -90,10 +92,11 @@ def _phase(phase: RunPhase, one: Candidate) -> str:
 
 
 def _step(time: Roofline) -> str:
+    least, most = time.range
     return (
-        f"{short_time(time.seconds)} at best, {_mfu(time)}: products {short_time(time.compute)}, memory "
-        f"{short_time(time.memory)}, links {short_time(time.exposed)}; hidden behind these, links "
-        f"{short_time(time.hidden)}"
+        f"{short_time(time.seconds)} ({short_time(least)} to {short_time(most)}), {_mfu(time)}: products "
+        f"{short_time(time.compute)}, memory {short_time(time.memory)}, links {short_time(time.exposed)}; hidden "
+        f"behind these, links {short_time(time.hidden)}"
     )
 
 
@@ -109,10 +112,13 @@ def _mfu(time: Roofline) -> str:
 
 
 def _run(time: Roofline, experiment: Experiment, chip: Chip) -> str:
+    least, most = time.spread
     price = f"no price of a {chip.name} is known"
-    if chip.price is not None:
-        price = f"{time.price:,.0f} USD at {chip.price:.2f} a device and hour"
-    return f"{time.hours:,.1f} hours for {experiment.train.steps:,} steps, {price} (pretrainax/runtime/chips.py)"
+    if time.price is not None:
+        between = f"{least * time.price:,.0f} to {most * time.price:,.0f}"
+        price = f"{time.price:,.0f} ({between}) USD at {chip.price:.2f} a device and hour"
+    hours = f"{time.hours:,.1f} ({least * time.hours:,.1f} to {most * time.hours:,.1f}) hours"
+    return f"{hours} for {experiment.train.steps:,} steps, {price} (pretrainax/runtime/chips.py)"
 
 
 def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tuple[str, ...]]:

@@ -1,14 +1,16 @@
-"""Time of a step at best, and the cost of a run: FLOPs, memory and links against what the chip does at most.
+"""Time of a step, and the cost of a run: FLOPs, memory and links against what the chip does at most.
 
 The assumptions, all in one place:
 
-- Matrix products reach ATTAINABLE of the peak. What attention skips because its mask hides it takes no time: a fused
-  kernel skips, "xla" does not. What is made again (by rematerialisation, by a fused attention's backward) takes time
-  and is in no MFU. `mfu` is by PaLM's convention, with attention in full; `mfu_done` is of what is done.
+- Matrix products reach ATTAINABLE of the peak, those grouped by expert GROUPED of that. On a GPU reading and writing
+  their operands takes time besides: of a product as wide as 768 a third of it. What attention skips because its mask
+  hides it takes no time: a fused kernel skips, "xla" does not. What is made again (by rematerialisation, by a fused
+  attention's backward) takes time and is in no MFU. `mfu` is by PaLM's convention, with attention in full; `mfu_done`
+  is of what is done.
 - Between them the memory is read and written, one after the other: what blocks keep, logits and the train state, each
   so often as in steps that were compiled (PASSES). Of a step that was compiled itself it is what its kernels move that
-  multiply nothing (`hlo.memory_traffic`), at the chip's full rate; and products take the time of what theirs move,
-  where that is longer than that of their FLOPs.
+  multiply nothing (`hlo.memory_traffic`), at the chip's full rate; and a TPU's products take the time of what theirs
+  move, where that is longer than that of their FLOPs.
 - Stages of a pipeline wait in the bubble: layers take longer by (P - 1) / M. What they gather along `fsdp` is waited
   for.
 - What is gathered and scattered along `fsdp` is hidden behind all that, as far as it lasts: parameters are asked for
@@ -17,8 +19,8 @@ The assumptions, all in one place:
 - A collective around a torus uses as many of its dimensions as its axis has of the slice (in logarithms). Of GPUs, what
   crosses hosts goes through one port a device.
 
-Against a published run: of Llama 3.1 8B, rows of 8,192, on 256 v6e, MaxText's documentation has 7,207 tokens a second
-and chip; this expects 8,153 of configs/llama.py:3_8b with fsdp 256, and as many FLOPs for a token.
+Fitted to published runs (benchmarks/published.toml, by benchmarks/calibrate.py): ATTAINABLE of a TPU, GROUPED and
+SPREAD, within which the steps of all of them lie.
 """
 
 import dataclasses
@@ -33,14 +35,18 @@ from pretrainax.interop.teacher import teacher_of
 from pretrainax.layers.attention_spec import PRODUCTS
 from pretrainax.layers.attention_work import all_pairs
 from pretrainax.layers.compute import blocks_in_a_turn, compute_for
+from pretrainax.models.active import predicted_vocabulary
 from pretrainax.models.flops import (
     Attention,
     WorkOf,
+    attended,
     attention_flops,
     attentions,
+    expert_flops,
     flops_done,
     flops_per_step,
     implementation_of,
+    mapped,
     other_flops,
     work_of,
 )
@@ -53,6 +59,7 @@ from pretrainax.planning.activations import (
     shapes_of,
     width_on,
 )
+from pretrainax.planning.floor import least_bytes
 from pretrainax.planning.hlo import MemoryTraffic
 from pretrainax.planning.memory import Memory, part_bytes
 from pretrainax.planning.topologies import Topology
@@ -61,7 +68,12 @@ from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TE
 from pretrainax.sharding.param_paths import is_stacked, parameter_names, stack_of
 from pretrainax.sharding.stages import stages_of
 
-ATTAINABLE = 0.8  # 8,192³ in bfloat16 on an H100: 790 of 990 TFLOP/s, measured by others
+# Of the peak, by platform. GPU: 8,192³ in bfloat16 on an H100, 790 of 990 TFLOP/s, measured by others.
+ATTAINABLE = {"gpu": 0.8, "tpu": 0.62}
+GROUPED = 0.75  # of that, by products grouped by expert
+# What published steps took, over what is estimated, from the least to the most, and a tenth wider. The most of GPUs is
+# of H100s held to 500 W.
+SPREAD = {"gpu": (0.9, 1.98), "tpu": (0.83, 1.2)}
 
 
 class Passes(NamedTuple):
@@ -134,10 +146,17 @@ class Roofline:
     mfu_done: float  # of `done`
     hours: float  # of the run
     price: Optional[float]  # USD of the run; None where the chip's price is not public
+    spread: tuple[float, float]  # SPREAD of the platform
 
     @property
     def seconds(self) -> float:
         return max(self.compute + self.memory, self.hidden) + self.exposed
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Returns the least and the most seconds that published runs make one expect."""
+        least, most = self.spread
+        return least * self.seconds, most * self.seconds
 
 
 def expect(
@@ -161,13 +180,19 @@ def expect(
     step = experiment.model, experiment.rows_per_update, lengths.inputs, lengths.targets
     teacher = teacher_of(experiment)
     stretch = stages_of(experiment, mesh_sizes).stretch
-    flops, done = flops_per_step(*step, teacher), flops_done(*step, work, teacher)
-    compute = _made(experiment, teacher, work, stretch) / (devices * chip.peak_flops * ATTAINABLE)
+    passes = experiment.passes
+    flops, done = flops_per_step(*step, teacher, passes), flops_done(*step, work, teacher, passes)
+    compute = _made(experiment, teacher, work, stretch) / (devices * chip.peak_flops * ATTAINABLE[platform])
     if moved is None:
         between = between_products(experiment, mesh_sizes, platform, memory) / chip.memory_rate
+        operands = product_operands(experiment, mesh_sizes, platform, memory) / chip.memory_rate
     else:
         between = moved.besides_products / chip.memory_rate
-        compute = max(compute, (moved.total - moved.besides_products) / chip.memory_rate)
+        operands = (moved.total - moved.besides_products) / chip.memory_rate
+    if not chip.is_tpu:
+        compute += operands
+    elif moved is not None:
+        compute = max(compute, operands)
     links = {True: 0.0, False: 0.0}
     for one in sent:
         hidden = hidden_share(one)
@@ -187,6 +212,7 @@ def expect(
         mfu_done=done / (seconds * devices * chip.peak_flops),
         hours=hours,
         price=chip.price and hours * devices * chip.price,
+        spread=SPREAD[platform],
     )
 
 
@@ -198,24 +224,28 @@ def hidden_share(one: Collective) -> float:
 
 
 def _made(experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf, stretch: float) -> float:
-    """Counts the FLOPs of a step's products, with those that are made again; stretch: of the layers, by a pipeline.
+    """Counts the FLOPs of a step's products, with those that are made again, and for products that are grouped as many
+    as others would do in their time; stretch: of the layers, by a pipeline.
 
     "block" makes each layer's forward twice, "dots" of it the products of attention alone. Where the mesh splits the
     length, all wait for the device whose queries have the most keys.
     """
-    train, lengths = experiment.train, lengths_of(shapes_of(experiment))
-    forwards = 1 if train.remat == "none" else 2
+    train, passes, lengths = experiment.train, experiment.passes, lengths_of(shapes_of(experiment))
+    has_backward = passes > 1
+    makes_again = has_backward and train.remat != "none"
 
     def products(one: Attention) -> float:
         pairs, again = work(one)
-        return (PRODUCTS + again + 2 * (forwards - 1)) * pairs.max() * len(pairs)
+        made = PRODUCTS * attended(passes) + has_backward * again + 2 * makes_again
+        return made * pairs.max() * len(pairs)
 
     model = experiment.model, lengths.inputs, lengths.targets
     blocks, around = other_flops(*model)
-    again = blocks if train.remat == "block" else 0.0
+    blocks += (1 / GROUPED - 1) * expert_flops(*model)
+    again = blocks if has_backward and train.remat == "block" else 0.0
     taught = 0.0 if teacher is None else flops_done(teacher, 1, lengths.inputs, lengths.targets, work) / 3
-    layers = 3 * blocks + again + attention_flops(*model, products)
-    return experiment.rows_per_update * (stretch * layers + 3 * around + taught)
+    layers = mapped(passes, blocks, 0.0) + again + attention_flops(*model, products)
+    return experiment.rows_per_update * (stretch * layers + mapped(passes, 0.0, around) + taught)
 
 
 def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> float:
@@ -235,7 +265,7 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
         layers += sum(x.bytes * (passes.attended if x.module.endswith("attention") else passes.kept) for x in arrays)
         attention = _of_attention(experiment, mesh_sizes, platform, rows / mesh_sizes[TENSOR_AXIS])
         layers += sum(getattr(passes, name) * count for name, count in attention._asdict().items())
-    logits = rows * lengths.targets * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
+    logits = rows * lengths.targets * predicted_vocabulary(experiment.model) / mesh_sizes[TENSOR_AXIS]
     each = stages_of(experiment, mesh_sizes).stretch * layers + passes.logits * width * logits
     parts = _of_layers(experiment, mesh_sizes, platform)
     each += passes.layers * parts.unrolled + passes.looped * parts.looped + passes.experts * parts.experts
@@ -243,6 +273,13 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
     if memory.optimizer < memory.parameters / 10:
         state += passes.factored * memory.parameters
     return state + train.accumulate * experiment.optimizer.gradients_per_update * each
+
+
+def product_operands(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> float:
+    """Estimates the bytes that products of layers read and write: what a layer keeps is written by one and read by
+    another, forward, twice in the backward, and again where the forward is made again."""
+    least, passes = least_bytes(experiment, mesh_sizes, platform, memory), experiment.passes
+    return (passes + (passes > 1 and experiment.train.remat == "block")) * least["kept"]
 
 
 def _of_a_layer(arrays: list[SavedResidual]) -> float:

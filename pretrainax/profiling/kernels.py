@@ -76,6 +76,6 @@ def _kernels(program: Program, chip: Optional[Chip]) -> dict[str, Work]:
         (what, *_), runs, least = one.parts, program.runs[computation], None
         flops = product_flops(program, computation, whole)
         if chip is not None and flops is not None and what.kind != "collectives":
-            least = runs * max(one.bytes / chip.memory_rate, flops / (ATTAINABLE * chip.peak_flops))
+            least = runs * max(one.bytes / chip.memory_rate, flops / (ATTAINABLE[chip.platform] * chip.peak_flops))
         found[made.name] = Work(what.module, what.kind, 1.0, float(what.multiplies), least)
     return found

@@ -5,6 +5,7 @@ import itertools
 import jax
 import pytest
 
+from pretrainax.adapt import BitFit, HeadAlone, LoRA, PrefixTuning
 from pretrainax.data.batch import lengths_of
 from pretrainax.models.flops import flops_per_step
 from pretrainax.planning.hlo import Program, product_flops
@@ -45,6 +46,26 @@ def test_the_products_of_a_step_are_those_of_the_count_on_paper(name, variant):
     lengths = lengths_of(shapes)
     paper = flops_per_step(experiment.model, experiment.rows_per_update, lengths.inputs, lengths.targets)
     assert total(text) == pytest.approx(paper, rel=0.1)
+
+
+TUNINGS = [LoRA(rank=2), BitFit(), PrefixTuning(length=1), HeadAlone()]
+
+
+@pytest.mark.parametrize("tuning", TUNINGS, ids=lambda tuning: type(tuning).__name__)
+def test_a_tuned_step_makes_no_gradient_of_what_is_frozen(tuning):
+    """What a tuning adds is less than a tenth."""
+    experiment = config("bert", rows=8)
+    experiment.train.attention, experiment.tuning = "xla", tuning
+    experiment.checkpoint.fresh_heads = True
+    mesh = make_mesh(experiment.mesh, jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        shapes = batch_shapes(experiment)
+        steps = build_steps(experiment, shapes, mesh)
+        text = steps.step.lower(steps.abstract_state, shapes, steps.abstract_frozen).compile().as_text()
+    lengths = lengths_of(shapes)
+    step = experiment.model, experiment.rows_per_update, lengths.inputs, lengths.targets
+    assert total(text) == pytest.approx(flops_per_step(*step, passes=experiment.passes), rel=0.1)
+    assert flops_per_step(*step) / flops_per_step(*step, passes=experiment.passes) > 1.3
 
 
 GEMM = """ENTRY %main (a: bf16[8,64,32], b: bf16[8,32,16]) -> bf16[8,64,16] {

@@ -1,0 +1,112 @@
+"""Holds the plan's time of a step against runs that others have published, and fits its constants to them.
+
+    python benchmarks/calibrate.py [--only=gpt2_124m_h100,llama3_8b_v6e_8]
+
+The runs and their sources are in published.toml. Printed are a row for each, and what a fit to those that are not held
+out makes of ATTAINABLE of a TPU, GROUPED and SPREAD, whose values are in pretrainax/planning/roofline.py.
+"""
+
+import argparse
+import ast
+import math
+import pathlib
+import statistics
+import tomllib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pretrainax.config import resolve_auto
+from pretrainax.config.config_file import read_config_file
+from pretrainax.config.validation import complete
+from pretrainax.planning import roofline
+from pretrainax.planning.search import assess
+from pretrainax.planning.topologies import Topology
+from pretrainax.reporting.tables import text_table
+
+WIDER = 1.1  # SPREAD is so much wider than the fitted runs are apart
+
+
+class Run(NamedTuple):
+    """A published run beside its plan."""
+
+    name: str
+    platform: str
+    tokens: float  # of a second and device, as published
+    planned: float
+    least: float  # at the most seconds that the plan says
+    most: float
+    held_out: bool
+    has_experts: bool
+
+    @property
+    def ratio(self) -> float:
+        """Returns the time that it took over the time that is planned."""
+        return self.planned / self.tokens
+
+
+def published() -> dict[str, dict]:
+    with open(pathlib.Path(__file__).with_name("published.toml"), "rb") as f:
+        return tomllib.load(f)
+
+
+def planned(name: str, entry: dict) -> Run:
+    """Returns a published run beside its plan, by the estimate alone."""
+    experiment, topology = read_config_file(entry["config"], None), Topology.parse(entry["topology"])
+    experiment.phases = ()
+    for flag in entry["flags"]:
+        path, _, value = flag.partition("=")
+        part, _, field = path.partition(".")
+        setattr(getattr(experiment, part), field, ast.literal_eval(value))
+    complete(experiment)
+    resolve_auto(experiment, None)
+    time = assess(experiment, topology).roofline
+    tokens = experiment.train.global_batch_size * experiment.data.sequence_length / topology.num_devices
+    quick, slow = time.range
+    platform, experts = topology.chip.platform, experiment.model.experts is not None
+    return Run(
+        name, platform, entry["tokens"], tokens / time.seconds, tokens / slow, tokens / quick,
+        entry.get("held_out", False), experts,
+    )  # fmt: skip
+
+
+def spread(runs: list[Run]) -> dict[str, tuple[float, float]]:
+    """Returns SPREAD of each platform: what the runs took over what is planned, a tenth wider on both sides."""
+    found = {}
+    for platform in sorted({run.platform for run in runs}):
+        ratios = [run.ratio for run in runs if run.platform == platform and not run.held_out]
+        found[platform] = (round(min(ratios) / WIDER, 2), round(max(ratios) * WIDER, 2))
+    return found
+
+
+def fit(runs: list[Run]) -> Iterator[tuple[str, float]]:
+    """Yields each constant as the runs would have it, by the mean of the logarithms of their ratios.
+
+    Products take nearly all of these steps, so that a step is slower about as its products are.
+    """
+    tpu = [run for run in runs if run.platform == "tpu" and not run.held_out]
+    for name, value, experts in (
+        ("ATTAINABLE of a TPU", roofline.ATTAINABLE["tpu"], False),
+        ("GROUPED", roofline.GROUPED, True),
+    ):
+        if ratios := [math.log(run.ratio) for run in tpu if run.has_experts == experts]:
+            yield name, value / math.exp(statistics.mean(ratios))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="runs, by their names")
+    wanted = [name for name in parser.parse_args().only.split(",") if name]
+    runs = [planned(name, entry) for name, entry in published().items() if not wanted or name in wanted]
+    rows = [("run", "published", "plan", "from", "to", "took / plan", "", "")]
+    for run in runs:
+        inside = "" if run.least <= run.tokens <= run.most else "OUTSIDE"
+        figures = (f"{tokens:,.0f}" for tokens in (run.tokens, run.planned, run.least, run.most))
+        rows.append((run.name, *figures, f"{run.ratio:.2f}", "held out" if run.held_out else "", inside))
+    print(text_table(rows, align="<>>>>><<"))
+    for name, value in fit(runs):
+        print(f"{name}: {value:.2f}")
+    print(f"SPREAD: {spread(runs)}, in roofline.py {roofline.SPREAD}")
+
+
+if __name__ == "__main__":
+    main()
