@@ -25,8 +25,9 @@ from pretrainax.config.config_file import read_config_file
 from pretrainax.config.validation import complete, validate
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.planning import memory
+from pretrainax.planning.here import topology_here
 from pretrainax.planning.hlo import Program, memory_traffic_of
-from pretrainax.profiling.report import expectation, topology_here
+from pretrainax.profiling.report import expectation
 from pretrainax.profiling.trace import read_trace
 from pretrainax.runtime import host
 from pretrainax.runtime.recorder import STEP

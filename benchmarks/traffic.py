@@ -25,6 +25,7 @@ from pretrainax.planning import memory
 from pretrainax.planning.compiled import compile_step
 from pretrainax.planning.floor import least_bytes
 from pretrainax.planning.roofline import between_products
+from pretrainax.planning.search import settle_remat
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import byte_size, short_time
@@ -35,6 +36,7 @@ MODULES = 20  # that the table has
 
 def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
     """Compiles the step and returns what is printed and written."""
+    settle_remat(experiment, topology)
     compiled = compile_step(experiment, topology)
     if compiled.moved is None or compiled.memory is None:
         needed, there = byte_size(compiled.needed), byte_size(compiled.available)

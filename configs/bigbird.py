@@ -37,7 +37,7 @@ def get_config(variant: str = "base") -> Experiment:
         objective=MaskedLM(rate=0.15, mask_fraction=0.8, random_fraction=0.1),
         optimizer=AdamW(learning_rate=1e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0, bias_correction="none"),
         schedule=WarmupLinear(warmup_steps=10_000),
-        train=TrainConfig(steps=100_000, global_batch_size=256, remat="block"),
+        train=TrainConfig(steps=100_000, global_batch_size=256, remat="auto"),
         evaluate=EvaluateConfig(every=2_000, batches=4),
         checkpoint=CheckpointConfig(every=2_000),
     )

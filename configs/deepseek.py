@@ -60,7 +60,7 @@ def get_config(variant: str = "v3") -> Experiment:
         objective=CausalLM(),
         optimizer=AdamW(learning_rate=rate, b2=0.95, weight_decay=0.1, clip_norm=1.0),
         schedule=_schedule(variant, steps),
-        train=TrainConfig(steps=steps, global_batch_size=rows, log_every=10, remat="block"),
+        train=TrainConfig(steps=steps, global_batch_size=rows, log_every=10, remat="auto"),
         evaluate=EvaluateConfig(every=1_000, batches=8),
         checkpoint=CheckpointConfig(every=1_000),
     )

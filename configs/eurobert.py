@@ -49,7 +49,7 @@ def get_config(variant: str = "210m") -> Experiment:
         objective=_masked(0.5),
         optimizer=AdamW(learning_rate=1e-4, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),
         schedule=WarmupStableDecay(warmup_steps=2_000, decay_steps=_steps(ANNEALING)),
-        train=TrainConfig(steps=_steps(TOKENS), global_batch_size=ROWS, log_every=10, remat="block"),
+        train=TrainConfig(steps=_steps(TOKENS), global_batch_size=ROWS, log_every=10, remat="auto"),
         evaluate=EvaluateConfig(every=1_000, batches=8, objective=MaskedLM(rate=0.15)),
         checkpoint=CheckpointConfig(every=1_000),
         phases=(Phase(share=1 - ANNEALING / TOKENS), last),

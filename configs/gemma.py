@@ -55,7 +55,7 @@ def get_config(variant: str = "2_2b") -> Experiment:
             steps=round(TOKENS[variant] / BATCH_TOKENS),
             global_batch_size=BATCH_TOKENS // context,
             log_every=10,
-            remat="block",
+            remat="auto",
         ),
         evaluate=EvaluateConfig(every=1_000, batches=8),
         checkpoint=CheckpointConfig(every=1_000),

@@ -48,7 +48,7 @@ def get_config(variant: str = "125m") -> Experiment:
         objective=CausalLM(),
         optimizer=AdamW(learning_rate=learning_rate, b2=0.95, weight_decay=0.1, clip_norm=1.0),
         schedule=WarmupCosine(warmup_steps=round(375e6 / (rows * 2048)), final_fraction=0.1),
-        train=TrainConfig(steps=round(TOKENS / (rows * 2048)), global_batch_size=rows, log_every=10, remat="block"),
+        train=TrainConfig(steps=round(TOKENS / (rows * 2048)), global_batch_size=rows, log_every=10, remat="auto"),
         evaluate=EvaluateConfig(every=1_000, batches=8),
         checkpoint=CheckpointConfig(every=1_000),
     )

@@ -66,7 +66,7 @@ def get_config(variant: str = "3_8b") -> Experiment:
             if is_3
             else WarmupCosine(warmup_steps=2_000, final_fraction=0.1)
         ),
-        train=TrainConfig(steps=steps, global_batch_size=batch_tokens // context, log_every=10, remat="block"),
+        train=TrainConfig(steps=steps, global_batch_size=batch_tokens // context, log_every=10, remat="auto"),
         evaluate=EvaluateConfig(every=1_000, batches=8),
         checkpoint=CheckpointConfig(every=1_000),
         phases=phases,

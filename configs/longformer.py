@@ -42,7 +42,7 @@ def get_config(variant: str = "base") -> Experiment:
             learning_rate=3e-5, b2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=None, bias_correction="rate"
         ),
         schedule=WarmupLinear(warmup_steps=500),
-        train=TrainConfig(steps=65_000, global_batch_size=64, remat="block"),
+        train=TrainConfig(steps=65_000, global_batch_size=64, remat="auto"),
         evaluate=EvaluateConfig(every=1_000, batches=4),
         checkpoint=CheckpointConfig(every=1_000),
     )

@@ -32,7 +32,7 @@ def get_config(variant: str = "8x7b") -> Experiment:
         optimizer=AdamW(learning_rate=3e-4, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),
         schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
         train=TrainConfig(
-            steps=round(TOKENS / BATCH_TOKENS), global_batch_size=BATCH_TOKENS // CONTEXT, log_every=10, remat="block"
+            steps=round(TOKENS / BATCH_TOKENS), global_batch_size=BATCH_TOKENS // CONTEXT, log_every=10, remat="auto"
         ),
         evaluate=EvaluateConfig(every=1_000, batches=8),
         checkpoint=CheckpointConfig(every=1_000),

@@ -44,7 +44,7 @@ def get_config(variant: str = "2_7b") -> Experiment:
         optimizer=AdamW(learning_rate=learning_rate, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
         schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
         train=TrainConfig(
-            steps=round(tokens / (rows * CONTEXT)), global_batch_size=rows, z_loss=1e-5, log_every=10, remat="block"
+            steps=round(tokens / (rows * CONTEXT)), global_batch_size=rows, z_loss=1e-5, log_every=10, remat="auto"
         ),
         evaluate=EvaluateConfig(every=1_000, batches=8),
         checkpoint=CheckpointConfig(every=1_000),

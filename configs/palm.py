@@ -31,7 +31,7 @@ def get_config(variant: str = "8b") -> Experiment:
         ),
         schedule=WarmupInverseSquareRoot(warmup_steps=10_000),
         train=TrainConfig(
-            steps=round(TOKENS / (ROWS * CONTEXT)), global_batch_size=ROWS, z_loss=1e-4, log_every=10, remat="block"
+            steps=round(TOKENS / (ROWS * CONTEXT)), global_batch_size=ROWS, z_loss=1e-4, log_every=10, remat="auto"
         ),
         evaluate=EvaluateConfig(every=1_000, batches=8),
         checkpoint=CheckpointConfig(every=1_000),

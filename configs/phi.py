@@ -57,7 +57,7 @@ def get_config(variant: str = "1_5") -> Experiment:
         objective=CausalLM(),
         optimizer=AdamW(learning_rate=learning_rate, b2=0.98, epsilon=1e-7, weight_decay=0.1, clip_norm=1.0),
         schedule=schedule,
-        train=TrainConfig(steps=round(tokens / (rows * length)), global_batch_size=rows, log_every=10, remat="block"),
+        train=TrainConfig(steps=round(tokens / (rows * length)), global_batch_size=rows, log_every=10, remat="auto"),
         evaluate=EvaluateConfig(every=1_000, batches=8),
         checkpoint=CheckpointConfig(every=1_000),
     )

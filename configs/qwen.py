@@ -51,7 +51,7 @@ def get_config(variant: str = "2_5_0_5b") -> Experiment:
             steps=round(tokens / BATCH_TOKENS),
             global_batch_size=BATCH_TOKENS // CONTEXT,
             log_every=10,
-            remat="block",
+            remat="auto",
         ),
         evaluate=EvaluateConfig(every=1_000, batches=8),
         checkpoint=CheckpointConfig(every=1_000),

@@ -34,7 +34,7 @@ def get_config(variant: str = "3_3b") -> Experiment:
         objective=CausalLM(mask_documents=True),
         optimizer=AdamW(learning_rate=2e-4, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
         schedule=WarmupStableDecay(warmup_steps=2_000, decay_steps=STEPS // 10),
-        train=TrainConfig(steps=STEPS, global_batch_size=ROWS, log_every=10, remat="block"),
+        train=TrainConfig(steps=STEPS, global_batch_size=ROWS, log_every=10, remat="auto"),
         evaluate=EvaluateConfig(every=1_000, batches=8),
         checkpoint=CheckpointConfig(every=1_000),
     )

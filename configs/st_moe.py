@@ -40,7 +40,7 @@ def get_config(variant: str = "l") -> Experiment:
             global_batch_size=BATCH_TOKENS // LENGTH,
             z_loss=1e-4,
             log_every=10,
-            remat="block",
+            remat="auto",
         ),
         evaluate=EvaluateConfig(every=5_000, batches=8),
         checkpoint=CheckpointConfig(every=5_000),

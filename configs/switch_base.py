@@ -31,7 +31,7 @@ def get_config(variant: str = "base_8") -> Experiment:
         objective=SpanCorruption(noise_density=0.15, mean_span_length=3.0),
         optimizer=Adafactor(learning_rate=1e-2),
         schedule=WarmupInverseSquareRoot(warmup_steps=10_000, start_fraction=1.0),
-        train=TrainConfig(steps=550_000, global_batch_size=TOKENS // LENGTH, z_loss=1e-4, log_every=10, remat="block"),
+        train=TrainConfig(steps=550_000, global_batch_size=TOKENS // LENGTH, z_loss=1e-4, log_every=10, remat="auto"),
         evaluate=EvaluateConfig(every=5_000, batches=8),
         checkpoint=CheckpointConfig(every=5_000),
     )

@@ -28,7 +28,7 @@ def get_config(variant: str = "b_b") -> Experiment:
         objective=MixtureOfDenoisers(),
         optimizer=AdamW(learning_rate=3e-4, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),
         schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
-        train=TrainConfig(steps=round(TOKENS / (ROWS * LENGTH)), global_batch_size=ROWS, log_every=10, remat="block"),
+        train=TrainConfig(steps=round(TOKENS / (ROWS * LENGTH)), global_batch_size=ROWS, log_every=10, remat="auto"),
         evaluate=EvaluateConfig(every=1_000, batches=8),
         checkpoint=CheckpointConfig(every=1_000),
     )

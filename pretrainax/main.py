@@ -42,6 +42,7 @@ def main() -> int:
     # after the flags are known to be good; loader workers must not import JAX
     if _SEEDS.value is not None or _SWEEP.value:
         return _train_grid(experiment, workdir, request)
+    from pretrainax.planning import here
     from pretrainax.profiling import report
     from pretrainax.runtime import cluster, folders, goodput, host
     from pretrainax.training import header, loop, next_steps, profiles
@@ -59,6 +60,7 @@ def main() -> int:
             paper=header.Paper(cli.papers_source(), cli.deviations()),
             extend=_EXTEND.value,
             profiling=profiles.Profiling(request, report.of_run),
+            settle=here.settle_here,
         )
         told = next_steps.after_training(workdir, sys.argv[1:], folder) if code == 0 and is_first else ""
     if code == 0 and is_first:

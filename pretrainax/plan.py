@@ -45,6 +45,7 @@ def main() -> int:
     if _SEARCH.value:
         print(report.mesh_table(experiment, search.best(experiment, topology)))
         return 0
+    search.settle_remat(experiment, topology)
     candidate = search.assess(experiment, topology)
     compiled, note = (
         _compiled(candidate.largest.experiment, topology) if _COMPILE.value else (None, "not compiled: --nocompile")

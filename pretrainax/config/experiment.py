@@ -107,7 +107,9 @@ class TrainConfig:
     deterministic: bool = free(False)
     # auto: the fastest that fits
     attention: Literal["auto", "xla", "cudnn", "tpu_flash", "tpu_splash"] = free("auto")
-    remat: Remat = free("none")  # kept: none: products, kernels' results | dots: products | block: inputs
+    # kept for the backward: none: products, kernels' results | dots: products | block: inputs | auto: the first of
+    # these that fits the devices, by the estimate
+    remat: Literal["auto", "none", "dots", "block"] = free("none")
     # parts of the rows that pass through the stages of mesh.pipeline one after the other; 0: as many as there are rows
     pipeline_parts: int = free(0)
     # 1f1b: a part goes back as soon as it is through, so that a stage keeps few at a time | gpipe: after all of them
@@ -247,6 +249,11 @@ class Experiment:
     def rows_per_update(self) -> float:
         """Counts the examples whose gradient an update takes, some of them more than once."""
         return self.train.global_batch_size * self.optimizer.gradients_per_update
+
+    @property
+    def passes(self) -> int:
+        """Counts the products of a step with each matrix: forward, and two backward where it is trained."""
+        return 3 if self.tuning is None else self.tuning.passes
 
     @property
     def select_by(self) -> str:

@@ -36,6 +36,7 @@ def for_this_machine(train: TrainConfig) -> TrainConfig:
     return dataclasses.replace(
         train,
         dtype=("float32" if on_cpu else "bfloat16") if train.dtype == "auto" else train.dtype,
+        remat="none" if train.remat == "auto" else train.remat,  # where no plan was asked before
         loss_chunk=train.loss_chunk or (1024 if on_cpu else 4096),
     )
 

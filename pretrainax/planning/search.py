@@ -57,8 +57,19 @@ class Candidate:
         return " ".join(changed)
 
 
+def settle_remat(experiment: Experiment, topology: Topology) -> None:
+    """Sets a `train.remat` of "auto" to the first policy with which the run fits by the estimate; where none does, to
+    the last."""
+    if experiment.train.remat != "auto":
+        return
+    for policy in _POLICIES:
+        experiment.train = dataclasses.replace(experiment.train, remat=policy)
+        if policy == _POLICIES[-1] or assess(experiment, topology).fits:
+            return
+
+
 def assess(experiment: Experiment, topology: Topology) -> Candidate:
-    """Estimates what `experiment` takes on its own mesh.
+    """Estimates what `experiment` takes on its own mesh; of a `train.remat` of "auto" with that of `settle_remat`.
 
     Of a run in phases, memory, collectives and the time of a step are those of the phase that takes the most memory,
     hours and price the sum over all.
@@ -66,6 +77,9 @@ def assess(experiment: Experiment, topology: Topology) -> Candidate:
     Raises:
       UserError: a mesh that is not of so many devices, or that does not divide the batch or the model.
     """
+    if experiment.train.remat == "auto":
+        experiment = dataclasses.replace(experiment)
+        settle_remat(experiment, topology)
     if not experiment.phases:
         return _assess(experiment, topology, experiment.train.steps)
     found = []

@@ -13,13 +13,13 @@ import jax
 
 from pretrainax.config import Experiment
 from pretrainax.planning import memory, roofline
+from pretrainax.planning.here import topology_here
 from pretrainax.planning.hlo import collectives_of, memory_traffic_of
 from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.topologies import Topology
 from pretrainax.profiling.kernels import Work, step_program, work_of
 from pretrainax.profiling.trace import Trace, read_trace
 from pretrainax.reporting.tables import text_table
-from pretrainax.runtime.chips import chip_of
 from pretrainax.sharding.mesh import abstract_mesh, mesh_sizes
 from pretrainax.training.setup import Run
 
@@ -55,20 +55,6 @@ def report(trace: Trace, experiment: Optional[Experiment], topology: Optional[To
 
 def _why_none(trace: Trace) -> str:
     return "it knows no rates of a CPU" if trace.platform == "cpu" else "say which --topology it is of"
-
-
-def topology_here() -> Optional[Topology]:
-    """Returns the devices of this program; None where there is no plan for their like."""
-    devices = jax.devices()
-    chip = chip_of(devices[0].device_kind)
-    if chip is None:
-        return None
-    if not chip.is_tpu:
-        return Topology(chip, (jax.process_count(), jax.local_device_count()))
-    slices = {getattr(device, "slice_index", 0) for device in devices}
-    coords = [device.coords for device in devices]
-    shape = tuple(max(of_axis) - min(of_axis) + 1 for of_axis in zip(*coords, strict=True))
-    return Topology(chip, shape[: chip.torus], len(slices))
 
 
 def expectation(trace: Trace, experiment: Experiment, topology: Topology) -> Optional[Roofline]:

@@ -1,4 +1,4 @@
-"""How many processes make batches: as many as keep up with the devices."""
+"""Decides how many processes make batches: as many as keep up with the devices."""
 
 import math
 import os

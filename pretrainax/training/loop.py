@@ -45,13 +45,13 @@ from pretrainax.trackers import check_trackers, shown_config
 from pretrainax.training import expert_balance, header, loss_spikes
 from pretrainax.training.corpora import checked_texts
 from pretrainax.training.finish import finish
-from pretrainax.training.loader_size import size_loader
 from pretrainax.training.loop_state import Counts, LoopState
 from pretrainax.training.metrics import summarize
 from pretrainax.training.metrics_writer import MetricsWriter
 from pretrainax.training.profiles import Profiling, recorder_of
 from pretrainax.training.restore import claim_workdir, describe_start, restore_or_init
 from pretrainax.training.setup import Run, open_run
+from pretrainax.training.start_rows import rows_of_start
 from pretrainax.training.train_step import TrainState
 
 Observer = Callable[[int, HostBatch], None]  # (step, this process's rows of its batch)
@@ -65,6 +65,7 @@ def train(
     paper: header.Paper = header.UNKNOWN,
     extend: bool = False,
     profiling: Optional[Profiling] = None,
+    settle: Callable[[Experiment], None] = lambda experiment: None,
 ) -> int:
     """Trains until `train.steps`, or until a signal. Returns the exit code.
 
@@ -74,16 +75,15 @@ def train(
       paper: what is known of the one whose config this is, for the header.
       extend: the run may go on past its planned end, whatever else that changes (see `claim_workdir`).
       profiling: None: profiles are those of the config alone, and nobody reads them.
+      settle: is called once the devices are there, and sets what follows from their memory.
     """
-    complete(experiment)
-    check_trackers(experiment.trackers)
-    extended, figure = "", experiment.select_by
-    exact_path(workdir)  # refused before anything is prepared
-    describe_start(experiment, workdir)  # a mistake shows before the text is prepared; sizes may still be auto
+    _check(experiment, workdir)
+    extended, figure, remat = "", experiment.select_by, experiment.train.remat
     goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
 
     def prepare_data(experiment: Experiment) -> Prepared:
         nonlocal extended
+        settle(experiment)
         with goodput.on("preparing"):
             if jax.process_index() == 0:
                 held.enter_context(WorkdirLock(workdir))
@@ -104,9 +104,7 @@ def train(
         stack.callback(writer.close)
         if goodput.damaged:
             writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
-        loader = size_loader(run)
-        rows = [*_rows_of_start(experiment, workdir, loop_state, extended), *([loader.row()] if loader else [])]
-        header.show(run, writer, rows, paper)
+        header.show(run, writer, rows_of_start(run, workdir, loop_state, extended, remat), paper)
         texts = checked_texts(experiment.data, run.prepared.valid_first, writer.note)
         with texts as check, recorder_of(run, writer, loop_state.step + 1, profiling) as recorder:
             loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, Beside(check, recorder), observe)
@@ -121,21 +119,12 @@ def train(
     return exit_code
 
 
-def _rows_of_start(experiment: Experiment, workdir: str, loop_state: LoopState, extended: str) -> list[tuple[str, str]]:
-    """Returns the first rows of the header: where the run is, what it starts from, where it is shown."""
-    resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
-    shown = "; ".join(tracker.describe(workdir) for tracker in experiment.trackers)
-    said = [("steps", extended), ("counts", _uncounted(loop_state)), ("shown in", shown)]
-    sent = f", {places.sent_line(workdir)}" if places.is_at_work(workdir) else ""
-    where = places.named(workdir) + resumed + sent
-    return [("workdir", where), *describe_start(experiment, workdir), *(row for row in said if row[1])]
-
-
-def _uncounted(loop_state: LoopState) -> str:
-    """Returns why the counts of a run are not known; "" where they are."""
-    if loop_state.counts:
-        return ""
-    return "not of this run: the version that began it did not count text_tokens, text_bytes, tokens and flops"
+def _check(experiment: Experiment, workdir: str) -> None:
+    """Refuses mistakes before anything is prepared; sizes may still be auto."""
+    complete(experiment)
+    check_trackers(experiment.trackers)
+    exact_path(workdir)
+    describe_start(experiment, workdir)
 
 
 def to_device(batches: Iterator[HostBatch], mesh: jax.sharding.Mesh) -> Iterator[dict[str, jax.Array]]:

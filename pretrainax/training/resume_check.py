@@ -132,6 +132,7 @@ def record(experiment: Experiment, workdir: str, folder: str) -> int:
     """Trains as `pretrainax.main` does, and writes a line into `folder` for each batch that is made."""
     import jax  # here: the process that compares the runs leaves the devices to them
 
+    from pretrainax.planning import here
     from pretrainax.runtime import host
     from pretrainax.sharding.mesh import make_mesh, share_of
     from pretrainax.training import loop
@@ -148,7 +149,7 @@ def record(experiment: Experiment, workdir: str, folder: str) -> int:
             f.write(json.dumps(line) + "\n")
             f.flush()
 
-        code = loop.train(experiment, workdir, observe=observe)
+        code = loop.train(experiment, workdir, observe=observe, settle=here.settle_here)
     if jax.process_index() == 0:
         platform = {"name": jax.default_backend(), "kind": jax.devices()[0].device_kind, "devices": jax.device_count()}
         with open(os.path.join(folder, "platform.json"), "w", encoding="utf-8") as f:

@@ -187,12 +187,12 @@ class Run:
 
     def _flops(self, lengths: Lengths) -> float:
         step = self.experiment.model, self.trained.rows_per_update, lengths.inputs, lengths.targets
-        return flops.flops_per_step(*step, teacher=self.teacher)
+        return flops.flops_per_step(*step, teacher=self.teacher, passes=self.experiment.passes)
 
     def _flops_done(self, lengths: Lengths) -> float:
         work = flops.work_of(self.attention_specs, self.model.compute.attention, platform())
         step = self.experiment.model, self.trained.rows_per_update, lengths.inputs, lengths.targets
-        return flops.flops_done(*step, work, teacher=self.teacher)
+        return flops.flops_done(*step, work, teacher=self.teacher, passes=self.experiment.passes)
 
     @property
     def teacher(self) -> Optional[ModelConfig]:

@@ -176,7 +176,7 @@ def _of_values():
         ("model", "gpt2", "--config=gpt2"),
         ("model", "none", "config.model has fields"),
         ("train", "fast", "config.train has fields"),
-        ("train.remat", "all", "allowed: block, dots, none"),
+        ("train.remat", "all", "allowed: auto, block, dots, none"),
         ("train.dtype", "fp16", "config.train.dtype is 'fp16'"),
         ("optimizer", "adamw", "did you mean 'AdamW'"),
         ("optimizer", "none", "unknown Optimizer 'none'"),

@@ -1,11 +1,13 @@
 """The search: what it proposes fits by its own estimate, and is no more of a change than is needed."""
 
 import dataclasses
+import math
 
 import pytest
 
 from pretrainax.config import MixtureOfExperts, UserError
-from pretrainax.planning import search
+from pretrainax.planning import here, search
+from pretrainax.planning.memory import MARGIN
 from pretrainax.planning.search import assess, best, enough, remedies
 from pretrainax.planning.topologies import Topology
 from tests.support import tiny
@@ -114,3 +116,44 @@ def test_experts_are_split_as_they_divide():
     experiment = large()
     experiment.model.experts = MixtureOfExperts(num_experts=6, top_k=2)
     assert {candidate.experiment.mesh.expert for candidate in best(experiment, FOUR)} == {1, 2}
+
+
+# --- remat=auto ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["none", "dots", "block"])
+def test_auto_is_the_first_policy_that_fits(policy, monkeypatch):
+    """On a chip of just as much memory as the policy takes; "block" where none fits."""
+    experiment = tiny.get_config("gpt")
+    topology = Topology.parse("v5e:2x2")
+    needed = {}
+    for remat in ("none", "dots", "block"):
+        needed[remat] = assess(_with(experiment, remat), topology).memory.total
+    assert needed["none"] > needed["dots"] > needed["block"]
+    chip = dataclasses.replace(topology.chip, memory_bytes=math.ceil(needed[policy] / MARGIN))
+    fitting = dataclasses.replace(topology, chip=chip)
+    found = assess(_with(experiment, "auto"), fitting)
+    assert (found.experiment.train.remat, found.fits) == (policy, True)
+    none = dataclasses.replace(topology, chip=dataclasses.replace(topology.chip, memory_bytes=1000))
+    assert assess(_with(experiment, "auto"), none).experiment.train.remat == "block"
+
+
+def test_a_config_that_is_assessed_stays_auto_and_one_that_is_settled_does_not():
+    experiment = _with(tiny.get_config("gpt"), "auto")
+    assess(experiment, Topology.parse("v5e:2x2"))
+    assert experiment.train.remat == "auto"
+    search.settle_remat(experiment, Topology.parse("v5e:2x2"))
+    assert experiment.train.remat == "none"
+
+
+def test_the_devices_of_a_program_settle_it(monkeypatch):
+    experiment = _with(tiny.get_config("gpt"), "auto")
+    here.settle_here(experiment)
+    assert experiment.train.remat == "auto"  # no plan knows a CPU; layers take it for none
+    monkeypatch.setattr(here, "topology_here", lambda: Topology.parse("h100:8"))
+    here.settle_here(experiment)
+    assert experiment.train.remat == "none"
+
+
+def _with(experiment, remat):
+    return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, remat=remat))

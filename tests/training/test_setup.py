@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.config import Generator, LearnedPositions, UserError
 from pretrainax.data.batch import lengths_of
 from pretrainax.data.packing import OneEach
@@ -16,6 +15,7 @@ from pretrainax.data.sources import JsonLines
 from pretrainax.layers import multi_head
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.mesh import abstract_mesh, make_mesh
+from pretrainax.training import description
 from pretrainax.training.description import describe
 from pretrainax.training.setup import Run, build_run, build_steps
 from tests.support import tiny
@@ -69,7 +69,29 @@ def header(experiment, platform, length=512, **sizes):
     """What is announced of attention, and the warnings."""
     with run_on(platform, experiment, length, **sizes) as run:
         rows = describe(run)
-    return dict(rows)["compute"].split(", attention ")[1], [value for name, value in rows if name == "WARNING"]
+    announced = dict(rows)["compute"].split(", attention ")[1].removesuffix(OTHER_BITS)
+    return announced, [value for name, value in rows if name == "WARNING"]
+
+
+OTHER_BITS = ", other bits each time: config.train.deterministic"
+
+
+@pytest.mark.parametrize(
+    ("platform", "deterministic", "said"),
+    [
+        ("gpu", False, OTHER_BITS),
+        ("gpu", True, ", deterministic"),
+        ("cpu", False, ""),
+        ("cpu", True, ", deterministic"),
+    ],
+)
+def test_the_header_says_whether_a_resume_has_the_same_bits(platform, deterministic, said, monkeypatch):
+    monkeypatch.setattr(description, "platform", lambda: platform)
+    experiment = types.SimpleNamespace(train=types.SimpleNamespace(deterministic=deterministic))
+    run = types.SimpleNamespace(
+        model=types.SimpleNamespace(compute=types.SimpleNamespace(dtype="bfloat16")), experiment=experiment
+    )
+    assert description._compute(run, ["xla"]) == "bfloat16, attention xla" + said
 
 
 def test_a_decoder_whose_length_is_split_is_announced_with_its_warning(traced):
