@@ -204,13 +204,13 @@ def peers(record, tiny: bool) -> None:
     for name, make in sides.items():
         began = time.perf_counter()
         run = make(tiny) if name == "nanoGPT" else make()
-        run(3)
+        run(1 if tiny else 3)
         compiled = time.perf_counter() - began
-        groups = []
-        for _ in range(GROUPS):
+        groups, steps = [], 1 if tiny else STEPS
+        for _ in range(2 if tiny else GROUPS):
             began = time.perf_counter()
-            run(STEPS)
-            groups.append((time.perf_counter() - began) / STEPS)
+            run(steps)
+            groups.append((time.perf_counter() - began) / steps)
         rows, _, length = against_torch.BATCHES[size]["bert" if name.endswith("bert") else "gpt2"]
         if not tiny and name != "transformers bert":
             rows, length = 32, 1024

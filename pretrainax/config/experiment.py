@@ -109,7 +109,7 @@ class TrainConfig:
     attention: Literal["auto", "xla", "cudnn", "tpu_flash", "tpu_splash"] = free("auto")
     # kept for the backward: none: products, kernels' results | dots: products | block: inputs | auto: the first of
     # these that fits the devices, by the estimate
-    remat: Literal["auto", "none", "dots", "block"] = free("none")
+    remat: Literal["auto", Remat] = free("none")
     # parts of the rows that pass through the stages of mesh.pipeline one after the other; 0: as many as there are rows
     pipeline_parts: int = free(0)
     # 1f1b: a part goes back as soon as it is through, so that a stage keeps few at a time | gpipe: after all of them

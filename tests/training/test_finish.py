@@ -11,6 +11,7 @@ import pytest
 from pretrainax.config import RunFailed
 from pretrainax.data.sources import TextFiles
 from pretrainax.runtime.signals import PreemptionHandler
+from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.training import finish, loop
 from pretrainax.training.metrics_writer import MetricsWriter
 from tests.support import tiny
@@ -67,7 +68,7 @@ def test_without_a_validation_the_run_fails_and_says_that_it_is_saved(tmp_path):
     with pytest.raises(
         RunFailed, match="the run is done and saved, but its validation failed: OSError: the text is gone"
     ):
-        finish.finish(SimpleNamespace(validate=validate), None, writer, PreemptionHandler())
+        finish.finish(SimpleNamespace(validate=validate, peers=Watchdog()), None, writer, PreemptionHandler())
     writer.close()
 
 
