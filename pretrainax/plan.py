@@ -45,8 +45,8 @@ def main() -> int:
     if _SEARCH.value:
         print(report.mesh_table(experiment, search.best(experiment, topology)))
         return 0
-    search.settle_remat(experiment, topology)
     candidate = search.assess(experiment, topology)
+    experiment = candidate.experiment
     compiled, note = (
         _compiled(candidate.largest.experiment, topology) if _COMPILE.value else (None, "not compiled: --nocompile")
     )

@@ -34,7 +34,7 @@ class HeadAlone(_Part):
     Of an output matrix that is tied to the embeddings, nothing is trained.
     """
 
-    passes: ClassVar[int] = 1
+    passes: ClassVar[int] = 1  # forward: nothing is trained before the heads
 
     def trains(self, path, heads):
         return path.partition("/")[0] in heads

@@ -32,7 +32,7 @@ class OwnArray(NamedTuple):
 
 
 def own_shards(tree: PyTree) -> dict[str, OwnArray]:
-    """Copies the shards of a tree to the host that this process writes: of copies on several devices, one does."""
+    """Copies to the host the shards of a tree that this process writes: of copies on several devices, one does."""
     leaves = jax.tree.leaves(tree)
     own = [[shard for shard in x.addressable_shards if shard.replica_id == 0] for x in leaves]
     for shard in (shard for shards in own for shard in shards):

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from pretrainax.sharding.mesh import platform
+from pretrainax.sharding.mesh import GPUS, platform
 
 BLOCK = 128  # tokens: large enough for a tensor core, and few enough that comparing each with each costs little
 
@@ -18,7 +18,7 @@ def sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
       x: a vector of size D for each, float.
     """
     ids, x = ids.reshape(-1), x.reshape(-1, x.shape[-1])
-    if platform() == "gpu":
+    if platform() in GPUS:
         return sorted_sum_by_id(ids, x, rows)
     return jnp.zeros((rows, x.shape[-1]), x.dtype).at[ids].add(x, mode="drop")
 

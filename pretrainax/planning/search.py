@@ -58,18 +58,15 @@ class Candidate:
 
 
 def settle_remat(experiment: Experiment, topology: Topology) -> None:
-    """Sets a `train.remat` of "auto" to the first policy with which the run fits by the estimate; where none does, to
-    the last."""
-    if experiment.train.remat != "auto":
-        return
-    for policy in _POLICIES:
-        experiment.train = dataclasses.replace(experiment.train, remat=policy)
-        if policy == _POLICIES[-1] or assess(experiment, topology).fits:
-            return
+    """Sets a `train.remat` of "auto" to the policy that `assess` takes."""
+    if experiment.train.remat == "auto":
+        experiment.train = assess(experiment, topology).experiment.train
 
 
 def assess(experiment: Experiment, topology: Topology) -> Candidate:
-    """Estimates what `experiment` takes on its own mesh; of a `train.remat` of "auto" with that of `settle_remat`.
+    """Estimates what `experiment` takes on its own mesh.
+
+    A `train.remat` of "auto" is the first policy with which the run fits; where none does, the last.
 
     Of a run in phases, memory, collectives and the time of a step are those of the phase that takes the most memory,
     hours and price the sum over all.
@@ -78,8 +75,12 @@ def assess(experiment: Experiment, topology: Topology) -> Candidate:
       UserError: a mesh that is not of so many devices, or that does not divide the batch or the model.
     """
     if experiment.train.remat == "auto":
-        experiment = dataclasses.replace(experiment)
-        settle_remat(experiment, topology)
+        found = None
+        for policy in _POLICIES:
+            found = assess(_changed(experiment, experiment.mesh, remat=policy), topology)
+            if found.fits:
+                break
+        return found
     if not experiment.phases:
         return _assess(experiment, topology, experiment.train.steps)
     found = []

@@ -10,7 +10,7 @@ from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.feed_forward import announced
 from pretrainax.models.active import describe_experts
 from pretrainax.optim.layers import count_trained
-from pretrainax.sharding.mesh import platform
+from pretrainax.sharding.mesh import GPUS, platform
 from pretrainax.sharding.stages import describe_stages
 from pretrainax.training.setup import Run
 
@@ -53,7 +53,7 @@ def _compute(run: Run, attention: list[str]) -> str:
     said, is_asked = run.model.compute.dtype, run.experiment.train.deterministic
     if attention:
         said += f", attention {', '.join(attention)}"
-    if is_asked or platform() == "gpu":
+    if is_asked or platform() in GPUS:
         said += ", deterministic" if is_asked else ", other bits each time: config.train.deterministic"
     return said
 

@@ -45,6 +45,7 @@ from pretrainax.trackers import check_trackers, shown_config
 from pretrainax.training import expert_balance, header, loss_spikes
 from pretrainax.training.corpora import checked_texts
 from pretrainax.training.finish import finish
+from pretrainax.training.loader_size import size_loader
 from pretrainax.training.loop_state import Counts, LoopState
 from pretrainax.training.metrics import summarize
 from pretrainax.training.metrics_writer import MetricsWriter
@@ -104,7 +105,7 @@ def train(
         stack.callback(writer.close)
         if goodput.damaged:
             writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
-        header.show(run, writer, rows_of_start(run, workdir, loop_state, extended, remat), paper)
+        header.show(run, writer, rows_of_start(run, workdir, loop_state, extended, remat, size_loader(run)), paper)
         texts = checked_texts(experiment.data, run.prepared.valid_first, writer.note)
         with texts as check, recorder_of(run, writer, loop_state.step + 1, profiling) as recorder:
             loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, Beside(check, recorder), observe)

@@ -1,21 +1,26 @@
 """The first rows of a run's header: where it is, what it starts from, what was chosen for its devices."""
 
+from typing import Optional
+
 from pretrainax.storage import places
 from pretrainax.training.header import Row
-from pretrainax.training.loader_size import size_loader
+from pretrainax.training.loader_size import LoaderSize
 from pretrainax.training.loop_state import LoopState
 from pretrainax.training.restore import describe_start
 from pretrainax.training.setup import Run
 
 
-def rows_of_start(run: Run, workdir: str, loop_state: LoopState, extended: str, remat: str) -> list[Row]:
+def rows_of_start(
+    run: Run, workdir: str, loop_state: LoopState, extended: str, remat: str, loader: Optional[LoaderSize]
+) -> list[Row]:
     """Returns the names and values of the rows.
 
     Args:
       extended: what `claim_workdir` says of a run that goes on past its planned end.
       remat: that was asked for.
+      loader: None: nothing is known of what the devices need.
     """
-    experiment, loader = run.experiment, size_loader(run)
+    experiment = run.experiment
     resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
     shown = "; ".join(tracker.describe(workdir) for tracker in experiment.trackers)
     chosen = f"auto: {run.model.compute.remat}" if remat == "auto" else ""

@@ -12,7 +12,7 @@ from pretrainax.config.object_names import name_problem, path_below
 
 @pytest.mark.parametrize("name", ["a", "a/b", "…", "a..b/..c", ".hidden", "x" * 255, "a b/c\td", "a\\..\\b"])
 def test_honest_names_are_below_the_folder(name):
-    assert path_below("/root/of", name) == f"/root/of/{name}"
+    assert path_below("/base/of", name) == f"/base/of/{name}"
 
 
 @pytest.mark.parametrize(
@@ -42,5 +42,5 @@ def test_other_names_are_refused_in_a_line(name, why):
 @given(st.lists(st.sampled_from(["..", ".", "", "a", "b c", "\0", "..."]), max_size=6).map("/".join))
 def test_a_path_is_refused_or_below_the_folder(name):
     if not name_problem(name):
-        path = path_below("/root/of", name)
-        assert os.path.normpath(path) == path and path.startswith("/root/of/")
+        path = path_below("/base/of", name)
+        assert os.path.normpath(path) == path and path.startswith("/base/of/")
