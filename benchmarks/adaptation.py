@@ -23,7 +23,7 @@ import numpy as np
 import runs
 from matplotlib import figure
 
-from pretrainax.config.atomic_files import write_atomically
+from pretrainax.files.atomic_files import write_atomically
 from pretrainax.reporting.curves import FAINT, PARTS, STYLE
 from pretrainax.reporting.tables import markdown
 from pretrainax.tasks.conll import TASKS as CONLL

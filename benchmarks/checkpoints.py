@@ -26,7 +26,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pretrainax.checkpoints.hosts import open_checkpoints
-from pretrainax.config.paths import is_url
+from pretrainax.files.paths import is_url
 from pretrainax.runtime import folders
 from pretrainax.storage import places
 

@@ -29,11 +29,12 @@ from pretrainax.planning.here import topology_here
 from pretrainax.planning.hlo import Program, memory_traffic_of
 from pretrainax.profiling.report import expectation
 from pretrainax.profiling.trace import read_trace
+from pretrainax.runs.train import open_run
 from pretrainax.runtime import host
 from pretrainax.runtime.recorder import STEP
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import mesh_sizes, platform
-from pretrainax.training.setup import Run, open_run
+from pretrainax.training.run import Run
 from pretrainax.zoo import preset
 
 GROUPS, STEPS, TRACED, KERNELS = 5, 4, 3, 10
@@ -106,18 +107,18 @@ def step(name: str, record, tiny: bool) -> None:
         seconds, state = timed(program, run, state, batch)
         device = jax.devices()[0]
         peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
-        rate = run.tokens_per_step / seconds[0]
+        rate = run.work.tokens_per_step / seconds[0]
         record(
             "step",
             ms=1e3 * seconds[0],
             range=f"{1e3 * seconds[1]:.2f} to {1e3 * seconds[2]:.2f}",
             tokens_per_second=rate,
-            mfu=run.mfu(run.flops_per_step, seconds[0]),
-            mfu_done=run.mfu(run.flops_done_per_step, seconds[0]),
+            mfu=run.work.mfu(run.work.flops_per_step, seconds[0]),
+            mfu_done=run.work.mfu(run.work.flops_done_per_step, seconds[0]),
             peak_gb=peak and peak / 1e9,
             compile_seconds=compiled,
             attention=", ".join(
-                sorted({choose_implementation("auto", platform(), spec)[0] for spec in run.attention_specs})
+                sorted({choose_implementation("auto", platform(), spec)[0] for spec in run.work.attention_specs})
             ),
         )
         moved = memory_traffic_of(Program(program.as_text()))

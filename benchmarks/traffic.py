@@ -20,7 +20,7 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import Experiment, UserError, resolve_auto
-from pretrainax.config.paths import define_path
+from pretrainax.files.paths import define_path
 from pretrainax.planning import memory
 from pretrainax.planning.compiled import compile_step
 from pretrainax.planning.floor import least_bytes

@@ -25,9 +25,9 @@ from random_data import random_data  # noqa: E402
 
 from pretrainax import cli  # noqa: E402
 from pretrainax.config import Experiment  # noqa: E402
-from pretrainax.config.paths import define_path  # noqa: E402
+from pretrainax.files.paths import define_path  # noqa: E402
 from pretrainax.reporting.tables import text_table  # noqa: E402
-from pretrainax.training.description import describe  # noqa: E402
+from pretrainax.runs.description import describe  # noqa: E402
 
 STEPS = flags.DEFINE_integer(
     "timed_steps", 20, "Steps that count, in 5 groups; as many again run before, at most 5", lower_bound=5
@@ -42,9 +42,9 @@ def measure(experiment: Experiment, directory: str) -> dict:
 
     from pretrainax.data.batch import check_batch
     from pretrainax.data.pipeline import iterate
+    from pretrainax.runs.train import open_run
     from pretrainax.runtime import host
     from pretrainax.training.loop import to_device
-    from pretrainax.training.setup import open_run
 
     host.tune_malloc()
     host.start_jax(experiment)
@@ -53,7 +53,7 @@ def measure(experiment: Experiment, directory: str) -> dict:
         check_batch(
             run.train_batches[0],
             experiment.model,
-            run.lengths,
+            run.work.lengths,
             experiment.train.global_batch_size // jax.process_count(),
         )
         steps = warm_up + group * GROUPS
@@ -101,13 +101,13 @@ def measured(run, seconds: list[float], compile_seconds: float, first_step_secon
         "compute": dict(describe(run))["compute"],
         "parameters": run.parameters,
         "batch_size": run.experiment.train.global_batch_size,
-        "tokens_per_step": run.tokens_per_step,
-        "padded_tokens_per_second": run.tokens_per_step / step_seconds,
+        "tokens_per_step": run.work.tokens_per_step,
+        "padded_tokens_per_second": run.work.tokens_per_step / step_seconds,
         "step_seconds": step_seconds,
         "step_seconds_range": [min(seconds), max(seconds)],
-        "mfu": run.mfu(run.flops_per_step, step_seconds),
-        "mfu_done": run.mfu(run.flops_done_per_step, step_seconds),
-        "flops_per_second": run.flops_per_step / step_seconds,
+        "mfu": run.work.mfu(run.work.flops_per_step, step_seconds),
+        "mfu_done": run.work.mfu(run.work.flops_done_per_step, step_seconds),
+        "flops_per_second": run.work.flops_per_step / step_seconds,
         "peak_memory_bytes": memory or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "compile_seconds": compile_seconds,
         "first_step_seconds": first_step_seconds,

@@ -52,8 +52,8 @@ from pretrainax.config import (
     TrainConfig,
     UserError,
 )
-from pretrainax.config.errors import nearest
 from pretrainax.data.sources import JsonLines
+from pretrainax.files.errors import nearest
 from pretrainax.interop.start import Beginning, beginning_of
 from pretrainax.optim import AdamW, WarmupLinear
 from pretrainax.tasks import (

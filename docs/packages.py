@@ -41,6 +41,7 @@ def imports() -> dict[str, set[str]]:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             elif isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
+            names = [name for name in names if name != "pretrainax.cli"]  # which has what the commands share
             wanted |= {name.split(".")[1] for name in names if name.startswith("pretrainax.")}
     return {part: wanted & found.keys() - {part} for part, wanted in found.items()}
 

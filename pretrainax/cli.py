@@ -20,11 +20,11 @@ from absl import app, flags, logging
 
 from pretrainax.config import Experiment, RunFailed, UserError, ledger, nearest
 from pretrainax.config.config_file import find_config, read_config_file
-from pretrainax.config.errors import printable
 from pretrainax.config.overrides import fields_named, set_field
-from pretrainax.config.paths import define_path, is_path, is_url, is_utf8
 from pretrainax.config.reference import docstring_of
 from pretrainax.config.validation import complete, validate
+from pretrainax.files.errors import printable
+from pretrainax.files.paths import define_path, is_path, is_url, is_utf8
 from pretrainax.reporting import config_reference
 from pretrainax.reporting.streams import keep_streams
 from pretrainax.storage import places

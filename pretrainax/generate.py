@@ -28,8 +28,8 @@ from absl import flags
 from pretrainax import cli
 from pretrainax import config as config_lib
 from pretrainax.config import DataConfig, UserError
-from pretrainax.config.paths import define_path
 from pretrainax.config.reference import fields_of
+from pretrainax.files.paths import define_path
 from pretrainax.inference.decoding import Generated, Rates, Sampling, generate
 from pretrainax.inference.language_model import LanguageModel
 from pretrainax.inference.load import load_origin

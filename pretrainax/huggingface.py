@@ -35,14 +35,14 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import UserError
-from pretrainax.config.paths import define_path
+from pretrainax.files.paths import define_path
 from pretrainax.interop.adapters import export_adapter, import_adapter, is_adapter
 from pretrainax.interop.directories import DTYPES, export_workdir, import_directory
 from pretrainax.interop.origin import Origin, find_origin, parted
 from pretrainax.interop.start import experiment_of, find_known_start
+from pretrainax.runs.model_card import Recipe, write_card
 from pretrainax.storage import hub
 from pretrainax.storage.places import here, named
-from pretrainax.training.model_card import Recipe, write_card
 
 
 def main() -> None:

@@ -13,11 +13,11 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import UserError, phase_at, phases_of
-from pretrainax.config.paths import define_path
 from pretrainax.data.inspection import check, page, terminal
 from pretrainax.data.inspection.row_view import Words, views_of
 from pretrainax.data.pipeline import phase_batches
 from pretrainax.data.preparation.prepare import prepare
+from pretrainax.files.paths import define_path
 from pretrainax.storage.places import named
 
 _COUNT = flags.DEFINE_integer("count", 4, "Rows to show", lower_bound=0)

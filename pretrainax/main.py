@@ -24,7 +24,7 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import Experiment, RunFailed, UserError, grid
-from pretrainax.config.paths import is_url
+from pretrainax.files.paths import is_url
 from pretrainax.runtime.profile_request import ProfileRequest
 from pretrainax.runtime.signals import PARENT, PREEMPTED, end_with_parent
 
@@ -44,8 +44,10 @@ def main() -> int:
         return _train_grid(experiment, workdir, request)
     from pretrainax.planning import here
     from pretrainax.profiling import report
+    from pretrainax.runs import header, next_steps
+    from pretrainax.runs.train import train
     from pretrainax.runtime import cluster, folders, goodput, host
-    from pretrainax.training import header, loop, next_steps, profiles
+    from pretrainax.training import profiles
 
     if not cli.WORKDIR.value and cluster.is_one_of_many():
         raise UserError("--workdir is missing: all processes of a run need the same one")
@@ -53,14 +55,13 @@ def main() -> int:
     host.start_jax(experiment)
     is_first = cluster.distributed_state().process_id == 0
     with folders.at_work(workdir, experiment.checkpoint.local_dir) as folder:
-        code = loop.train(
+        code = train(
             experiment,
             folder,
             goodput.process_age(),
             paper=header.Paper(cli.papers_source(), cli.deviations()),
             extend=_EXTEND.value,
-            profiling=profiles.Profiling(request, report.of_run),
-            settle=here.settle_here,
+            callbacks=[here.SettledHere(), profiles.Profiles(request, report.of_run)],
         )
         told = next_steps.after_training(workdir, sys.argv[1:], folder) if code == 0 and is_first else ""
     if code == 0 and is_first:
@@ -80,7 +81,7 @@ def _train_grid(experiment: Experiment, workdir: str, request: ProfileRequest) -
         )
     if cluster.is_one_of_many():
         raise UserError("--seeds and --sweep are for one process: start the runs of several processes one by one")
-    from pretrainax.training import grid_runs, next_steps
+    from pretrainax.runs import grid_runs, next_steps
 
     words = flags.FLAGS.read_flags_from_files(sys.argv)[1:]  # with what a --flagfile has
     runs = grid.grid_of(experiment, _SEEDS.value, _SWEEP.value)

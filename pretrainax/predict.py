@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from pretrainax import cli
 from pretrainax.config import Experiment, UserError
-from pretrainax.config.paths import define_path
+from pretrainax.files.paths import define_path
 from pretrainax.inference.answers import answer, task_in, task_of
 from pretrainax.inference.load import experiment_of, load_origin
 from pretrainax.inference.loaded import LoadedModel

@@ -11,9 +11,9 @@ it with Apache Beam. However many they are, the files come out the same, byte fo
 """
 
 from pretrainax.config import UserError
-from pretrainax.config.paths import define_path
 from pretrainax.data.inspection.corpus_files import write_report
 from pretrainax.data.preparation.prepare import prepare, prepare_share
+from pretrainax.files.paths import define_path
 
 
 def main() -> None:

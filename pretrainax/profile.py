@@ -14,7 +14,7 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import Experiment, UserError, load, phase_at, phases_of
-from pretrainax.config.paths import define_path
+from pretrainax.files.paths import define_path
 from pretrainax.planning.topologies import Topology
 from pretrainax.profiling import picture, report
 from pretrainax.profiling.kernels import work_of

@@ -13,7 +13,7 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import UserError
-from pretrainax.config.paths import define_path, path_problem
+from pretrainax.files.paths import define_path, path_problem
 from pretrainax.reporting.run_lines import AXES, RunLines, figures_of, missing, names_of, numbers_alone, with_seconds
 from pretrainax.reporting.visible import visible
 from pretrainax.storage.places import here, named, sent_line

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Optional
 
 from pretrainax.config import Experiment, UserError, nearest
-from pretrainax.config.paths import define_path
 from pretrainax.data.preparation.tokenizer import prepare_tokenizer, sample_split
+from pretrainax.files.paths import define_path
 from pretrainax.storage.places import here
 from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.compare import KINDS, compare, measure, table, write_report

@@ -22,9 +22,9 @@ from absl import flags
 from pretrainax import cli
 from pretrainax.config import Experiment, MeshConfig, UserError, phases_of
 from pretrainax.config.choice import written
-from pretrainax.config.paths import define_path
+from pretrainax.files.paths import define_path
 from pretrainax.reporting.tables import text_table
-from pretrainax.training.resume_check import Trial, compare, record
+from pretrainax.runs.resume_check import Trial, compare, record
 
 _STEPS = flags.DEFINE_integer("steps", 20, "Steps of each run", lower_bound=2)
 _KILLS = flags.DEFINE_integer("kills", 3, "SIGKILLs at random moments", lower_bound=1)

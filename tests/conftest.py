@@ -71,7 +71,7 @@ SAMPLED = ("test_samples.py", "test_pretraining.py", "test_finish.py", "test_nex
 @pytest.fixture(autouse=True)
 def few_samples(request, monkeypatch):
     """Ends the samples of a run early: they take as long as its steps. Their own tests see all of them."""
-    samples = sys.modules.get("pretrainax.training.samples")
+    samples = sys.modules.get("pretrainax.runs.samples")
     if samples is not None and request.path.name not in SAMPLED:
         monkeypatch.setattr(samples, "SECONDS", 0.1)
 

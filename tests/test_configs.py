@@ -13,8 +13,8 @@ from pretrainax import config as config_lib
 from pretrainax.config import DecoderSizes, Experiment, LongContextScaling, RandomBlocks, UserError, phases_of
 from pretrainax.config.validation import validate
 from pretrainax.data.sources import JsonLines, TextFiles
+from pretrainax.runs.train import train
 from pretrainax.tokenization import Words
-from pretrainax.training import loop
 from tests.support.tiers import few
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -177,7 +177,7 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
 def test_a_config_trains_two_steps_or_one_of_each_phase(name, tmp_path, text, cache):
     experiment = load(name, VARIANTS[name][-1])
     shrink(experiment, str(text), str(cache))
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     validated = range(1, experiment.train.steps + 1) if experiment.phases else [2]
     expected = [(n, split) for n in range(1, experiment.train.steps + 1) for split in ("train", "valid")]

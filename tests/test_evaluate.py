@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from pretrainax import evaluate as evaluate_module
 from pretrainax.config.validation import get
 from pretrainax.data.sources import TextFiles
+from pretrainax.evaluation import asked as evaluate_module
 from pretrainax.inference.load import load
 from pretrainax.interop.directories import import_directory
 from pretrainax.scoring.corpus_scores import score_source

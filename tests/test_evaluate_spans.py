@@ -11,7 +11,7 @@ import pytest
 from pretrainax import load
 from pretrainax.config import UserError
 from pretrainax.data.sources import JsonLines
-from pretrainax.evaluate import Evaluation
+from pretrainax.evaluation.asked import Evaluation
 from pretrainax.scoring.span_choice import SpanChoice
 from pretrainax.scoring.spans import score_spans, texts_of
 from tests.support.huggingface_weights import write_directory

@@ -23,21 +23,21 @@ ALL = FILES + SCRIPTS + TESTS
 
 # Each may import, at its top, the packages before it and its own. A file at the top of the package is a command.
 PACKAGES = (
-    "config storage reporting trackers sharding checkpoints runtime tokenization data tasks layers models zoo optim "
-    "adapt distill interop inference scoring training planning profiling scaling"
+    "files config storage reporting trackers sharding checkpoints runtime tokenization data layers models optim "
+    "training tasks adapt distill zoo interop inference scoring runs planning profiling scaling evaluation"
 ).split()
 COMMANDS = (
-    "__main__ cli main prepare prepare_beam tokenizer inspect recipe plan profile report evaluate generate predict "
+    "__main__ api cli main prepare prepare_beam tokenizer inspect recipe plan profile report evaluate generate predict "
     "verify_resume huggingface"
 ).split()
 RANK = {name: rank for rank, name in enumerate(PACKAGES)} | dict.fromkeys(COMMANDS, len(PACKAGES))
 # The two chains that a user takes apart: text without models, models without text but for the contract of a batch.
 CHAINS = {
-    "data": {"config", "storage", "reporting", "tokenization"},
-    "tasks": {"config", "storage", "data", "tokenization"},
-    "layers": {"config", "sharding", "data.batch"},
-    "models": {"config", "layers", "sharding", "data.batch"},
-    "zoo": {"config", "reporting", "sharding", "models", "layers"},
+    "data": {"files", "config", "storage", "reporting", "tokenization"},
+    "tasks": {"files", "config", "storage", "data", "tokenization"},
+    "layers": {"files", "config", "sharding", "data.batch"},
+    "models": {"files", "config", "layers", "sharding", "data.batch"},
+    "zoo": {"files", "config", "reporting", "sharding", "models", "layers"},
 }
 
 
@@ -101,6 +101,16 @@ def test_imports_go_one_way(file):
         allowed = CHAINS[part] | {part}  # whole packages, or one module of a package
         wrong = {n for n in names_imported(file) if not {n.split(".")[0], ".".join(n.split(".")[:2])} & allowed}
         assert not wrong, f"{part} may import {sorted(allowed)} alone"
+
+
+ABOVE_TRAINING = PACKAGES[PACKAGES.index("training") + 1 :]
+
+
+def test_the_training_loop_needs_nothing_that_uses_a_trained_model():
+    code = "import sys, pretrainax.training.train; print(*{n.split('.')[1] for n in sys.modules if 'pretrainax.' in n})"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = set(out.stdout.split())
+    assert {"models", "data", "training"} <= found and not found & set(ABOVE_TRAINING)
 
 
 # A worker imports the program's main module again.

@@ -10,7 +10,8 @@ import pytest
 
 from pretrainax.config import MeshConfig, Phase, UserError, phases_of
 from pretrainax.config.overrides import set_field
-from pretrainax.training.resume_check import compare_losses, row_digests
+from pretrainax.runs.resume_check import compare_losses
+from pretrainax.runs.row_recorder import row_digests
 from pretrainax.verify_resume import _config_arguments, _devices, _overrides
 from tests.support import tiny
 from tests.support.runs import FAST, ROOT

@@ -1,6 +1,6 @@
 """Trains a few parameters of a model that else stays as it is: low-rank updates, vectors, biases, heads, prompts."""
 
-from pretrainax.adapt.adapted import FROZEN, Adapted, adapted, plain
+from pretrainax.adapt.adapted import FROZEN, Adapted
 from pretrainax.adapt.lora import LoRA
 from pretrainax.adapt.parts import BitFit, HeadAlone
 from pretrainax.adapt.rescaling import IA3
@@ -17,6 +17,4 @@ __all__ = [
     "PrefixTuning",
     "PromptTuning",
     "Tuning",
-    "adapted",
-    "plain",
 ]

@@ -5,28 +5,33 @@ were added: so a scan over layers splits them as it splits the kernel, and they 
 """
 
 import dataclasses
-from typing import Optional, cast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Optional
 
 import flax.linen as nn
 import jax
 
-from pretrainax.adapt.tuning import Flat, Tuning, flat, nested
-from pretrainax.config import Experiment, ModelConfig
+from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch
 from pretrainax.layers.compute import Compute
 from pretrainax.models import AnyModel, Outputs
 from pretrainax.models.heads.base import head_modules
-from pretrainax.sharding.param_paths import PyTree
+from pretrainax.sharding.param_paths import Flat, PyTree, flat, nested
+from pretrainax.training.wrapped import Frozen, Wrapped
+
+if TYPE_CHECKING:  # which makes these models
+    from pretrainax.adapt.tuning import Tuning
+    from pretrainax.training.run import Run
 
 FROZEN = "frozen"  # the collection of the parameters that no update changes
 
 
 @dataclasses.dataclass(frozen=True)
-class Adapted:
+class Adapted(Wrapped):
     """Used like the model that it is of. Of "params" and "frozen", the second need not be there: `params` of both."""
 
     model: AnyModel
-    tuning: Tuning
+    tuning: "Tuning"
     train_heads: bool  # beside what the tuning trains
 
     @property
@@ -37,24 +42,37 @@ class Adapted:
     def compute(self) -> Compute:
         return self.model.compute
 
+    @property
+    def plain(self) -> AnyModel:
+        return self.model
+
     def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
         """Returns {"params": what is trained, "frozen": what is not}, of a model that is drawn anew."""
         key = rngs["params"]
         params = self.model.init(rngs, batch, deterministic=deterministic)["params"]
-        return {"params": self.start(params, key), FROZEN: self.frozen(params)}
+        return {"params": self.start(params, key), **self.frozen(params)}
 
     def start(self, params: PyTree, key: jax.Array) -> PyTree:
-        """Returns the parameters that are trained as they start, from those of the model."""
         kept = {path: x for path, x in flat(params).items() if self._trains(path)}
         return nested(kept | self.tuning.added(params, key))
 
-    def frozen(self, params: PyTree) -> PyTree:
-        """Returns the parameters of the model that are not trained; arrays, or shapes."""
-        return nested({path: x for path, x in flat(params).items() if not self._trains(path)})
+    def frozen(self, params: PyTree) -> dict[str, PyTree]:
+        return {FROZEN: nested({path: x for path, x in flat(params).items() if not self._trains(path)})}
 
-    def merged(self, params: PyTree, frozen: PyTree) -> tuple[AnyModel, PyTree]:
-        """Returns the plain model and the parameters that compute the same; this one where no plain model does."""
-        return self.model if self.tuning.is_mergeable else self, nested(self.tuning.merged(_joined(params, frozen)))
+    def merged(self, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
+        """Returns the plain model and the parameters that compute the same; this one where no plain model does, or the
+        frozen parameters are not known."""
+        if frozen is None:
+            return self, params
+        whole = nested(self.tuning.merged(_joined(params, frozen[FROZEN])))
+        return self.model if self.tuning.is_mergeable else self, whole
+
+    def counted(self, params: PyTree, frozen: Frozen) -> PyTree:
+        return params, frozen
+
+    def describe(self, run: "Run") -> Iterator[tuple[str, str]]:
+        trained, share = run.trained_parameters, run.trained_parameters / run.parameters
+        yield "tuning", f"{self.tuning}: {trained:,} parameters are trained, {share:.2%} of all"
 
     def apply(
         self,
@@ -76,15 +94,3 @@ class Adapted:
 
 def _joined(params: PyTree, frozen: PyTree) -> Flat:
     return flat(params) | flat(frozen)
-
-
-def adapted(model: AnyModel, experiment: Experiment) -> AnyModel:
-    """Returns the model of a run as it is trained: under `config.tuning`, where that is set."""
-    if experiment.tuning is None:
-        return model
-    return Adapted(model, cast(Tuning, experiment.tuning), experiment.draws_heads)
-
-
-def plain(model: AnyModel) -> AnyModel:
-    """Returns the model without its tuning."""
-    return model.model if isinstance(model, Adapted) else model

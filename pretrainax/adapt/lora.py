@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.adapt.matrices import Matrix, chosen, matrices_of, problem_of
-from pretrainax.adapt.tuning import Flat, Tuning, abstract_params, beside, flat
+from pretrainax.adapt.tuning import Tuning, abstract_params, beside
 from pretrainax.config import Experiment
 from pretrainax.layers.dropout import dropped
 from pretrainax.layers.linear import Linear, project
+from pretrainax.sharding.param_paths import Flat, flat
 
 
 @dataclasses.dataclass

@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar
 
-from pretrainax.adapt.tuning import Tuning, abstract_params, flat
+from pretrainax.adapt.tuning import Tuning, abstract_params
 from pretrainax.config import Experiment
 from pretrainax.models.heads.base import head_modules
+from pretrainax.sharding.param_paths import flat
 
 
 class _Part(Tuning):

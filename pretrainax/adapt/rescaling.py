@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.adapt.matrices import matrices_of
-from pretrainax.adapt.tuning import Flat, Tuning, beside
+from pretrainax.adapt.tuning import Tuning, beside
 from pretrainax.layers.linear import Linear
+from pretrainax.sharding.param_paths import Flat
 
 _READS = re.compile(r"/mlp(_after)?/down$")  # whose inputs are rescaled; of keys and values it is the outputs
 _KEYS = re.compile(r"_attention/(key|value)$")

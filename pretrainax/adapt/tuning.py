@@ -2,21 +2,21 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import ClassVar
+from typing import ClassVar, Optional
 
 import flax.linen as nn
 import jax
-from flax import traverse_util
 
 from pretrainax import models
-from pretrainax.config import AUTO, Experiment, ModelConfig, kinds
+from pretrainax.adapt.adapted import Adapted
+from pretrainax.config import AUTO, Experiment, ModelConfig, TrainConfig, kinds
 from pretrainax.data.batch import Batch
+from pretrainax.layers.compute import compute_for
 from pretrainax.layers.linear import Linear
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.mesh import abstract_mesh
-from pretrainax.sharding.param_paths import PyTree
+from pretrainax.sharding.param_paths import Flat, PyTree
 
-Flat = dict[str, PyTree]  # parameters by their paths
 Interceptor = Callable[[Callable, tuple, dict, nn.module.InterceptorContext], PyTree]
 
 
@@ -28,6 +28,9 @@ class Tuning(kinds.Tuning):
     """
 
     is_mergeable: ClassVar[bool] = True  # into the parameters of a plain model
+
+    def wrap(self, experiment: Experiment, train: TrainConfig, teacher: Optional[ModelConfig]) -> Adapted:
+        return Adapted(models.build(experiment.model, compute_for(train)), self, experiment.draws_heads)
 
     @property
     def tokens(self) -> int:
@@ -116,16 +119,6 @@ def abstract_params(config: ModelConfig) -> PyTree:
     # Without a mesh, the trace would ask which devices there are, before the processes of a run have joined.
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), "cpu")):
         return models.abstract_params(config)
-
-
-def flat(params: PyTree) -> Flat:
-    """Returns a nested dict as one of paths."""
-    return traverse_util.flatten_dict(params, sep="/")
-
-
-def nested(params: Flat) -> PyTree:
-    """Returns what `flat` was given."""
-    return traverse_util.unflatten_dict(params, sep="/")
 
 
 def beside(vector: jax.Array, y: jax.Array) -> jax.Array:

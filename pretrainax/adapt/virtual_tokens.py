@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.adapt.matrices import Matrix, matrices_of
-from pretrainax.adapt.tuning import Flat, Tuning
+from pretrainax.adapt.tuning import Tuning
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.packing import OneEach
 from pretrainax.data.row_stream import default_packing
@@ -22,7 +22,7 @@ from pretrainax.layers.attention_mask import Mask
 from pretrainax.layers.feed_forward import kinds_of_layers
 from pretrainax.layers.linear import Linear
 from pretrainax.models.base import Model
-from pretrainax.sharding.param_paths import PyTree
+from pretrainax.sharding.param_paths import Flat, PyTree
 from pretrainax.sharding.rules import add_partition_rules
 
 _STDDEV = 0.02  # of keys and values as they start, and of what makes them

@@ -8,7 +8,7 @@ from typing import Optional
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import UserError
-from pretrainax.config.json_files import JsonObject
+from pretrainax.files.json_files import JsonObject
 
 # Ends of the names of figures of which more is better; of others, less.
 _LARGER = ("accuracy", "exact_match", "precision", "recall", "f1", "f1_micro", "matthews", "pearson", "spearman")

@@ -41,9 +41,9 @@ from pretrainax.checkpoints.shards import (
     write_shards,
 )
 from pretrainax.config import RunFailed, UserError
-from pretrainax.config.atomic_files import write_atomically
-from pretrainax.config.json_files import read_object
-from pretrainax.config.object_names import path_below
+from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import read_object
+from pretrainax.files.object_names import path_below
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.storage import places
 from pretrainax.storage.store import say

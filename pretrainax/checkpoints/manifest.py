@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from pretrainax.config import UserError
-from pretrainax.config.atomic_files import write_atomically
-from pretrainax.config.errors import shortened
-from pretrainax.config.object_names import name_problem
-from pretrainax.config.regular_files import check_regular, read_bytes
+from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.errors import shortened
+from pretrainax.files.object_names import name_problem
+from pretrainax.files.regular_files import check_regular, read_bytes
 
 MANIFEST = "manifest.sha256"
 _STRANGERS = {"Thumbs.db", "ehthumbs.db", "desktop.ini", "Icon\r"}  # file managers leave these in any folder they show

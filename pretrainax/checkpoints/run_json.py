@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.config.atomic_files import write_atomically
-from pretrainax.config.json_files import read_object
+from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import read_object
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 
 RUN_JSON = "run.json"

@@ -10,7 +10,6 @@ Importing this module imports neither JAX nor NumPy: data loader workers load it
 
 from pretrainax.config.auto import AUTO, resolve_auto
 from pretrainax.config.choice import Choice
-from pretrainax.config.errors import RunFailed, UserError, nearest
 from pretrainax.config.experiment import (
     CheckpointConfig,
     DataConfig,
@@ -43,6 +42,7 @@ from pretrainax.config.positions import (
 from pretrainax.config.recurrent import NUM_CHARACTERS, WORD_LENGTH, Recurrent
 from pretrainax.config.serialization import differences, dump, from_json, load, to_json
 from pretrainax.config.sparse_attention import RandomBlocks, SlidingWindows, SparseAttention
+from pretrainax.files.errors import RunFailed, UserError, nearest
 
 __all__ = [
     "AUTO",

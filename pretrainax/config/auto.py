@@ -3,8 +3,8 @@
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pretrainax.config.errors import UserError
 from pretrainax.config.phases import phases_of
+from pretrainax.files.errors import UserError
 
 if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment

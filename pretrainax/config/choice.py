@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Optional
 
-from pretrainax.config.errors import UserError, nearest, shortened
+from pretrainax.files.errors import UserError, nearest, shortened
 
 if typing.TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
@@ -38,6 +38,11 @@ ENTRY_POINTS = "pretrainax.choices"  # the group of those in which other package
 def free(default: object) -> Any:
     """Returns a field that may differ between a run and its resumption: no mathematics, or the answer to a fault."""
     return dataclasses.field(default=default, metadata={"free": True})
+
+
+def later(default: object) -> Any:
+    """Returns a free field that config.json has only where it is given: files of runs without it stay as they were."""
+    return dataclasses.field(default=default, metadata={"free": True, "later": True})
 
 
 class Choice:

@@ -14,9 +14,9 @@ import traceback
 from types import ModuleType
 from typing import Optional
 
-from pretrainax.config.errors import UserError, nearest
 from pretrainax.config.experiment import Experiment
-from pretrainax.config.paths import path_problem
+from pretrainax.files.errors import UserError, nearest
+from pretrainax.files.paths import path_problem
 
 CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs")
 _MODULE = "config_config"  # what a config file is imported as: its own choices have this name in config.json

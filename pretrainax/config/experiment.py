@@ -4,12 +4,13 @@ import dataclasses
 import importlib
 from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
-from pretrainax.config.choice import free
+from pretrainax.config.choice import free, later
 from pretrainax.config.model import ModelConfig
 from pretrainax.config.phases import Phase
 
 if TYPE_CHECKING:  # with their methods
     from pretrainax.adapt import Tuning
+    from pretrainax.config.kinds import Wrapper
     from pretrainax.data.objectives import Objective
     from pretrainax.data.packing import Packing
     from pretrainax.data.preparation.filters import NearDuplicates, QualityFilter
@@ -19,9 +20,11 @@ if TYPE_CHECKING:  # with their methods
     from pretrainax.optim import Optimizer, Schedule
     from pretrainax.tokenization import TokenizerConfig
     from pretrainax.trackers import Tracker
+    from pretrainax.training.callbacks import Callback
 else:  # their bases, which need neither JAX nor NumPy
     from pretrainax.config.kinds import (
         Adaptation,
+        Callback,
         DistillConfig,
         NearDuplicates,
         Objective,
@@ -33,6 +36,7 @@ else:  # their bases, which need neither JAX nor NumPy
         TokenizerConfig,
         Tracker,
         Tuning,
+        Wrapper,
     )
 
 Remat = Literal["none", "dots", "block"]  # the fastest first, the smallest last
@@ -235,6 +239,9 @@ class Experiment:
     # where the run is shown beside its metrics.jsonl, which is always written: (WandB(project='t5'), TensorBoard())
     trackers: tuple[Tracker, ...] = dataclasses.field(default_factory=_default_trackers, metadata={"free": True})
 
+    # code that is called beside the steps, as entry points name it (docs/extending.md); (): none beside the usual
+    callbacks: tuple[Callback, ...] = later(())
+
     @property
     def validation_objective(self) -> Objective:
         """Returns what validation asks of the model."""
@@ -249,6 +256,11 @@ class Experiment:
     def rows_per_update(self) -> float:
         """Counts the examples whose gradient an update takes, some of them more than once."""
         return self.train.global_batch_size * self.optimizer.gradients_per_update
+
+    @property
+    def wrapper(self) -> Optional[Wrapper]:
+        """Returns the field that wraps the model in training; None: it is trained as it is."""
+        return self.tuning if self.distill is None else self.distill
 
     @property
     def passes(self) -> int:

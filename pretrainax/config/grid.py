@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Optional
 
-from pretrainax.config.errors import UserError, shortened
 from pretrainax.config.experiment import Experiment
 from pretrainax.config.overrides import set_field
 from pretrainax.config.serialization import to_json
 from pretrainax.config.validation import get, validate
+from pretrainax.files.errors import UserError, shortened
 
 USES = {"init": "fresh parameters", "order": "the order of the data", "dropout": "dropout", "mask": "masks"}  # of seeds
 _NAME = 40  # characters of a value in the name of a folder

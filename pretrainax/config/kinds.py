@@ -4,9 +4,14 @@ The classes of these names in other packages do the work and are subclasses: wha
 checked against without importing them, and so neither JAX nor NumPy.
 """
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Optional
 
 from pretrainax.config.choice import Choice
+
+if TYPE_CHECKING:
+    from pretrainax.config.experiment import Experiment, TrainConfig
+    from pretrainax.config.model import ModelConfig
+    from pretrainax.training.wrapped import Wrapped
 
 
 class TokenizerConfig(Choice):
@@ -41,18 +46,30 @@ class Schedule(Choice):
     """Gives the learning rate of a step: pretrainax.optim."""
 
 
-class Tuning(Choice):
+class Wrapper(Choice):
+    """Wraps the model of a run in training: a tuning or a teacher does."""
+
+    def wrap(self, experiment: "Experiment", train: "TrainConfig", teacher: "Optional[ModelConfig]") -> "Wrapped":
+        """Returns the model in training; arguments as of `training.wrapped.trained_model`."""
+        raise NotImplementedError
+
+
+class Tuning(Wrapper):
     """Trains a few parameters of a model that else stays as it is: pretrainax.adapt."""
 
     passes: ClassVar[int] = 2  # products with each frozen matrix: forward, and back to what is trained before it
 
 
-class DistillConfig(Choice):
+class DistillConfig(Wrapper):
     """Trains a model to be like a teacher, beside its own loss: pretrainax.distill."""
 
 
 class Adaptation(Choice):
     """Gives what a run starts from the family, or the shape, of its own model: pretrainax.interop.adaptations."""
+
+
+class Callback(Choice):
+    """Is called beside the steps of a run: pretrainax.training.callbacks."""
 
 
 class Tracker(Choice):

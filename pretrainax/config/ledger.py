@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from pretrainax.config.config_file import CONFIGS
-from pretrainax.config.errors import UserError
-from pretrainax.config.json_files import JsonObject as Table  # what TOML holds, too
 from pretrainax.config.values import PATHS, Stated, stated
+from pretrainax.files.errors import UserError
+from pretrainax.files.json_files import JsonObject as Table  # what TOML holds, too
 
 STATUSES = ("paper", "code", "chosen")
 _ORIGINS = (*STATUSES, "see")

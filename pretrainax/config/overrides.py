@@ -8,9 +8,9 @@ from typing import Any, Optional
 
 from pretrainax.config.choice import Choice, fits, spelled
 from pretrainax.config.config_file import configs_like
-from pretrainax.config.errors import UserError, nearest, shortened
 from pretrainax.config.experiment import Experiment
 from pretrainax.config.values import fields
+from pretrainax.files.errors import UserError, nearest, shortened
 
 _BOOLS: dict[str, bool] = {word: True for word in "true yes on t y 1".split()}
 _BOOLS |= {word: False for word in "false no off f n 0".split()}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Optional, Protocol, TypeVar
 
 from pretrainax.config.choice import Choice, written
-from pretrainax.config.errors import UserError
+from pretrainax.files.errors import UserError
 
 if TYPE_CHECKING:  # with their methods
     from _typeshed import DataclassInstance

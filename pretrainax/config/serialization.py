@@ -8,16 +8,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from pretrainax.config.choice import Choice, fits, misfit, written
-from pretrainax.config.errors import UserError, nearest
 from pretrainax.config.experiment import Experiment
-from pretrainax.config.json_files import read_object
 from pretrainax.config.values import range_problems, type_problems
+from pretrainax.files.errors import UserError, nearest
+from pretrainax.files.json_files import read_object
 
 
 def to_json(config: object) -> Any:
     """Returns a config (or a part of one) as plain dicts and lists; a Choice carries its name as "type"."""
     if dataclasses.is_dataclass(config):
-        fields = {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        given = ((f, getattr(config, f.name)) for f in dataclasses.fields(config))
+        fields = {f.name: to_json(x) for f, x in given if not ("later" in f.metadata and x == f.default)}
         return {"type": config.type_name(), **fields} if isinstance(config, Choice) else fields
     return [to_json(x) for x in config] if isinstance(config, (tuple, list)) else config
 

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from pretrainax.config.auto import AUTO
 from pretrainax.config.choice import Choice
-from pretrainax.config.errors import UserError, nearest
 from pretrainax.config.experiment import Experiment, LayersConfig
 from pretrainax.config.model import LayerKind, ModelConfig
 from pretrainax.config.phases import phases_of, problems_of_phases
 from pretrainax.config.values import fields, range_problems, type_problems
+from pretrainax.files.errors import UserError, nearest
 
 _READ = ("tokenizer", "data.source")  # files, as these name them
 _POSITIVE = (
@@ -107,7 +107,7 @@ def _choice_problems(e: Experiment, files: bool) -> Iterator[str]:
         if files or path not in _READ:
             for line in choice.problems(e):
                 yield line.replace("config.objective", f"config.{path}") if path == "evaluate.objective" else line
-    for part in (*e.checkpoint.adapt, *e.trackers):
+    for part in (*e.checkpoint.adapt, *e.trackers, *e.callbacks):
         yield from part.problems(e)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pretrainax.config.choice import Choice, default_of, fits, misfit
 from pretrainax.config.experiment import Experiment
-from pretrainax.config.paths import path_problem
+from pretrainax.files.paths import path_problem
 
 PATHS = (
     "path",

@@ -9,8 +9,8 @@ import threading
 from typing import Any, Optional
 
 from pretrainax.config import UserError
-from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.files import digest
+from pretrainax.files.atomic_files import write_atomically
 
 _CHUNK = 1 << 22  # bytes read at a time
 _KEY = "checksum"  # of a JSON file, in it

@@ -10,10 +10,10 @@ from typing import Optional
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.config.object_names import path_below
 from pretrainax.data import checksums
 from pretrainax.data.preparation.shards import COUNTS, ENDS, INDEX, NOTE_ENDS, NOTES, PARTS, Encoded, base_of
 from pretrainax.data.sources.base import Note
+from pretrainax.files.object_names import path_below
 from pretrainax.storage.places import twin_around
 from pretrainax.storage.twin import Twin
 

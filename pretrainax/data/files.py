@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Optional, Union, cast
 import numpy as np
 
 from pretrainax.config import Choice, UserError, to_json
-from pretrainax.config.paths import is_url
-from pretrainax.config.regular_files import check_regular
+from pretrainax.files.paths import is_url
+from pretrainax.files.regular_files import check_regular
 from pretrainax.storage.places import here
 
 SHARD_BYTES = 1 << 24  # of one file in one shard

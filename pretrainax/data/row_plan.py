@@ -17,8 +17,6 @@ import numpy as np
 from absl import logging
 
 from pretrainax.config import UserError, to_json
-from pretrainax.config.atomic_files import replacing_folder
-from pretrainax.config.object_names import path_below
 from pretrainax.data import checksums
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.files import digest
@@ -26,6 +24,8 @@ from pretrainax.data.objectives import Objective
 from pretrainax.data.packing import OneEach, Packing, cut_documents, cut_sentences
 from pretrainax.data.permutation import permute
 from pretrainax.data.preparation.shards import ENDS, NOTE_ENDS, NOTES, PARTS
+from pretrainax.files.atomic_files import replacing_folder
+from pretrainax.files.object_names import path_below
 
 _FORMAT = 4  # of the files, and of how pieces are cut, left out and counted
 _STATISTICS = "figures.json"

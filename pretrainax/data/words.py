@@ -8,8 +8,8 @@ from typing import Optional
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.config.json_files import read_object
-from pretrainax.config.regular_files import read_bytes
+from pretrainax.files.json_files import read_object
+from pretrainax.files.regular_files import read_bytes
 from pretrainax.storage.places import here
 from pretrainax.tokenization.base import Tokenizer
 

@@ -2,10 +2,14 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, Optional, cast
 
-from pretrainax.config import AUTO, Classify, DisentangledPositions, Experiment, ModelConfig, Tag, kinds
+from pretrainax import models
+from pretrainax.config import AUTO, Classify, DisentangledPositions, Experiment, ModelConfig, Tag, TrainConfig, kinds
+from pretrainax.distill.distilled import Distilled
 from pretrainax.distill.soft_targets import SOFT_TARGETS
+from pretrainax.layers.compute import compute_for
+from pretrainax.models import Model
 from pretrainax.models.heads import heads_of
 
 
@@ -36,6 +40,14 @@ class Distillation(kinds.DistillConfig):
     relations: float = 0.0  # weight of the relations of self-attention in the student's last layer
     relation_heads: int = 0  # parts that queries, keys and values are cut into; 0: the teacher's attention heads
     relation_layer: int = 0  # of the teacher, from 1; 0: its last
+
+    def wrap(self, experiment: Experiment, train: TrainConfig, teacher: Optional[ModelConfig]) -> Distilled:
+        assert teacher is not None  # a distillation has one
+        compute = compute_for(train)
+        if self.attention:  # no other kernel holds the logits
+            compute = dataclasses.replace(compute, attention="xla")
+        student, other = (cast(Model, models.build(model, compute)) for model in (experiment.model, teacher))
+        return Distilled(student, other, self, train.loss_chunk)
 
     @property
     def compares_states(self) -> bool:

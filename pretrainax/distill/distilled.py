@@ -7,7 +7,7 @@ the teacher are the collection TEACHER, which no update changes.
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional, cast
 
 import flax.struct
 import jax
@@ -16,20 +16,27 @@ import jax.numpy as jnp
 from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch
 from pretrainax.distill import distances
-from pretrainax.distill.distillation import Distillation
 from pretrainax.distill.soft_targets import SOFT_TARGETS
 from pretrainax.distill.states import States, run_with_states
+from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_mask import Mask
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.sums import Sums
-from pretrainax.models import Model, Outputs
+from pretrainax.models import AnyModel, Model, Outputs
 from pretrainax.models.heads import HEADS
+from pretrainax.models.outputs import TOKENS
+from pretrainax.sharding.mesh import platform
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import add_partition_rules
+from pretrainax.training.wrapped import Frozen, Wrapped
+
+if TYPE_CHECKING:  # which makes these models
+    from pretrainax.distill.distillation import Distillation
+    from pretrainax.training.run import Run
+
 
 TEACHER = "teacher"  # the collection of its parameters
 MAPS = "distillation"  # learned maps, among the parameters that are trained
-TOKENS = "tokens"  # what states are counted by: `count_tokens`
 add_partition_rules(((rf"{MAPS}/(hidden|embedded)/kernel", "d_model features"),))
 
 
@@ -52,12 +59,7 @@ class Compared(Outputs):
     def joined(
         self, own: jax.Array, counts: Mapping[str, jax.Array], total_counts: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, Sums]:
-        """Returns what training minimises, and the sums of each part.
-
-        Args:
-          own: the objective without a teacher.
-          counts: of the batch, by unit; total_counts: of the whole global batch, which the parts are divided by.
-        """
+        """Returns the objective with the parts of the teacher, and the sums of each part."""
         shares = [part.weight * part.value / total_counts[part.unit] for part in self.parts.values()]
         total = functools.reduce(jnp.add, shares)
         sums = {name: (part.value, counts[part.unit]) for name, part in self.parts.items()}
@@ -75,12 +77,12 @@ class _Pair(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Distilled:
+class Distilled(Wrapped):
     """Used like the student. Without dropout, as in validation, it is the student alone."""
 
     student: Model
     teacher: Model
-    distillation: Distillation
+    distillation: "Distillation"
     chunk: int  # tokens of a device whose logits exist at a time
 
     @property
@@ -91,6 +93,14 @@ class Distilled:
     def compute(self) -> Compute:
         return self.student.compute
 
+    @property
+    def plain(self) -> AnyModel:
+        return cast(AnyModel, self.student)
+
+    @property
+    def teacher_config(self) -> ModelConfig:
+        return self.teacher.config
+
     def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
         """Returns {"params": the student's and the maps, TEACHER: as drawn anew}."""
         params = self.student.init(rngs, batch, deterministic=deterministic)["params"]
@@ -98,7 +108,6 @@ class Distilled:
         return {"params": self.start(params, rngs["params"]), TEACHER: teacher}
 
     def start(self, params: PyTree, key: jax.Array) -> PyTree:
-        """Returns the parameters that are trained as they start, from those of the student."""
         ours, theirs = self.student.config.d_model, self.teacher.config.d_model
         asked = {"hidden": self.distillation.hidden, "embedded": self.distillation.embeddings}
         if ours == theirs or not any(asked.values()):
@@ -106,6 +115,40 @@ class Distilled:
         keys = dict(zip(asked, jax.random.split(jax.random.fold_in(key, 1), len(asked)), strict=True))
         draw = lambda key: jax.random.normal(key, (ours, theirs), jnp.float32) * ours**-0.5  # noqa: E731
         return {**params, MAPS: {name: {"kernel": draw(keys[name])} for name, weight in asked.items() if weight}}
+
+    def frozen(self, params: PyTree) -> None:
+        """Nothing of a teacher follows from the student's parameters."""
+
+    def merged(self, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
+        """Returns the student without the maps of its states."""
+        return self.plain, without_maps(params)
+
+    def counted(self, params: PyTree, frozen: Frozen) -> PyTree:
+        return without_maps(params)
+
+    def describe(self, run: "Run") -> Iterator[tuple[str, str]]:
+        assert run.abstract_frozen is not None  # the teacher's
+        distillation, teacher = self.distillation, self.teacher.config
+        size = sum(p.size for p in jax.tree.leaves(run.abstract_frozen[TEACHER])) / 1e6
+        layers, width = teacher.shown("num_layers"), teacher.shown("d_model")
+        maps = sum(p.size for p in jax.tree.leaves(run.abstract_state.params.get(MAPS)))
+        learned = f"; {maps:,} parameters map states to its width" if maps else ""
+        yield "teacher", f"{distillation}: {size:,.1f} M parameters, {layers} layers, width {width}{learned}"
+        fastest = {choose_implementation("auto", platform(), spec)[0] for spec in run.work.attention_specs} - {"xla"}
+        if distillation.attention and fastest:
+            yield (
+                "WARNING",
+                f"SLOW ATTENTION: 'xla' is used in the place of {', '.join(sorted(fastest))}, as "
+                "config.distill.attention compares the logits, which no other kernel holds; config.distill.relations "
+                "needs none",
+            )
+        if not distillation.own and not distillation.soft:
+            yield (
+                "WARNING",
+                "HEADS ARE NOT TRAINED: config.distill has weights 0 of the loss and of soft targets, so that what the "
+                "model says, and each validation of it, means nothing before another training; config.distill.own and "
+                "soft are these weights",
+            )
 
     def apply(
         self,
@@ -192,9 +235,3 @@ def _of_stacks(batch: Batch, config: ModelConfig) -> tuple[list[jax.Array], list
     masks = [Mask(c, i, i, prefix=batch.get("prefix_mask") if c else None) for c, i in zip(causal, ids, strict=True)]
     seen = [m.materialize(i.shape[1], i.shape[1])[:, 0] for m, i in zip(masks, ids, strict=True)]
     return [(i > 0).astype(jnp.float32) for i in ids], seen
-
-
-def count_tokens(batch: Batch) -> jax.Array:
-    """Returns how many tokens a model reads, padding left out; the encoder's and the decoder's."""
-    read = [batch[name] > 0 for name in ("encoder_segment_ids", "segment_ids") if name in batch]
-    return sum((tokens.sum(dtype=jnp.float32) for tokens in read), start=jnp.zeros((), jnp.float32))

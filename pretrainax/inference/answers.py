@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from pretrainax.config import Experiment, UserError
-from pretrainax.config.json_files import JsonObject
 from pretrainax.data.batch import Batch, Example, Lengths
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import Text
 from pretrainax.data.sources.base import Note, Record
+from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import bucket
 from pretrainax.models import Outputs

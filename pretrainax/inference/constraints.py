@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.config.errors import shortened
+from pretrainax.files.errors import shortened
 from pretrainax.inference.prompts import ids_of
 from pretrainax.runtime.confined import Confined
 from pretrainax.tokenization.base import Tokenizer, Vocabulary

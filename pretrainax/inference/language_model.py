@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from pretrainax.config import ModelConfig, UserError, nearest
-from pretrainax.config.json_files import JsonObject
 from pretrainax.data.batch import HostBatch
+from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.answers import predict, task_of
 from pretrainax.inference.decoding import Generated, OnText, generate
 from pretrainax.inference.embed import Pooling, embed
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pretrainax.scoring.likelihood import Score
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class LanguageModel(LoadedModel):
     """Answers what a user asks of a trained model; docs/use.md shows each method.
 

@@ -10,7 +10,7 @@ import jax
 
 from pretrainax import config as config_lib
 from pretrainax import models
-from pretrainax.adapt import Tuning, adapted
+from pretrainax.adapt import Adapted, Tuning
 from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.config import Experiment, MeshConfig, ModelConfig, UserError, nearest
 from pretrainax.inference.language_model import LanguageModel
@@ -66,7 +66,9 @@ def load_origin(
         if config.experts is not None:  # what is said of a text is not to depend on others that want the same expert
             config = dataclasses.replace(config, experts=dataclasses.replace(config.experts, capacity=None))
         described = dataclasses.replace(experiment, model=config)
-        built = adapted(models.build(config, compute), experiment)
+        built = models.build(config, compute)
+        if experiment.tuning is not None:
+            built = Adapted(built, cast(Tuning, experiment.tuning), experiment.draws_heads)
         return LanguageModel(described, built, params, tokenizer, mesh, origin.description, generator)
 
     if experiment.model.generator is None:

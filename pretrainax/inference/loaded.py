@@ -16,6 +16,7 @@ from pretrainax.data.batch import Batch
 from pretrainax.data.word_characters import character_table, spelled
 from pretrainax.models import AnyModel, Outputs
 from pretrainax.models.outputs import hidden_states
+from pretrainax.reporting.units import large_number
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.axes import BATCH_AXES
 from pretrainax.sharding.mesh import axis_size
@@ -25,7 +26,7 @@ from pretrainax.tokenization.base import Tokenizer
 Answer = TypeVar("Answer")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class LoadedModel:
     """Holds what every use of a model needs. `load` makes it of a directory, and a run of what it has trained."""
 
@@ -35,6 +36,13 @@ class LoadedModel:
     tokenizer: Tokenizer
     mesh: jax.sharding.Mesh
     origin: str  # where from, for people: "runs/mine, step 2,000"
+
+    def __repr__(self) -> str:
+        """Returns one line for people: where the model is from, and what it is."""
+        model, devices = self.experiment.model, f"{self.mesh.size} × {self.mesh.devices.flat[0].device_kind}"
+        numbers = sum(x.size for x in jax.tree.leaves(self.params))
+        shape = f"{model.family}, {large_number(numbers)} parameters, {model.vocab_size:,} ids"
+        return f"{type(self).__name__}({self.origin}: {shape}, {devices})"
 
     def __call__(self, batch: Mapping[str, np.ndarray], hidden: bool = False) -> Outputs:
         """Returns what the heads say of a batch as data/batch.py describes it, without dropout.

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple, Optional
 
 from pretrainax.config import Choice, Experiment, UserError
-from pretrainax.config.atomic_files import replacing
-from pretrainax.config.json_files import JsonObject
 from pretrainax.data import files
 from pretrainax.data.line_ends import plain
 from pretrainax.data.sources import Csv, JsonLines, Source, Tsv
 from pretrainax.data.sources.base import Record
 from pretrainax.data.sources.records import RecordLines
+from pretrainax.files.atomic_files import replacing
+from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.visible import visible
 from pretrainax.tasks import Task
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import IO
 
 from pretrainax.config import UserError
-from pretrainax.config.atomic_files import write_atomically
-from pretrainax.config.json_files import JsonObject, read_object
-from pretrainax.config.regular_files import check_regular
+from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import JsonObject, read_object
+from pretrainax.files.regular_files import check_regular
 from pretrainax.inference.decoding import Generated
 
 

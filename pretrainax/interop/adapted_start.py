@@ -7,13 +7,12 @@ from typing import NamedTuple
 import jax
 
 from pretrainax import models
-from pretrainax.adapt.tuning import flat, nested
 from pretrainax.checkpoints.params import Params
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.interop.adaptations import Adaptation, Way
 from pretrainax.interop.origin import Origin
 from pretrainax.interop.start import Fit, fit_of, model_at
-from pretrainax.sharding.param_paths import PyTree
+from pretrainax.sharding.param_paths import PyTree, flat, nested
 
 
 class AdaptedStart(NamedTuple):

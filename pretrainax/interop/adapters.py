@@ -21,14 +21,13 @@ from pretrainax import config, models
 from pretrainax.adapt import LoRA, PrefixTuning
 from pretrainax.adapt.matrices import Matrix, matrices_of
 from pretrainax.adapt.patterns import found_in
-from pretrainax.adapt.tuning import nested
 from pretrainax.checkpoints.params import EMA, TRAINED, read_params, write_params
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.checkpoints.steps import step_of
 from pretrainax.config import Experiment, LearnedPositions, ModelConfig, UserError
-from pretrainax.config.atomic_files import write_atomically
-from pretrainax.config.json_files import JsonObject, read_object
-from pretrainax.config.paths import hub_name
+from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import JsonObject, read_object
+from pretrainax.files.paths import hub_name
 from pretrainax.interop.architectures import described_model, read_config_json
 from pretrainax.interop.directories import describe_export, evaluation_of
 from pretrainax.interop.origin import AS_TRAINED, Origin, find_origin
@@ -36,6 +35,7 @@ from pretrainax.interop.safetensors_files import Reader, Writer
 from pretrainax.interop.start import experiment_of, find_known_start, remember_start
 from pretrainax.interop.weights import DirectoryWeights
 from pretrainax.runtime.workdir_lock import WorkdirLock
+from pretrainax.sharding.param_paths import nested
 from pretrainax.storage.places import here
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer

@@ -6,8 +6,8 @@ from typing import Optional
 
 from pretrainax import models, zoo
 from pretrainax.config import ModelConfig, UserError, nearest
-from pretrainax.config.json_files import read_object
 from pretrainax.config.values import MOST_LAYERS
+from pretrainax.files.json_files import read_object
 from pretrainax.zoo.convert import rows_of
 from pretrainax.zoo.family import ConfigJson, HuggingFace, biases
 

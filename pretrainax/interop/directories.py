@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from pretrainax import config, models
-from pretrainax.adapt.tuning import Tuning, flat
+from pretrainax.adapt.tuning import Tuning
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import TRAINED, read_params, write_params
 from pretrainax.checkpoints.paths import exact_path
@@ -32,9 +32,6 @@ from pretrainax.config import (
     TrainConfig,
     UserError,
 )
-from pretrainax.config.atomic_files import write_atomically
-from pretrainax.config.json_files import read_object
-from pretrainax.config.paths import is_hub
 from pretrainax.data.objectives import (
     BidirectionalLM,
     CausalLM,
@@ -46,6 +43,9 @@ from pretrainax.data.objectives import (
     SpanCorruption,
 )
 from pretrainax.data.sources import NoSource
+from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import read_object
+from pretrainax.files.paths import is_hub
 from pretrainax.interop.architectures import describe_model
 from pretrainax.interop.elmo_files import ElmoFiles, is_elmo
 from pretrainax.interop.origin import find_origin
@@ -58,6 +58,7 @@ from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.param_paths import flat
 from pretrainax.storage.places import here
 from pretrainax.tasks import Classification, ExtractiveQA, MultipleChoice, Regression, TokenClassification
 from pretrainax.tokenization import PretrainedTokenizer

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pretrainax import models
-from pretrainax.adapt.tuning import flat
 from pretrainax.checkpoints.params import Index
 from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, ModelConfig, Recurrent, UserError
-from pretrainax.config.json_files import JsonObject, read_object
+from pretrainax.files.json_files import JsonObject, read_object
+from pretrainax.sharding.param_paths import flat
 from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.words import Words
 from pretrainax.zoo.elmo import elmo

@@ -37,7 +37,7 @@ from pretrainax.checkpoints.steps import (
     step_of,
 )
 from pretrainax.config import UserError, load
-from pretrainax.config.paths import is_hub, path_problem
+from pretrainax.files.paths import is_hub, path_problem
 from pretrainax.interop.architectures import is_huggingface_directory, read_config_json
 from pretrainax.storage.hub import exact_name
 from pretrainax.storage.places import here, named

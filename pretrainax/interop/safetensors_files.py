@@ -19,9 +19,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pretrainax.config import UserError
-from pretrainax.config.json_files import read_object
-from pretrainax.config.object_names import name_problem
-from pretrainax.config.regular_files import check_regular
+from pretrainax.files.json_files import read_object
+from pretrainax.files.object_names import name_problem
+from pretrainax.files.regular_files import check_regular
 from pretrainax.storage.hub import how_to_convert
 from pretrainax.storage.places import complete
 

@@ -4,7 +4,7 @@ import json
 import os
 
 from pretrainax.config import Embed, ModelConfig
-from pretrainax.config.atomic_files import write_atomically
+from pretrainax.files.atomic_files import write_atomically
 
 _MODES = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
 _UNUSED = ("mean_sqrt_len_tokens", "weightedmean_tokens")

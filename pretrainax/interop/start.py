@@ -16,23 +16,22 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax import adapt, config, models
-from pretrainax.adapt.tuning import flat, nested
 from pretrainax.checkpoints.manifest import MANIFEST
 from pretrainax.checkpoints.params import TRAINED, Fresh, Params, load_steps
 from pretrainax.checkpoints.run_json import stored_shapes
 from pretrainax.checkpoints.steps import find_checkpoint, of_parameters, step_of
 from pretrainax.config import Classify, Experiment, HeadConfig, ModelConfig, UserError, trained_as
-from pretrainax.config.atomic_files import write_atomically
-from pretrainax.config.json_files import read_object
-from pretrainax.config.paths import is_hub
 from pretrainax.distill.distilled import MAPS, without_maps
+from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import read_object
+from pretrainax.files.paths import is_hub
 from pretrainax.interop import weights
 from pretrainax.interop.architectures import describe_model, described_model, read_config_json
 from pretrainax.interop.origin import Origin, find_origin
 from pretrainax.layers.compute import Compute
 from pretrainax.models import electra
 from pretrainax.models.heads.base import head_modules, heads_of
-from pretrainax.sharding.param_paths import PyTree, parameter_names
+from pretrainax.sharding.param_paths import PyTree, flat, nested, parameter_names
 from pretrainax.sharding.rules import divided_shardings, tree_shardings, with_shardings
 from pretrainax.storage.copies import url_of_old_copy
 from pretrainax.storage.places import complete, here, named
@@ -256,7 +255,8 @@ def load_run(
     whole = placed_start(abstract, mesh) if is_start else _placed(abstract, mesh)
     if experiment.tuning is None:
         return load_plain(steps, whole, folder)
-    model = cast(adapt.Adapted, adapt.adapted(models.build(experiment.model, Compute()), experiment))
+    tuning = cast(adapt.Tuning, experiment.tuning)
+    model = adapt.Adapted(models.build(experiment.model, Compute()), tuning, experiment.draws_heads)
     trained = jax.eval_shape(lambda params: model.start(params, jax.random.key(0)), whole)
     trained = load_steps(steps, _placed(trained, mesh), folder)
     fresh = zeros_of(whole) if experiment.draws_heads else None  # heads are trained then

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrainax import models
-from pretrainax.adapt.tuning import flat
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import Fresh, Index
 from pretrainax.config import ModelConfig, UserError
@@ -19,7 +18,7 @@ from pretrainax.interop.adaptations import suggested
 from pretrainax.interop.architectures import described_model, read_config_json
 from pretrainax.interop.safetensors_files import INDEX, SINGLE, Reader
 from pretrainax.models.heads.base import head_modules
-from pretrainax.sharding.param_paths import PyTree, parameter_names
+from pretrainax.sharding.param_paths import PyTree, flat, parameter_names
 from pretrainax.storage.places import complete
 from pretrainax.zoo.convert import Rows, places, rows_of, shape_problems, stacked_axes, view
 from pretrainax.zoo.family import ConfigJson, Row, differences

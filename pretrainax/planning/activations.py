@@ -22,6 +22,7 @@ from pretrainax import config as config_lib
 from pretrainax import models
 from pretrainax.config import Experiment, MeshConfig, ModelConfig, TrainConfig
 from pretrainax.distill import Distillation
+from pretrainax.interop.run_start import TrainedStart
 from pretrainax.interop.teacher import teacher_of
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
@@ -34,9 +35,9 @@ from pretrainax.sharding.mesh import abstract_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.training import losses, train_step
-from pretrainax.training.setup import Steps, build_steps
+from pretrainax.training.run import Steps, build_steps
 from pretrainax.training.train_step import Params, TrainState
-from pretrainax.training.trained import trained_model
+from pretrainax.training.wrapped import trained_model
 
 
 class SavedResidual(NamedTuple):
@@ -140,7 +141,7 @@ def _program(key: str) -> Steps:
     experiment.train = dataclasses.replace(experiment.train, attention="xla", global_batch_size=1, accumulate=1)
     mesh = abstract_mesh(dict.fromkeys(AXES, 1), "cpu")
     with jax.sharding.use_abstract_mesh(mesh):
-        return build_steps(experiment, batch_shapes(experiment), mesh)
+        return build_steps(experiment, batch_shapes(experiment), mesh, make_model=TrainedStart().model)
 
 
 def shapes_of(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:

@@ -9,6 +9,7 @@ from typing import Optional
 import jax
 
 from pretrainax.config import Experiment
+from pretrainax.interop.run_start import TrainedStart
 from pretrainax.planning.hlo import Buffer, MemoryTraffic, Program, buffers_of, collectives_of, memory_traffic_of
 from pretrainax.planning.memory import part_bytes
 from pretrainax.planning.shapes import batch_shapes
@@ -17,7 +18,7 @@ from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import PyTree
-from pretrainax.training.setup import build_steps
+from pretrainax.training.run import build_steps
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -74,7 +75,7 @@ def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available
     mesh = make_mesh(experiment.mesh, devices)
     with jax.set_mesh(mesh):
         shapes = batch_shapes(experiment)
-        steps = build_steps(experiment, shapes, mesh)
+        steps = build_steps(experiment, shapes, mesh, make_model=TrainedStart().model)
         batch = {name: x.update(sharding=batch_sharding(mesh, x.shape)) for name, x in shapes.items()}
         lowered = steps.step.lower(steps.abstract_state, batch, steps.abstract_frozen)
         try:

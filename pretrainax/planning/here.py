@@ -8,6 +8,7 @@ from pretrainax.config import Experiment
 from pretrainax.planning.search import settle_remat
 from pretrainax.planning.topologies import Topology
 from pretrainax.runtime.chips import chip_of
+from pretrainax.training.callbacks import Callback
 
 
 def topology_here() -> Optional[Topology]:
@@ -24,7 +25,11 @@ def topology_here() -> Optional[Topology]:
     return Topology(chip, shape[: chip.torus], len(slices))
 
 
-def settle_here(experiment: Experiment) -> None:
+class SettledHere(Callback):
     """Sets a `train.remat` of "auto" by what the devices of this program have room for, if a plan knows these."""
-    if experiment.train.remat == "auto" and (topology := topology_here()) is not None:
-        settle_remat(experiment, topology)
+
+    part = "starting"
+
+    def settle(self, experiment: Experiment) -> None:
+        if experiment.train.remat == "auto" and (topology := topology_here()) is not None:
+            settle_remat(experiment, topology)

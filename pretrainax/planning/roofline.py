@@ -82,6 +82,7 @@ class Passes(NamedTuple):
     kept: float  # what a block keeps for its backward, but for the next
     attended: float  # queries, keys, values and results of attention
     pairs: float  # float32 logits of an attention that no kernel computes; on a TPU of one with a bias too
+    dropped: float  # the same where weights are dropped, which the backward needs again
     by_row: float  # those again to which positions add something else for each row
     turned: float  # queries and keys in float32, where positions turn them
     logits: float  # of the loss, in the dtype of the run
@@ -97,12 +98,14 @@ class Passes(NamedTuple):
 # benchmarks/traffic.py; benchmarks/README.md says how, and how far off each is. Of a GPU three were not fitted: AdamW
 # reads parameters, gradients and moments, writes all but gradients, and their norm reads these once more, 8 passes over
 # 4 arrays; parameters of layers are read in float32 and written in half of that; and copies of loops add up to 5. Of a
-# TPU the optimizer's and its norm's was not, and DeBERTa's is the only step that has biases by row.
+# TPU the optimizer's and its norm's was not, DeBERTa's is the only step that has biases by row, and `dropped` is of
+# four steps with all layers.
 PASSES = {
     "gpu": Passes(
         kept=9.6,
         attended=3.6,
         pairs=11.3,
+        dropped=11.3,
         by_row=11.3,
         turned=0.0,
         logits=3.2,
@@ -117,7 +120,8 @@ PASSES = {
         kept=4.5,
         attended=4.5,
         pairs=7.7,
-        by_row=44.9,
+        dropped=4.9,
+        by_row=47.7,
         turned=12.4,
         logits=5.9,
         state=1.6,
@@ -261,10 +265,11 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
     lengths = lengths_of(shapes_of(experiment))
     rows = micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
     layers = passes.stacked * _in_stacks(experiment, mesh_sizes, platform)
+    attention = _of_attention(experiment, mesh_sizes, platform, rows / mesh_sizes[TENSOR_AXIS])
+    layers += passes.dropped * attention.dropped
     if platform == "gpu" or train.remat == "block" or _of_a_layer(arrays) > _ROOM_FOR_A_LAYER:
         layers += sum(x.bytes * (passes.attended if x.module.endswith("attention") else passes.kept) for x in arrays)
-        attention = _of_attention(experiment, mesh_sizes, platform, rows / mesh_sizes[TENSOR_AXIS])
-        layers += sum(getattr(passes, name) * count for name, count in attention._asdict().items())
+        layers += passes.pairs * attention.pairs + passes.by_row * attention.by_row + passes.turned * attention.turned
     logits = rows * lengths.targets * predicted_vocabulary(experiment.model) / mesh_sizes[TENSOR_AXIS]
     each = stages_of(experiment, mesh_sizes).stretch * layers + passes.logits * width * logits
     parts = _of_layers(experiment, mesh_sizes, platform)
@@ -325,6 +330,7 @@ class _Attention(NamedTuple):
     """Counts float32 bytes of all attentions, by the kinds of `Passes`."""
 
     pairs: float
+    dropped: float
     by_row: float
     turned: float
 
@@ -333,17 +339,19 @@ def _of_attention(experiment: Experiment, mesh_sizes: dict[str, int], platform: 
     """Counts those of so many rows: logits that are written out, and queries and keys that positions turn."""
     specs, lengths = attention_specs(experiment, mesh_sizes, platform), lengths_of(shapes_of(experiment))
     implementation, is_tpu = implementation_of(specs, experiment.train.attention, platform), platform == "tpu"
-    model, pairs, by_row, turned = experiment.model, 0.0, 0.0, 0.0
+    model, pairs, dropped, by_row, turned = experiment.model, 0.0, 0.0, 0.0, 0.0
     for one in attentions(model, lengths.inputs, lengths.targets):
         name, spec = implementation(one)
         layer = 4 * rows * one.heads * float(all_pairs(spec).sum())
-        if name == "xla" and not (is_tpu and layer < _VMEM) or is_tpu and spec.bias != "none":
+        if name == "xla" and spec.dropout_rate:
+            dropped += one.layers * layer * (not is_tpu or layer >= _ROOM_FOR_A_LAYER)
+        elif name == "xla" and not (is_tpu and layer < _VMEM) or is_tpu and spec.bias != "none":
             pairs += one.layers * layer
-            by_row += (spec.bias == "by_row") * one.layers * layer
+        by_row += (spec.bias == "by_row") * one.layers * layer
         if isinstance(model.position, RotaryPositions):
             width = (one.heads + one.kv_heads) * model.position.turned(one.head_dim)
             turned += 4 * rows * one.layers * width * one.queries
-    return _Attention(pairs, by_row, turned)
+    return _Attention(pairs, dropped, by_row, turned)
 
 
 def rate(axis: str, mesh_sizes: dict[str, int], topology: Topology) -> float:

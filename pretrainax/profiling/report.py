@@ -21,7 +21,7 @@ from pretrainax.profiling.kernels import Work, step_program, work_of
 from pretrainax.profiling.trace import Trace, read_trace
 from pretrainax.reporting.tables import text_table
 from pretrainax.sharding.mesh import abstract_mesh, mesh_sizes
-from pretrainax.training.setup import Run
+from pretrainax.training.run import Run
 
 MOST = 20  # rows of the table; what is left is one more
 

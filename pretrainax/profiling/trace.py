@@ -18,7 +18,7 @@ import jax
 from jax.profiler import ProfileData
 
 from pretrainax.config import UserError
-from pretrainax.config.regular_files import read_bytes
+from pretrainax.files.regular_files import read_bytes
 from pretrainax.planning.hlo import Program
 from pretrainax.planning.hlo.instructions import VIEWS
 from pretrainax.profiling.programs import Compiled, programs_of

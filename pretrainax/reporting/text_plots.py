@@ -6,7 +6,7 @@ import matplotlib
 import numpy as np
 from matplotlib import figure, ticker
 
-from pretrainax.config.json_files import JsonObject
+from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.curves import FAINT, INK, LEFT, NORM, RATE, RIGHT, STYLE, TRAINING, VALIDATION
 
 _COLORS = (TRAINING, VALIDATION, RATE, NORM, INK)

@@ -17,7 +17,7 @@ import threading
 import weakref
 from typing import Optional
 
-from pretrainax.config.errors import UserError, shortened
+from pretrainax.files.errors import UserError, shortened
 
 _CHILD = os.path.join(os.path.dirname(__file__), "confined_child.py")
 # What the process needs of the environment, in which secrets may be.

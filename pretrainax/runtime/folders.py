@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Optional
 
-from pretrainax.config.paths import is_url
+from pretrainax.files.paths import is_url
 from pretrainax.runtime.cluster import distributed_state
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.storage import places

@@ -1,10 +1,11 @@
 """Accounts for the time of a run, from its first start to its end, over all its restarts.
 
 Goodput is the time in steps over all time: seconds in which the devices are at work on steps that are not a repetition.
-Every second of a start belongs to one part; a start is a process, from its beginning to its last sign of life, and
-what lies between two starts is a part too. `goodput.json` in the workdir holds the seconds of each start. It is
-replaced as a whole at each log, so a kill costs what came after the last one, which then counts as between the starts.
-Of a run in a store, the last entry also has "last_sent": the newest step whose whole checkpoint the store had then.
+Every second of a start belongs to one part, of PARTS or a user's callback; a start is a process, from its beginning to
+its last sign of life, and what lies between two starts is a part too. `goodput.json` in the workdir holds the seconds
+of each start. It is replaced as a whole at each log, so a kill costs what came after the last one, which then counts as
+between the starts. Of a run in a store, the last entry also has "last_sent": the newest step whose whole checkpoint the
+store had then.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from pretrainax.config.atomic_files import write_atomically
+from pretrainax.files.atomic_files import write_atomically
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import elapsed
 from pretrainax.storage import places
@@ -55,7 +56,7 @@ class Goodput:
     def to(self, part: str) -> None:
         """Counts the time from now on as that of `part`."""
         now = time.perf_counter()
-        self._seconds[self._part] += now - self._since
+        self._seconds[self._part] = self._seconds.get(self._part, 0.0) + now - self._since
         self._part, self._since = part, now
 
     @contextlib.contextmanager
@@ -92,7 +93,7 @@ class Goodput:
         starts = [*self._before, {"began": self._began, "done": False, "seconds": self._seconds}]
         seconds = total(starts)
         every = sum(seconds.values())
-        rows = [(label, seconds[part]) for part, label in PARTS.items() if seconds[part] >= 0.05]
+        rows = [(PARTS.get(part, part), of_part) for part, of_part in seconds.items() if of_part >= 0.05]
         times = f"{len(starts)} starts" if len(starts) > 1 else "1 start"
         sent = f", {places.sent_line(self.path)}" if places.is_at_work(self.path) else ""
         return "\n".join(
@@ -106,7 +107,8 @@ class Goodput:
 
 def total(starts: list[dict]) -> dict[str, float]:
     """Returns the seconds of each part over all starts; their sum is the time since the first one began."""
-    seconds = {part: sum(start["seconds"][part] for start in starts) for part in PARTS}
+    parts = dict.fromkeys([*PARTS, *(part for start in starts for part in start["seconds"])])
+    seconds = {part: sum(start["seconds"].get(part, 0.0) for start in starts) for part in parts}
     for one, after in zip(starts, starts[1:], strict=False):
         gap = after["began"] - one["began"] - sum(one["seconds"].values())
         seconds["down"] += 0.0 if one["done"] else max(gap, 0.0)  # less than nothing: somebody has set the clock

@@ -10,7 +10,7 @@ from typing import Optional
 import jax
 
 from pretrainax.config import Experiment, RunFailed, UserError
-from pretrainax.config.paths import is_url
+from pretrainax.files.paths import is_url
 from pretrainax.runtime.cluster import OWN_NUMBERS, is_one_of_many
 from pretrainax.runtime.libtpu import overlap_gathers
 from pretrainax.storage.copies import copy_of

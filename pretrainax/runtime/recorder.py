@@ -101,10 +101,9 @@ class Recorder:
             self._request.refusal = f"the profile of steps {_span(range(step, end + 1))} is being written"
         self._request.requested = False
 
-    def step(self, number: int) -> contextlib.AbstractContextManager:
-        """Marks in the trace what one step does."""
-        self._seen = number
-        return jax.profiler.StepTraceAnnotation(STEP, step_num=number) if self._end else contextlib.nullcontext()
+    def seen(self, step: int) -> None:
+        """Takes note of the step that comes now."""
+        self._seen = step
 
     def ends_at(self, step: int) -> bool:
         """Tells whether the profile that is being written ends with the step that was made."""

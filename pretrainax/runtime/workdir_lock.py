@@ -19,7 +19,7 @@ import time
 from typing import NoReturn, Optional
 
 from pretrainax.config import RunFailed, UserError
-from pretrainax.config.json_files import JsonObject
+from pretrainax.files.json_files import JsonObject
 
 BEAT = 5.0  # seconds between two signs of life
 SILENCE = 90.0  # seconds; NFS and mounted buckets show a change up to 60 s late

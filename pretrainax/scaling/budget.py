@@ -17,7 +17,7 @@ from typing import Optional
 from absl import flags
 
 from pretrainax.config import UserError
-from pretrainax.config.paths import define_path
+from pretrainax.files.paths import define_path
 from pretrainax.planning.topologies import Topology
 from pretrainax.scaling.compute_optimal import RECIPES, Space, make_plan
 from pretrainax.scaling.fit import fit_report

@@ -24,7 +24,7 @@ from scipy import optimize
 
 from pretrainax import config as config_lib
 from pretrainax.config import Experiment, UserError, phases_of
-from pretrainax.config.atomic_files import write_atomically
+from pretrainax.files.atomic_files import write_atomically
 from pretrainax.reporting.units import large_number
 from pretrainax.scaling.compute_optimal import count_parameters
 from pretrainax.scaling.power_laws import LossLaw

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pretrainax.config import UserError, nearest
-from pretrainax.config.json_files import read_object
+from pretrainax.files.json_files import read_object
 
 PF_DAY = 8.64e19  # FLOPs of a petaflop/s-day
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from pretrainax.config.atomic_files import write_atomically
+from pretrainax.files.atomic_files import write_atomically
 from pretrainax.reporting.tables import text_table
 
 

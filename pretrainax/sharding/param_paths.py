@@ -6,9 +6,11 @@ from typing import Any, Optional, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 
 # A tree of arrays, shapes or specs as JAX has it: nested dicts, tuples, dataclasses. Python has no type for it.
 PyTree: TypeAlias = Any
+Flat: TypeAlias = dict[str, PyTree]  # parameters by their paths
 
 # Parts of a stack with "blocks" of their own, where these have no experts and others of the stack have: its first
 # layers, or all that are between those with experts.
@@ -20,6 +22,16 @@ def parameter_names(tree: PyTree) -> list[str]:
     return [
         jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree_util.tree_leaves_with_path(tree)
     ]
+
+
+def flat(params: PyTree) -> Flat:
+    """Returns a nested dict as one dict of paths."""
+    return traverse_util.flatten_dict(params, sep="/")
+
+
+def nested(params: Flat) -> PyTree:
+    """Returns the nested dict of a dict of paths, as `flat` was given it."""
+    return traverse_util.unflatten_dict(params, sep="/")
 
 
 def stack_of(path: str) -> Optional[str]:

@@ -15,11 +15,11 @@ import secrets
 import time
 from typing import Literal, NamedTuple, Optional, TypeAlias
 
-from pretrainax.config.errors import UserError
-from pretrainax.config.json_files import read_object
-from pretrainax.config.object_names import path_below
-from pretrainax.config.paths import STORES
-from pretrainax.config.private_folders import private_folder
+from pretrainax.files.errors import UserError
+from pretrainax.files.json_files import read_object
+from pretrainax.files.object_names import path_below
+from pretrainax.files.paths import STORES
+from pretrainax.files.private_folders import private_folder
 from pretrainax.storage.store import say
 
 Use: TypeAlias = Literal["read", "work"]  # a run may be read while it is trained, from a copy of its own

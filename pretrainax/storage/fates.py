@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
-from pretrainax.config.object_names import path_below
+from pretrainax.files.object_names import path_below
 from pretrainax.storage.run_objects import MANIFEST, PART_NAME, STEP, file_of, newest_whole
 from pretrainax.storage.store import Stamp
 

@@ -23,11 +23,11 @@ from types import ModuleType
 from typing import NamedTuple, NoReturn, Optional, TypeVar
 
 from pretrainax.config import RunFailed, UserError
-from pretrainax.config.atomic_files import write_atomically
-from pretrainax.config.json_files import read_object
-from pretrainax.config.object_names import path_below
-from pretrainax.config.paths import HUB, HubName, hub_name, path_problem
-from pretrainax.config.regular_files import MOST_BYTES
+from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import read_object
+from pretrainax.files.object_names import path_below
+from pretrainax.files.paths import HUB, HubName, hub_name, path_problem
+from pretrainax.files.regular_files import MOST_BYTES
 from pretrainax.storage.store import say
 
 PATIENCE = 120.0  # seconds for which a hub that is busy is asked again

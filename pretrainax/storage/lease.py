@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Mapping
 
-from pretrainax.config.errors import RunFailed, UserError
-from pretrainax.config.json_files import JsonObject
+from pretrainax.files.errors import RunFailed, UserError
+from pretrainax.files.json_files import JsonObject
 from pretrainax.storage.run_objects import LEASES
 from pretrainax.storage.store import Store, say
 

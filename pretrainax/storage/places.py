@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Optional
 
-from pretrainax.config.errors import RunFailed, UserError
-from pretrainax.config.paths import is_hub, is_url, path_problem
+from pretrainax.files.errors import RunFailed, UserError
+from pretrainax.files.paths import is_hub, is_url, path_problem
 from pretrainax.storage import copies, hub
 from pretrainax.storage.copies import Copy, copy_of
 from pretrainax.storage.lease import Lease

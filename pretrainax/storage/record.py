@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
-from pretrainax.config.errors import UserError
-from pretrainax.config.json_files import read_object
+from pretrainax.files.errors import UserError
+from pretrainax.files.json_files import read_object
 from pretrainax.storage.store import Stamp
 
 

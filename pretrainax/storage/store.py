@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from pretrainax.config.errors import RunFailed, UserError, printable, shortened
-from pretrainax.config.object_names import name_problem
-from pretrainax.config.paths import STORES, path_problem
+from pretrainax.files.errors import RunFailed, UserError, printable, shortened
+from pretrainax.files.object_names import name_problem
+from pretrainax.files.paths import STORES, path_problem
 
 PATIENCE = 120.0  # seconds after which a call is not made again
 NEAR = 32 << 10  # bytes between two ranges that are read as one: they take no longer than another request

@@ -21,9 +21,9 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Optional
 
-from pretrainax.config.atomic_files import write_atomically
-from pretrainax.config.errors import RunFailed
-from pretrainax.config.object_names import path_below
+from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.errors import RunFailed
+from pretrainax.files.object_names import path_below
 from pretrainax.storage.copies import Copy
 from pretrainax.storage.fates import Fates
 from pretrainax.storage.record import Here, Known, read_record, record_text

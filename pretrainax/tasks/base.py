@@ -11,17 +11,19 @@ import numpy as np
 
 from pretrainax.config import Experiment, HeadConfig, ModelConfig, UserError, nearest, to_json
 from pretrainax.config.heads import Kind
-from pretrainax.config.json_files import JsonObject
 from pretrainax.data.batch import SEGMENT_FIELDS, Example, Lengths
 from pretrainax.data.framing import Frame, decoder_start, frame_of, longest_first
 from pretrainax.data.objectives import Objective, Text
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import text_of, value_of
+from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks.chunks import LOST, Chunks
 
 if TYPE_CHECKING:
+    from pretrainax.data.pipeline import Batches
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
+    from pretrainax.training.run import Params, Run
 
 _MOST_SPECIAL = 4  # tokens around two texts
 
@@ -45,6 +47,7 @@ class Task(Objective):
     families: ClassVar[tuple[str, ...]] = ("encoder", "encoder_decoder", "decoder", "recurrent")
     unit: ClassVar[str] = "records"
     packs: ClassVar[bool] = False
+    watched: ClassVar[Optional[str]] = "loss"  # a task's model is kept for another figure
     shortest: ClassVar[int] = _MOST_SPECIAL + 2
     static: bool = True
     has_head: ClassVar[bool] = True  # of its own; False: the model keeps that over the vocabulary
@@ -118,6 +121,24 @@ class Task(Objective):
           notes: of each, d.
         """
         raise NotImplementedError
+
+    def validate(self, run: "Run", params: "Params") -> dict[str, float]:
+        figures, answers, notes = run.validation.answers(params)
+        return figures | self.metrics(answers, notes)
+
+    def warnings_of(self, experiment: Experiment, batches: "Batches") -> Iterator[str]:
+        if experiment.checkpoint.init_from is None:
+            yield "FROM RANDOM NUMBERS: nothing is pretrained, as config.checkpoint.init_from is not set"
+        (stream,) = batches.streams
+        bound = stream.objective
+        assert isinstance(bound, Task)  # bound: it knows the room that there is in a row
+        cut, length = stream.plan.statistics["records cut short"], experiment.data.sequence_length
+        if cut and self.has_head:  # one that writes says more itself
+            yield (
+                f"{cut:,} RECORDS LOSE TEXT, which is more than config.data.sequence_length {length:,} holds, or all "
+                "windows of config.objective.chunks where that is set"
+            )
+        yield from bound.warnings(stream.corpus.note(i) for i in range(stream.corpus.num_documents))
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
         """Yields what is likely no one's intention in the notes of all that is trained on."""

@@ -8,10 +8,10 @@ import numpy as np
 
 from pretrainax.config import Classify, HeadConfig, nearest
 from pretrainax.config.heads import Kind
-from pretrainax.config.json_files import JsonObject
 from pretrainax.data.batch import Example
 from pretrainax.data.sources.base import Note
 from pretrainax.data.sources.records import value_of
+from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import figures
 from pretrainax.tasks.base import TextTask, label_number, never_seen, rounded
 from pretrainax.tasks.chunks import sigmoid, softmax

@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from pretrainax.config import Classify, Experiment, HeadConfig
-from pretrainax.config.json_files import JsonObject
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
+from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import figures
 from pretrainax.tasks.base import Task, rounded, text_in, texts_in
 from pretrainax.tasks.chunks import WINDOW, records_of, softmax

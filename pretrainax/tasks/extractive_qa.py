@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Optional
 import numpy as np
 
 from pretrainax.config import Experiment, Extract, HeadConfig
-from pretrainax.config.json_files import JsonObject
 from pretrainax.data.framing import frame_of
 from pretrainax.data.line_ends import plain
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
+from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import figures
 from pretrainax.tasks.base import Task, rounded, text_in
 from pretrainax.tasks.chunks import WINDOW, records_of

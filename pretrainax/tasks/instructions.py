@@ -15,7 +15,7 @@ from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks.base import text_in
 from pretrainax.tasks.writing import WritingTask, predicting, reading
-from pretrainax.tokenization.chat import PLAIN, Chat, Message, chat_of, check_template, read_template
+from pretrainax.tokenization.chat import PLAIN, Chat, Message, chat_of, check_template, read_template, write_template
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -136,6 +136,9 @@ class Instructions(WritingTask):
 
     def sample_note(self):
         return {"answer": ""}
+
+    def save_beside(self, tokenizer_folder):
+        write_template(tokenizer_folder, self.template or PLAIN)
 
     def field_problems(self):
         yield from super().field_problems()

@@ -10,11 +10,11 @@ from typing import ClassVar, Optional
 import numpy as np
 
 from pretrainax.config import Classify, HeadConfig
-from pretrainax.config.json_files import JsonObject
 from pretrainax.data.batch import Lengths
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
+from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks.base import Task, rounded, side_by_side, text_in, texts_in
 from pretrainax.tasks.chunks import softmax
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from pretrainax.config import Classify, HeadConfig
 from pretrainax.config.heads import Kind
-from pretrainax.config.json_files import JsonObject
 from pretrainax.data.batch import Example
 from pretrainax.data.sources.base import Note
 from pretrainax.data.sources.records import value_of
+from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import figures
 from pretrainax.tasks.base import TextTask, rounded, score_of
 

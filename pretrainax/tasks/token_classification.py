@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pretrainax.config import Experiment, HeadConfig, Tag
-from pretrainax.config.json_files import JsonObject
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record, WordError
 from pretrainax.data.sources.records import value_of
+from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import figures
 from pretrainax.tasks.base import Task, label_number, never_seen, rounded
 

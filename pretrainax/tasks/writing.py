@@ -47,6 +47,13 @@ class WritingTask(Task):
     def figures(self) -> tuple[str, ...]:
         return () if self.answers == 0 else text_figures.names(self.scores)
 
+    def validate(self, run, params):
+        figures = run.validation.metrics(params)
+        if self.answers == 0:
+            return figures
+        answers, notes = run.write(run, params, self)
+        return figures | self.metrics([each.text for each in answers], notes)
+
     def evaluated(self):
         return dataclasses.replace(self, answers=None)
 

@@ -20,8 +20,8 @@ from typing import ClassVar, NamedTuple, Optional
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.config.json_files import read_object
-from pretrainax.config.regular_files import read_bytes
+from pretrainax.files.json_files import read_object
+from pretrainax.files.regular_files import read_bytes
 
 DESCRIPTION = "vocabulary.json"  # beside the model's own file in a saved tokenizer
 

@@ -10,9 +10,9 @@ import numpy as np
 import tokenizers
 
 from pretrainax.config import UserError
-from pretrainax.config.atomic_files import write_atomically
-from pretrainax.config.json_files import read_object
-from pretrainax.config.regular_files import read_bytes
+from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import read_object
+from pretrainax.files.regular_files import read_bytes
 from pretrainax.runtime.confined import Confined
 from pretrainax.tokenization import chat_templates
 from pretrainax.tokenization.base import Tokenizer

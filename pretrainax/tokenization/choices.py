@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Optional
 
 from pretrainax.config import AUTO, Experiment, UserError, kinds, nearest
-from pretrainax.config.paths import is_hub, is_url
-from pretrainax.config.regular_files import read_bytes
+from pretrainax.files.paths import is_hub, is_url
+from pretrainax.files.regular_files import read_bytes
 from pretrainax.storage.places import here
 from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, load_tokenizer
 

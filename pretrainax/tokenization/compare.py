@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.config.atomic_files import write_atomically
-from pretrainax.config.json_files import JsonObject
+from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.tables import markdown
 from pretrainax.tokenization.base import Tokenizer, unknown_share
 from pretrainax.tokenization.choices import TokenizerConfig

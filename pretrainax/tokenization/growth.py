@@ -9,7 +9,7 @@ import binascii
 import math
 
 from pretrainax.config import UserError
-from pretrainax.config.json_files import JsonObject
+from pretrainax.files.json_files import JsonObject
 
 _MOST = 1000.0  # bytes of a byte; those of published files stay below 250
 # Bytes of UTF-8 that a byte becomes at most: compatibility forms of Unicode (UAX 15, section 9; U+FDFA is 33 of 3), the

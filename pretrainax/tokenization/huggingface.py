@@ -21,8 +21,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from pretrainax.config import Experiment, RunFailed, UserError
-from pretrainax.config.json_files import JsonObject, read_object
-from pretrainax.config.regular_files import read_bytes
+from pretrainax.files.json_files import JsonObject, read_object
+from pretrainax.files.regular_files import read_bytes
 from pretrainax.storage.places import here
 from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, Vocabulary, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig

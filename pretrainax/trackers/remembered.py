@@ -4,8 +4,8 @@ import dataclasses
 import json
 import os
 
-from pretrainax.config.atomic_files import write_atomically
-from pretrainax.config.json_files import read_object
+from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import read_object
 
 _FOLDER = "trackers"
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 
 from pretrainax.config import DataConfig
-from pretrainax.config.paths import is_url
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.kept_shards import KeptShards
+from pretrainax.files.paths import is_url
 
 
 @contextlib.contextmanager

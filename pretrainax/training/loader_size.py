@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional
 from pretrainax.config import UserError
 from pretrainax.data.preparation.workers import check_shared_memory
 from pretrainax.reporting.units import short_time
-from pretrainax.training.setup import Run
+from pretrainax.training.run import Run
 
 MFU = 0.6  # that a step is taken to reach: it needs its batches no faster
 BUSY = 0.5  # of the time, that a thread of the training process may take: beside it that process starts the steps
@@ -35,7 +35,7 @@ class LoaderSize(NamedTuple):
 def size_loader(run: Run) -> Optional[LoaderSize]:
     """Sets `config.data.workers` where it is None; returns what that goes by, or None on devices of unknown speed."""
     data = run.experiment.data
-    steps = [(part, seconds) for part in run.parts if (seconds := part.least_seconds(MFU)) is not None]
+    steps = [(part, seconds) for part in run.parts if (seconds := part.work.least_seconds(MFU)) is not None]
     if not steps:
         data.workers = data.workers or 0
         return None

@@ -1,11 +1,9 @@
 """The training loop: restore, step, log, evaluate, save, roll back, stop. It knows no objective and no architecture.
 
-train      a run from its config to its exit code
-Loop       all that happens around the jitted update
+Loop       all that happens around the jitted update; what callbacks are given
   train          the steps; after a spike of the loss, once more from an earlier checkpoint
   _train_steps   one after the other: a batch, the update, and what is due after it
   _roll_back, _next_batch, _watch_batches, _announce_speed: parts of that
-  _profile  begins or ends a profile between two steps
   _read_metrics  metrics stay on the device until something needs them; each step's are looked at once
   _log, _evaluate, _save: every `train.logged_every`, `evaluate.every`, `checkpoint.every` steps
 """
@@ -15,117 +13,33 @@ import contextlib
 import dataclasses
 import datetime
 import math
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, Optional
+from typing import Literal, Optional
 
 import jax
 
 from pretrainax.checkpoints.best import best_step
 from pretrainax.checkpoints.checkpoints import Checkpoints
-from pretrainax.checkpoints.hosts import open_checkpoints
-from pretrainax.checkpoints.paths import exact_path
-from pretrainax.config import Experiment, RunFailed, UserError
-from pretrainax.config.validation import complete
+from pretrainax.config import RunFailed, UserError
 from pretrainax.data.batch import HostBatch, check_batch, tokens_read
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.pipeline import iterate
-from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.runtime.goodput import Goodput
-from pretrainax.runtime.recorder import Recorder
+from pretrainax.runtime.recorder import STEP
 from pretrainax.runtime.signals import PREEMPTED, PreemptionHandler
-from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import PyTree, parameter_names
-from pretrainax.storage import places
-from pretrainax.tasks import Task
-from pretrainax.trackers import check_trackers, shown_config
-from pretrainax.training import expert_balance, header, loss_spikes
-from pretrainax.training.corpora import checked_texts
-from pretrainax.training.finish import finish
-from pretrainax.training.loader_size import size_loader
+from pretrainax.training import loss_spikes
+from pretrainax.training.callbacks import Callbacks
 from pretrainax.training.loop_state import Counts, LoopState
 from pretrainax.training.metrics import summarize
 from pretrainax.training.metrics_writer import MetricsWriter
-from pretrainax.training.profiles import Profiling, recorder_of
-from pretrainax.training.restore import claim_workdir, describe_start, restore_or_init
-from pretrainax.training.setup import Run, open_run
-from pretrainax.training.start_rows import rows_of_start
+from pretrainax.training.restore import restore_or_init
+from pretrainax.training.run import Run
+from pretrainax.training.start import Row
 from pretrainax.training.train_step import TrainState
-
-Observer = Callable[[int, HostBatch], None]  # (step, this process's rows of its batch)
-
-
-def train(
-    experiment: Experiment,
-    workdir: str,
-    process_age: float = 0.0,
-    observe: Optional[Observer] = None,
-    paper: header.Paper = header.UNKNOWN,
-    extend: bool = False,
-    profiling: Optional[Profiling] = None,
-    settle: Callable[[Experiment], None] = lambda experiment: None,
-) -> int:
-    """Trains until `train.steps`, or until a signal. Returns the exit code.
-
-    Args:
-      process_age: seconds since the process was started.
-      observe: is called with each batch, in a thread, as soon as it is made.
-      paper: what is known of the one whose config this is, for the header.
-      extend: the run may go on past its planned end, whatever else that changes (see `claim_workdir`).
-      profiling: None: profiles are those of the config alone, and nobody reads them.
-      settle: is called once the devices are there, and sets what follows from their memory.
-    """
-    _check(experiment, workdir)
-    extended, figure, remat = "", experiment.select_by, experiment.train.remat
-    goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
-
-    def prepare_data(experiment: Experiment) -> Prepared:
-        nonlocal extended
-        settle(experiment)
-        with goodput.on("preparing"):
-            if jax.process_index() == 0:
-                held.enter_context(WorkdirLock(workdir))
-            with places.shared(workdir):
-                prepared = prepare(experiment)
-                extended = claim_workdir(workdir, experiment, prepared, extend)
-        return prepared
-
-    held = contextlib.ExitStack()  # what outlasts everything else
-    with held, open_run(experiment, prepare_data, preemption, workdir) as run, contextlib.ExitStack() as stack:
-        goodput.primary = run.is_primary  # which JAX knows only now
-        saving = os.path.join(workdir, "checkpoints"), experiment.checkpoint.keep, figure, experiment.checkpoint.keeps
-        checkpoints = stack.enter_context(contextlib.closing(open_checkpoints(*saving)))
-        with goodput.on("restoring"):
-            state, loop_state = restore_or_init(run, checkpoints)
-        tracked = experiment.trackers, shown_config(experiment)
-        writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary, figure, *tracked)
-        stack.callback(writer.close)
-        if goodput.damaged:
-            writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
-        header.show(run, writer, rows_of_start(run, workdir, loop_state, extended, remat, size_loader(run)), paper)
-        texts = checked_texts(experiment.data, run.prepared.valid_first, writer.note)
-        with texts as check, recorder_of(run, writer, loop_state.step + 1, profiling) as recorder:
-            loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, Beside(check, recorder), observe)
-            state, exit_code = loop.train(state)
-        if exit_code == 0:
-            with goodput.on("saving"):
-                checkpoints.share()  # whatever becomes of what follows, the run is whole
-            with goodput.on("finishing"):
-                finish(loop.run, run.validated(state), writer, preemption, loop.last_evaluation)
-            writer.note(goodput.table())
-        goodput.save(done=exit_code == 0)
-    return exit_code
-
-
-def _check(experiment: Experiment, workdir: str) -> None:
-    """Refuses mistakes before anything is prepared; sizes may still be auto."""
-    complete(experiment)
-    check_trackers(experiment.trackers)
-    exact_path(workdir)
-    describe_start(experiment, workdir)
 
 
 def to_device(batches: Iterator[HostBatch], mesh: jax.sharding.Mesh) -> Iterator[dict[str, jax.Array]]:
@@ -138,17 +52,11 @@ def to_device(batches: Iterator[HostBatch], mesh: jax.sharding.Mesh) -> Iterator
     yield from ahead
 
 
-class Beside(NamedTuple):
-    """Names what goes on beside the steps of a run."""
-
-    corpus_check: CorpusCheck
-    recorder: Recorder
-
-
 class Loop:
     """Everything that happens every so many steps, around the one jitted update.
 
-    `loop_state` is what must survive a restart beside the `TrainState`; each checkpoint carries a copy.
+    `loop_state` is what must survive a restart beside the `TrainState`; each checkpoint carries a copy. Callbacks use
+    `run`, `step`, `workdir`, `sums`, `note`, `text`, `paused`, `stop`, `ask_for` and `is_leaving`.
     """
 
     def __init__(
@@ -159,15 +67,17 @@ class Loop:
         goodput: Goodput,
         preemption: PreemptionHandler,
         loop_state: LoopState,
-        beside: Beside,
-        observe: Optional[Observer] = None,
+        corpus_check: CorpusCheck,
+        callbacks: Callbacks,
     ):
         self.run, self.checkpoints, self.writer, self.goodput = run, checkpoints, writer, goodput
-        self.preemption, self.loop_state, self.observe = preemption, loop_state, observe
-        self.corpus_check, self.recorder = beside
+        self.preemption, self.loop_state, self.corpus_check = preemption, loop_state, corpus_check
+        self.callbacks = callbacks
+        self.first_rows: Sequence[Row] = ()  # for the header: where the run is, and its start
+        self.sums: Mapping[str, Sequence] = {}  # (sum, count) of each figure over the steps of the last line
+        self._stopped, self._asked_for = "", set[str]()  # by a callback: why; "evaluation", "checkpoint"
         self.saved = False  # a step of this start has been saved
         self.compiled: Optional[Run] = None  # the phase whose update is
-        self.dead_experts = 0.0  # of the last line
         self.first_step = loop_state.step + 1  # of this start, whatever is rolled back later
         self._reset()
 
@@ -201,6 +111,53 @@ class Loop:
         state.select_by = figure
 
     @property
+    def step(self) -> int:
+        """Returns how many updates are made."""
+        return self.loop_state.step
+
+    @property
+    def workdir(self) -> str:
+        """Returns the folder of the run."""
+        return self.writer.workdir
+
+    @property
+    def is_leaving(self) -> bool:
+        """Tells whether this process is asked to leave."""
+        return self.preemption.requested
+
+    def note(self, line: str) -> None:
+        """Prints a line between those of the run."""
+        self.writer.note(line)
+
+    def text(self, name: str, text: str) -> None:
+        """Hands a text about the model to all callbacks."""
+        self.callbacks.call("on_text", self, name, text)
+
+    def stop(self, reason: str) -> None:
+        """Ends the run after this step, as if it were the last one; all processes must ask for it."""
+        self._stopped = reason
+
+    def ask_for(self, *what: Literal["evaluation", "checkpoint"]) -> None:
+        """Makes a validation or saves a checkpoint after this step; all processes must ask for it."""
+        self._asked_for.update(what)
+
+    @contextlib.contextmanager
+    def paused(self, part: str) -> Iterator[None]:
+        """Does something between two steps, when the devices have nothing to do; its time is that of no step.
+
+        part: of the goodput table.
+        """
+        self._read_metrics()
+        with self.goodput.on(part):
+            yield
+        self.resumed = time.perf_counter()
+
+    def _call(self, method: str, state: TrainState, metrics: Mapping[str, PyTree]) -> None:
+        """Calls the callbacks between two steps; their time is that of no step."""
+        self.callbacks.call(method, self, state, metrics)
+        self.resumed = time.perf_counter()
+
+    @property
     def last_evaluation(self) -> Optional[dict[str, float]]:
         """Returns the validation metrics of the state as it is; None where it has gone on since, or none were made."""
         step, metrics = self.evaluation or (None, None)
@@ -213,6 +170,7 @@ class Loop:
 
     def train(self, state: TrainState) -> tuple[TrainState, int]:
         """Returns the state at the end, and the exit code."""
+        self._call("on_start", state, {})
         while True:
             try:
                 return self._train_steps(state)
@@ -224,7 +182,7 @@ class Loop:
     def _train_steps(self, state: TrainState) -> tuple[TrainState, int]:
         """Trains from `loop_state.step` on; raises Spike, RunFailed."""
         experiment, loop_state = self.run.experiment, self.loop_state
-        train, steps, first = experiment.train, experiment.train.steps, loop_state.step + 1
+        steps, first = experiment.train.steps, loop_state.step + 1
         batches = iterate(self.batches, first - 1, steps, experiment.data.workers or 0)
         batches = to_device(self._watch_batches(batches, first), self.run.mesh)
         self.resumed = time.perf_counter()
@@ -233,16 +191,12 @@ class Loop:
         with ThreadPoolExecutor(1, "batches") as loader:
             fetched = loader.submit(next, batches, None)
             for step in range(first, steps + 1):
-                if self._is_out_of_patience():
-                    self.writer.note(
-                        f"no better validation {experiment.select_by} in {experiment.evaluate.patience} evaluations: "
-                        "stopping; with a larger config.evaluate.patience the same command goes on"
-                    )
+                if why := self._why_stop():
+                    self.note(why)
                     break
                 self._enter_phase(step)
-                if self.recorder.begins_at(step):
-                    self._profile(lambda step=step: self.recorder.begin(step))
-                with self.recorder.step(step):
+                self.callbacks.call("before_step", self, state, {})
+                with jax.profiler.StepTraceAnnotation(STEP, step_num=step):
                     batch, fetched = self._next_batch(fetched), loader.submit(next, batches, None)
                     self.goodput.step(step)
                     is_compiled = self.compiled is self.run
@@ -251,43 +205,56 @@ class Loop:
                         if not is_compiled:  # the other processes may take longer
                             jax.block_until_ready(metrics)
                 self.compiled = self.run
-                index = self.batches.index(step - 1)
-                flops = self.run.flops_of(index)
-                self.flops_done += self.run.flops_done_of(index)
-                self.pending.append((step, Counts(tokens=tokens_read(batch), flops=flops), metrics))
-                loop_state.step = step
-                if step in (self.first_step, self.first_step + 3):
-                    self._announce_speed(step - self.first_step)
-                jax.block_until_ready(self.pending[-2:-1])  # never more than one step ahead of the devices
-                if self.recorder.ends_at(step):
-                    self._profile(self.recorder.end)
+                self._count(step, batch, metrics)
+                self.callbacks.call("on_step", self, state, metrics)
 
                 self._stop_if_text_is_damaged()
                 self.run.peers.beat(step)
-                is_end = step == self.run.stop  # of the phase, whose last figures are its own
-                is_last, is_leaving = step == steps, self.run.peers.agree(self.preemption.requested)
-                if step % train.logged_every == 0 or is_end:
-                    self._log()
-                is_best = False  # who leaves evaluates first where it is due: the resumed run will not come by again
-                if step % experiment.evaluate.every == 0 or is_end:
-                    is_best = self._evaluate(state)
-                is_due = step % experiment.checkpoint.every == 0 or experiment.checkpoint.keeps(step)
-                is_scheduled = is_due or is_best or is_end
-                if is_scheduled or is_leaving:
-                    self._save(state, is_scheduled)
-                if is_leaving and not is_last:
-                    with self.goodput.on("saving"):
-                        self.checkpoints.wait()
-                    self.writer.note(f"saved step {step}; the same command resumes here")
+                if self._do_what_is_due(state):
                     return state, PREEMPTED
         return state, 0
 
-    def _profile(self, change: Callable[[], None]) -> None:
-        """Begins or ends a profile, when the devices have nothing to do; the time that takes is that of no step."""
-        self._read_metrics()
-        with self.goodput.on("profiling"):
-            change()
-        self.resumed = time.perf_counter()
+    def _count(self, step: int, batch: dict[str, jax.Array], metrics: dict[str, PyTree]) -> None:
+        """Adds a step that is on its way to those not looked at yet."""
+        index, work = self.batches.index(step - 1), self.run.work
+        self.flops_done += work.flops_done_of(index)
+        self.pending.append((step, Counts(tokens=tokens_read(batch), flops=work.flops_of(index)), metrics))
+        self.loop_state.step = step
+        if step in (self.first_step, self.first_step + 3):
+            self._announce_speed(step - self.first_step)
+        jax.block_until_ready(self.pending[-2:-1])  # never more than one step ahead of the devices
+
+    def _do_what_is_due(self, state: TrainState) -> bool:
+        """Logs, evaluates and saves after a step; returns whether the run leaves here, to be resumed."""
+        experiment, step, asked = self.run.experiment, self.step, self._asked_for
+        self._asked_for = set()
+        is_end = step == self.run.stop  # of the phase, whose last figures are its own
+        is_last, is_leaving = step == experiment.train.steps, self.run.peers.agree(self.preemption.requested)
+        if step % experiment.train.logged_every == 0 or is_end:
+            self._log(state)
+        is_best = False  # who leaves evaluates first where it is due: the resumed run will not come by again
+        if step % experiment.evaluate.every == 0 or is_end or "evaluation" in asked:
+            is_best = self._evaluate(state)
+        is_due = step % experiment.checkpoint.every == 0 or experiment.checkpoint.keeps(step) or "checkpoint" in asked
+        is_scheduled = is_due or is_best or is_end or bool(self._stopped)
+        if is_scheduled or is_leaving:
+            self._save(state, is_scheduled)
+        if is_leaving and not is_last:
+            with self.goodput.on("saving"):
+                self.checkpoints.wait()
+            self.note(f"saved step {step}; the same command resumes here")
+            return True
+        return False
+
+    def _why_stop(self) -> str:
+        """Returns why the run ends before its last step; "" where it goes on."""
+        evaluate = self.run.experiment.evaluate
+        if evaluate.patience is not None and self.loop_state.evaluations_since_best >= evaluate.patience:
+            return (
+                f"no better validation {self.run.experiment.select_by} in {evaluate.patience} evaluations: "
+                "stopping; with a larger config.evaluate.patience the same command goes on"
+            )
+        return self._stopped and f"stopped after step {self.step}: {self._stopped}"
 
     def _roll_back(self, spike: loss_spikes.Spike) -> TrainState:
         """Returns the state of a checkpoint before the spike; deletes those after it, and what was logged since.
@@ -308,6 +275,7 @@ class Loop:
             f"{spike.what}; rollback {len(before) + 1}: back to step {restored.step}, and after step "
             f"{rollback.step} {rollback.skipped} batches are left out"
         )
+        self._call("on_rollback", state, {})
         return state
 
     def _enter_phase(self, step: int) -> None:
@@ -339,8 +307,7 @@ class Loop:
             if made is not checked:
                 check_batch(batch, model, made.lengths_of(self.batches.index(step - 1)), made.local_batch_size)
                 checked = made
-            if self.observe:
-                self.observe(step, batch)
+            self.callbacks.call_beside("on_batch", step, batch)
             yield batch
 
     def _announce_speed(self, done: int) -> None:
@@ -365,7 +332,7 @@ class Loop:
         self.seconds, self.resumed, self.steps = self.seconds + now - self.resumed, now, self.steps + len(steps)
         self.pending, self.newest = [], metrics_of_steps[-1]
         train, objective, left_out = self.run.experiment.train, self.run.experiment.objective, []
-        watched = "loss" if isinstance(objective, Task) else objective.select_by  # a task is kept for another figure
+        watched = objective.watched or objective.select_by
         for step, counts, metrics in zip(steps, taken, metrics_of_steps, strict=True):
             counts.add(Counts(**{name: int(count) for name, count in metrics["text"].items()}))
             for total in filter(None, (self.counts, self.loop_state.counts)):
@@ -407,13 +374,13 @@ class Loop:
         where = f"first in the gradient of {names[parameter]}" if parameter >= 0 else "in the loss alone"
         return f"not finite at step {step} (examples {index * size} to {(index + 1) * size - 1}), {where}"
 
-    def _log(self) -> None:
+    def _log(self, state: TrainState) -> None:
         """Logs the means and the speed since the last line, and what all steps have taken."""
         self._read_metrics()
         assert self.newest is not None  # of the step just made
         loop_state, counts = self.loop_state, self.counts
-        sums = loop_state.sums or self.newest["sums"]
-        metrics = summarize(sums) | {
+        self.sums = loop_state.sums or self.newest["sums"]
+        metrics = summarize(self.sums) | {
             "learning_rate": float(self.newest["learning_rate"]),
             "gradient_norm": float(self.newest["gradient_norm"]),
             "skipped_updates": loop_state.skipped_updates,
@@ -421,27 +388,19 @@ class Loop:
             "tokens_per_second": counts.text_tokens / self.seconds,
             "padded_tokens_per_second": counts.tokens / self.seconds,
             "step_seconds": self.seconds / self.steps,
-            "mfu": self.run.mfu(counts.flops, self.seconds),
-            "mfu_done": self.run.mfu(self.flops_done, self.seconds),
+            "mfu": self.run.work.mfu(counts.flops, self.seconds),
+            "mfu_done": self.run.work.mfu(self.flops_done, self.seconds),
             "data_wait_fraction": self.waited / self.seconds,
             **self._taken(),
             **self._phase,
-            **expert_balance.layer_figures(sums),
         }
-        self.writer.log(loop_state.step, "train", metrics, expert_balance.expert_loads(sums))
-        self._warn_of_dead_experts(metrics.get("dead_experts", 0.0))
+        for more in self.callbacks.call("figures", self, state):
+            metrics |= more
+        self.writer.log(loop_state.step, "train", metrics)
+        self._call("on_log", state, metrics)
         self.goodput.save()
         loop_state.sums = {}
         self._reset_clock()
-
-    def _warn_of_dead_experts(self, dead: float) -> None:
-        """Says how many experts no token was given to since the last line, where they have become more."""
-        if dead > self.dead_experts:
-            self.writer.note(
-                f"{dead:.0f} experts got no token in the steps up to {self.loop_state.step}: they learn nothing. Which "
-                "ones: `experts` in metrics.jsonl; raise config.model.experts.balance_weight"
-            )
-        self.dead_experts = dead
 
     def _taken(self) -> dict[str, Optional[float]]:
         """Returns what all steps so far have taken: of two runs any of it is a common axis for their losses."""
@@ -454,8 +413,12 @@ class Loop:
         loop_state, figure = self.loop_state, self.run.experiment.select_by
         with self.goodput.on("evaluating"):
             metrics = self.run.validate(self.run.validated(state))
-            self.writer.log(loop_state.step, "valid", metrics | self._taken() | self._phase)
-        self.resumed = time.perf_counter()
+        for more in self.callbacks.call("evaluation", self, state):
+            metrics |= more
+        with self.goodput.on("evaluating"):
+            line = metrics | self._taken() | self._phase
+            self.writer.log(loop_state.step, "valid", line)
+        self._call("on_evaluate", state, line)
         self.evaluation = loop_state.step, metrics
         value, best = metrics.get(figure, math.nan), loop_state.best_loss
         if math.isfinite(value) and (best is None or best_step({0: best, 1: value}, figure) == 1):
@@ -463,10 +426,6 @@ class Loop:
             return True
         loop_state.evaluations_since_best += 1
         return False
-
-    def _is_out_of_patience(self) -> bool:
-        patience = self.run.experiment.evaluate.patience
-        return patience is not None and self.loop_state.evaluations_since_best >= patience
 
     def _save(self, state: TrainState, is_scheduled: bool = True) -> None:
         """Saves a checkpoint: nothing that `_read_metrics` has not seen to be finite."""
@@ -476,4 +435,4 @@ class Loop:
         with self.goodput.on("saving"):
             loop_state = self.loop_state.to_json() | self._phase
             self.checkpoints.save(self.loop_state.step, state, loop_state, evaluation)
-        self.resumed = time.perf_counter()
+        self._call("on_save", state, evaluation or {})

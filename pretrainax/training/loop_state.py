@@ -6,7 +6,7 @@ from typing import Optional
 
 import numpy as np
 
-from pretrainax.config.json_files import JsonObject
+from pretrainax.files.json_files import JsonObject
 
 
 @dataclasses.dataclass(frozen=True)

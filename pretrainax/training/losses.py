@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.data.batch import Batch
-from pretrainax.distill.distilled import TOKENS, Compared, count_tokens
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads import HEADS
 from pretrainax.models.heads.vocabulary_loss import LossOptions
-from pretrainax.models.outputs import Outputs
+from pretrainax.models.outputs import TOKENS, Outputs, count_tokens
 
 
 def counts(batch: Batch) -> dict[str, jax.Array]:
@@ -49,10 +48,8 @@ def objective(
         if name.endswith("_loss"):
             total += counts(batch)[main] / total_counts[main] * value / count
         sums[name] = jax.lax.stop_gradient(value), count
-    if isinstance(outputs, Compared):
-        total, beside = outputs.joined(total, counts(batch), total_counts)
-        sums |= beside
-    return total, sums
+    total, beside = outputs.joined(total, counts(batch), total_counts)
+    return total, sums | beside
 
 
 def check_labels(outputs: Outputs, batch: Batch) -> None:

@@ -9,7 +9,7 @@ from typing import Optional
 
 import numpy as np
 
-from pretrainax.config.atomic_files import write_atomically
+from pretrainax.files.atomic_files import write_atomically
 from pretrainax.layers.by_layer import BY_LAYER
 from pretrainax.training import expert_balance
 

@@ -1,36 +1,48 @@
-"""The profiles of a run: who asks for them beside its config, and who reads them."""
+"""The profiles of a run as one of its callbacks: who asks for them beside its config, and who reads them."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, Optional
+from collections.abc import Callable
+from typing import Optional
 
 from pretrainax.runtime.profile_request import ProfileRequest
 from pretrainax.runtime.recorder import Recorder
-from pretrainax.training.metrics_writer import MetricsWriter
-from pretrainax.training.setup import Run
+from pretrainax.training.callbacks import Callback
+from pretrainax.training.run import Run
 
 
-class Profiling(NamedTuple):
-    """Says who asks for profiles beside the config, and who reads them."""
+class Profiles(Callback):
+    """Writes the profiles that `config.train.profile_steps` and a signal ask for."""
 
-    request: ProfileRequest
-    report: Callable[[Run, str], str]  # (run, path of a trace) -> what it says
+    part = ""  # `Loop.paused` says which
 
+    def __init__(self, request: Optional[ProfileRequest] = None, report: Optional[Callable[[Run, str], str]] = None):
+        """
+        Args:
+          request: hears the signal; None: the config alone asks for profiles.
+          report: (run, path of a trace) -> what it says; None: nobody reads it.
+        """
+        self._request, self._report = request or ProfileRequest(), report
+        self._recorder: Optional[Recorder] = None
 
-@contextlib.contextmanager
-def recorder_of(run: Run, writer: MetricsWriter, first: int, profiling: Optional[Profiling]) -> Iterator[Recorder]:
-    """Yields what writes the profiles of a start; closes it.
+    def on_start(self, loop, state, metrics):
+        train, report = loop.run.experiment.train, self._report and functools.partial(self._report, loop.run)
+        steps = loop.step + 1, train.steps
+        self._recorder = Recorder(loop.workdir, train.profiled, *steps, self._request, report, loop.note)
 
-    Args:
-      first: step of the start.
-      profiling: None: the config alone asks for profiles, and nobody reads them.
-    """
-    train = run.experiment.train
-    request, report = profiling or (ProfileRequest(), None)
-    report = report and functools.partial(report, run)
-    recorder = Recorder(writer.workdir, train.profiled, first, train.steps, request, report, writer.note)
-    try:
-        yield recorder
-    finally:
-        recorder.close()
+    def before_step(self, loop, state, metrics):
+        step = loop.step + 1
+        assert self._recorder is not None  # on_start
+        if self._recorder.begins_at(step):
+            with loop.paused("profiling"):
+                self._recorder.begin(step)
+        self._recorder.seen(step)
+
+    def on_step(self, loop, state, metrics):
+        assert self._recorder is not None  # on_start
+        if self._recorder.ends_at(loop.step):
+            with loop.paused("profiling"):
+                self._recorder.end()
+
+    def close(self):
+        if self._recorder is not None:
+            self._recorder.close()

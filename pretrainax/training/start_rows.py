@@ -3,11 +3,10 @@
 from typing import Optional
 
 from pretrainax.storage import places
-from pretrainax.training.header import Row
 from pretrainax.training.loader_size import LoaderSize
 from pretrainax.training.loop_state import LoopState
-from pretrainax.training.restore import describe_start
-from pretrainax.training.setup import Run
+from pretrainax.training.run import Run
+from pretrainax.training.start import Row
 
 
 def rows_of_start(
@@ -27,7 +26,7 @@ def rows_of_start(
     said = [("steps", extended), ("counts", _uncounted(loop_state)), ("shown in", shown), ("remat", chosen)]
     sent = f", {places.sent_line(workdir)}" if places.is_at_work(workdir) else ""
     where = places.named(workdir) + resumed + sent
-    rows = [("workdir", where), *describe_start(experiment, workdir), *(row for row in said if row[1])]
+    rows = [("workdir", where), *run.start.describe(experiment, workdir), *(row for row in said if row[1])]
     return [*rows, loader.row()] if loader else rows
 
 

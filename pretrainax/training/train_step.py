@@ -35,11 +35,10 @@ from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.sharding.stages import turns_round
 from pretrainax.training import losses
+from pretrainax.training.wrapped import Frozen
 
 Shapes = dict[str, jax.ShapeDtypeStruct]  # of a batch
 Keys = dict[str, jax.Array]  # a random key for each use
-# Collections of parameters beside "params" that the model reads and no update changes; None: there are none.
-Frozen = Optional[dict[str, Params]]
 _USES: tuple[str, ...] = ("params", "dropout", "sample")  # of random numbers: each has a stream of its own
 
 

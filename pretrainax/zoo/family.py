@@ -20,7 +20,7 @@ from pretrainax.config import (
     Tag,
     UserError,
 )
-from pretrainax.config.json_files import JsonObject
+from pretrainax.files.json_files import JsonObject
 
 # The contents of a config.json, whatever it holds: each family's `read` checks the values that it uses.
 ConfigJson: TypeAlias = JsonObject

@@ -11,13 +11,13 @@ import pytest
 
 from pretrainax import models
 from pretrainax.adapt import IA3, Adapted, LoRA, PrefixTuning, PromptTuning
-from pretrainax.adapt.tuning import flat, nested
 from pretrainax.config import MeshConfig, TrainConfig
 from pretrainax.layers.compute import Compute, for_this_machine
 from pretrainax.layers.stack import layer_by_layer
 from pretrainax.optim import AdamW
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.param_paths import flat, nested
 from pretrainax.sharding.rules import tree_shardings
 from pretrainax.training import train_step
 from tests.golden import CASES, electra
@@ -85,9 +85,9 @@ def test_a_tuning_starts_as_the_model_and_merges_into_one(name):
     tuned, plain = logits_of(model, arrays), logits_of(model.model, arrays)
     before = plain({"params": weights(config_of(name))})
     # the same products, and of DoRA a division by what was multiplied
-    np.testing.assert_allclose(tuned({"params": start, "frozen": frozen}), before, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(tuned({"params": start, **frozen}), before, atol=1e-4, rtol=0)
     trained = noisy(start)
-    after = tuned({"params": trained, "frozen": frozen})
+    after = tuned({"params": trained, **frozen})
     assert np.abs(after - before).max() > 0.1
     merged_model, merged = model.merged(trained, frozen)
     assert merged_model is model.model
@@ -103,7 +103,7 @@ def test_both_encoders_of_electra_have_their_updates():
     assert {path.startswith("generator/") for path in flat(start)} == {True, False}
     trained, run = noisy(start), jax.jit(functools.partial(model.apply, batch=arrays, deterministic=True))
     plain = jax.jit(functools.partial(model.model.apply, batch=arrays, deterministic=True))
-    got, before = run({"params": trained, "frozen": frozen}).heads, plain({"params": params}).heads
+    got, before = run({"params": trained, **frozen}).heads, plain({"params": params}).heads
     wanted = plain({"params": model.merged(trained, frozen)[1]}).heads
     for name, logits in (("lm", lambda head: head.logits()), ("replaced", lambda head: head.logits)):
         np.testing.assert_allclose(logits(got[name]), logits(wanted[name]), atol=1e-4, rtol=0)
@@ -112,7 +112,7 @@ def test_both_encoders_of_electra_have_their_updates():
 
 def test_layers_that_lie_one_by_one_have_their_updates():
     model, start, frozen = adapted("gpt2", LoRA(rank=3, targets=ALL))
-    logits, params = logits_of(model, batch(CASES["gpt2"])), {**flat(noisy(start)), **flat(frozen)}
+    logits, params = logits_of(model, batch(CASES["gpt2"])), {**flat(noisy(start)), **flat(frozen["frozen"])}
     wanted, params = logits({"params": nested(params)}), nested(params)
     params["decoder"]["blocks"] = layer_by_layer(params["decoder"]["blocks"])
     np.testing.assert_allclose(logits({"params": params}), wanted, atol=1e-5, rtol=0)
@@ -140,7 +140,7 @@ def test_a_prompt_of_embeddings_is_read_as_their_tokens_are(name, side):
     model, _, frozen = adapted(name, PromptTuning(len(IDS)))
     arrays, params = batch(CASES[name]), weights(CASES[name].config)
     prompt = {"token_embedding": {"prompt": jnp.asarray(params["token_embedding"]["embedding"][IDS])}}
-    got = logits_of(model, arrays)({"params": prompt, "frozen": frozen})
+    got = logits_of(model, arrays)({"params": prompt, **frozen})
     longer = in_front(IDS, arrays, side)
     real = np.pad(arrays["segment_ids"] > 0, ((0, 0), (longer["tokens"].shape[1] - arrays["tokens"].shape[1], 0)))
     wanted = models.build(CASES[name].config, Compute()).apply({"params": params}, longer, deterministic=True)
@@ -159,7 +159,7 @@ def test_a_prefix_of_the_keys_and_values_of_tokens_is_seen_as_they_are():
     path = "decoder/blocks/self_attention"
     prefix = {f"{path}/{name}/prefix": made[name]["__call__"][0][:, 0, : len(IDS)] for name in ("key", "value")}
     assert {name: x.shape for name, x in prefix.items()} == {name: x.shape for name, x in flat(start).items()}
-    got = logits_of(model, arrays)({"params": nested(prefix), "frozen": frozen})
+    got = logits_of(model, arrays)({"params": nested(prefix), **frozen})
     wanted = outputs.heads["lm"].logits()[:, len(IDS) :][arrays["segment_ids"] > 0]
     np.testing.assert_allclose(got, wanted, atol=1e-4, rtol=0)
 
@@ -171,11 +171,11 @@ def test_prefixes_of_an_encoder_decoder_are_in_all_its_attentions(name):
     assert kinds == {"encoder_self_attention", "decoder_self_attention", "decoder_cross_attention"}
     logits = logits_of(model, batch(CASES[name]))
     trained = noisy(start)
-    gradients = jax.jit(jax.grad(lambda p: jnp.square(logits({"params": p, "frozen": frozen})).sum()))(trained)
+    gradients = jax.jit(jax.grad(lambda p: jnp.square(logits({"params": p, **frozen})).sum()))(trained)
     assert all(float(jnp.abs(g).max()) > 0 for g in flat(gradients).values())
     left, parts = model.merged(trained, frozen)
     assert left is model and not [path for path in flat(parts) if path.startswith("prefix/")]
-    before = logits({"params": trained, "frozen": frozen})
+    before = logits({"params": trained, **frozen})
     np.testing.assert_allclose(logits({"params": parts}), before, atol=1e-5, rtol=0)
 
 
@@ -194,7 +194,7 @@ def test_an_update_is_the_same_on_one_device_and_on_eight():
         with jax.set_mesh(mesh):
             whole = weights(config)
             whole = jax.device_put(whole, tree_shardings(mesh, whole))
-            params, frozen = noisy(model.start(whole, jax.random.key(0))), {"frozen": model.frozen(whole)}
+            params, frozen = noisy(model.start(whole, jax.random.key(0))), model.frozen(whole)
             optimizer = AdamW(epsilon=1e-3).build(lambda step: jnp.float32(0.1), params)
             state = train_step.state_from(params, optimizer, mesh)
             step = train_step.make_train_step(model, optimizer, lambda step: jnp.float32(0.1), train, mesh)
@@ -226,7 +226,7 @@ def test_no_gradient_passes_through_the_norm_of_dora():
     tuned, plain = logits_of(model, arrays), logits_of(model.model, arrays)
     merged = model.merged(trained, frozen)[1]
     weighting = jax.random.normal(jax.random.key(1), plain({"params": merged}).shape)
-    of_update = flat(jax.grad(lambda p: (tuned({"params": p, "frozen": frozen}) * weighting).sum())(trained))
+    of_update = flat(jax.grad(lambda p: (tuned({"params": p, **frozen}) * weighting).sum())(trained))
     of_kernel = flat(jax.grad(lambda p: (plain({"params": p}) * weighting).sum())(merged))[f"{path}/kernel"]
     values = flat(trained)
     a, b, m = (values[f"{path}/{name}"] for name in ("lora_a", "lora_b", "magnitude"))
@@ -252,7 +252,7 @@ def test_dropout_is_of_what_an_update_reads_and_of_training_alone():
         model = Adapted(models.build(config, Compute()), LoRA(rank=3, targets=ALL, dropout=rate), train_heads=False)
         start, frozen = model.start(weights(config), key), model.frozen(weights(config))
         rngs = {"dropout": jax.random.key(seed)} if training else None
-        variables = {"params": (of or (lambda params: params))(start), "frozen": frozen}
+        variables = {"params": (of or (lambda params: params))(start), **frozen}
         return model.apply(variables, arrays, deterministic=not training, rngs=rngs).heads["lm"].logits()
 
     whole = logits(0.0, training=False, of=noisy)

@@ -7,7 +7,7 @@ import pytest
 from pretrainax import models, zoo
 from pretrainax.adapt import IA3, Adapted, BitFit, HeadAlone, LoRA, PrefixTuning, PromptTuning
 from pretrainax.adapt.matrices import chosen, matrices_of
-from pretrainax.adapt.tuning import abstract_params, flat
+from pretrainax.adapt.tuning import abstract_params
 from pretrainax.config import AUTO, LearnedPositions, MeshConfig, MixtureOfExperts, SlidingWindows, UserError, kinds
 from pretrainax.config.validation import validate
 from pretrainax.data.packing import OneEach
@@ -16,6 +16,7 @@ from pretrainax.layers.attention_mask import Mask
 from pretrainax.layers.compute import Compute
 from pretrainax.models import build
 from pretrainax.optim.decay import decay_mask
+from pretrainax.sharding.param_paths import flat
 from pretrainax.sharding.rules import param_specs
 from pretrainax.tasks import MultipleChoice, Retrieval, TextGeneration
 from tests.golden import CASES

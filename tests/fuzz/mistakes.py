@@ -331,7 +331,7 @@ def answer_all(only: str = "") -> tuple[int, list[str]]:
     from pretrainax.data.inspection import page  # noqa: F401
     from pretrainax.interop import directories  # noqa: F401
     from pretrainax.planning import compiled, plans_page, report, search  # noqa: F401
-    from pretrainax.training import loop, resume_check  # noqa: F401
+    from pretrainax.runs import resume_check, train  # noqa: F401
 
     with tempfile.TemporaryDirectory(prefix="mistakes") as scratch:
         folder = pathlib.Path(scratch)

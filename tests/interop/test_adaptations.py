@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from pretrainax.adapt.tuning import flat
 from pretrainax.config import (
     LearnedPositions,
     LinearScaling,
@@ -28,6 +27,7 @@ from pretrainax.layers.compute import Compute
 from pretrainax.layers.stack import Stack
 from pretrainax.models.base import Model
 from pretrainax.models.encoder import Encoder
+from pretrainax.sharding.param_paths import flat
 from tests.golden import CASES
 from tests.golden.case import Case, batch, weights
 from tests.support.adapted import planned, taken

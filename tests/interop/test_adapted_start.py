@@ -10,7 +10,6 @@ import pytest
 
 from pretrainax import models
 from pretrainax.adapt import LoRA
-from pretrainax.adapt.tuning import flat
 from pretrainax.config import (
     DecoderSizes,
     LearnedPositions,
@@ -37,6 +36,7 @@ from pretrainax.interop.architectures import described_model, read_config_json
 from pretrainax.interop.origin import Origin, find_origin
 from pretrainax.interop.same_ids import check_tokenizer_of
 from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.param_paths import flat
 from pretrainax.sharding.rules import tree_shardings
 from pretrainax.tokenization import ByteBPE
 from pretrainax.tokenization.base import load_tokenizer

@@ -19,9 +19,9 @@ from pretrainax.data.sources import TextFiles
 from pretrainax.interop import directories
 from pretrainax.interop.weights import DirectoryWeights
 from pretrainax.models import electra
+from pretrainax.runs.train import train
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.tokenization.huggingface import read_tokenizer
-from pretrainax.training import loop
 from pretrainax.zoo.family import differences
 from tests.golden import CASES
 from tests.golden.case import batch, needs_transformers, weights
@@ -223,7 +223,7 @@ def test_training_goes_on_from_a_directory(through, tmp_path, text, cache):
     experiment.optimizer.learning_rate = 0.0
     experiment.optimizer.weight_decay = 0.0
     experiment.checkpoint.init_from = str(source if through == "directory" else tmp_path / "run")
-    assert loop.train(experiment, str(tmp_path / "more")) == 0
+    assert train(experiment, str(tmp_path / "more")) == 0
     assert_same(params_of(tmp_path / "more", experiment.model), weights(CASES["gpt2"].config))
     directories.export_workdir(str(tmp_path / "more"), str(tmp_path / "out"))  # what training saved is exported too
     assert all(x.tobytes() == stored(tmp_path / "out")[key].tobytes() for key, x in stored(source).items())
@@ -247,7 +247,7 @@ def test_an_imported_workdir_is_not_resumed(tmp_path, text, cache):
     experiment.data.sequence_length, experiment.train.global_batch_size = 16, 8
     os.remove(tmp_path / "run" / "config.json")
     with pytest.raises(UserError, match="holds imported parameters alone.*--config.checkpoint.init_from="):
-        loop.train(experiment, str(tmp_path / "run"))
+        train(experiment, str(tmp_path / "run"))
 
 
 def test_a_model_that_transformers_has_not_is_not_exported(source, tmp_path):

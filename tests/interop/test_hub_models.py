@@ -16,7 +16,7 @@ from pretrainax.config import UserError
 from pretrainax.config.overrides import set_field
 from pretrainax.config.values import range_problems
 from pretrainax.distill import Distillation
-from pretrainax.evaluate import Evaluation
+from pretrainax.evaluation.asked import Evaluation
 from pretrainax.huggingface import Exchange
 from pretrainax.interop import adapters, directories, start
 from pretrainax.interop.origin import find_origin

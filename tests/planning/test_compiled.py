@@ -17,7 +17,7 @@ from pretrainax.planning.topologies import Topology
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.training.setup import build_steps
+from pretrainax.training.run import build_steps
 from tests.support.tiers import few
 
 GIB = 2**30

@@ -19,7 +19,7 @@ from pretrainax.runtime.chips import CHIPS
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.mesh import AXES, make_mesh
 from pretrainax.sharding.param_paths import is_stacked
-from pretrainax.training.setup import build_steps
+from pretrainax.training.run import build_steps
 from tests.support import tiny
 from tests.support.tiers import few
 

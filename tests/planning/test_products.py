@@ -12,7 +12,7 @@ from pretrainax.planning.hlo import Program, product_flops
 from pretrainax.planning.hlo.kernels import kernels_of
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.sharding.mesh import make_mesh
-from pretrainax.training.setup import build_steps
+from pretrainax.training.run import build_steps
 from tests.planning.test_compiled import absent, config
 from tests.support.tiers import few
 

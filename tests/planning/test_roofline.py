@@ -186,10 +186,14 @@ def test_attention_is_charged_for_what_is_written_out_and_turned():
     gpt, t5 = tiny.get_config("gpt"), tiny.get_config("t5")
     gpt.train.attention = "xla"
     m, length = gpt.model, lengths_of(batch_shapes(gpt)).inputs
-    assert roofline._of_attention(gpt, ONE, "gpu", 2) == (4 * 2 * m.num_layers * m.num_heads * length**2, 0, 0)
+    assert roofline._of_attention(gpt, ONE, "gpu", 2) == (4 * 2 * m.num_layers * m.num_heads * length**2, 0, 0, 0)
     many = 2**27 // (4 * m.num_heads * length**2)  # rows whose logits a TPU core has just no room for
     fewer, all_rows = (roofline._of_attention(gpt, ONE, "tpu", rows).pairs for rows in (many - 1, many))
     assert fewer == 0 < all_rows
+    gpt.model.attention_dropout_rate = 0.1  # weights that are dropped are kept for the backward from half of that on
+    kept = [roofline._of_attention(gpt, ONE, "tpu", rows) for rows in (many / 2 - 1, many / 2)]
+    assert [one.pairs for one in kept] == [0, 0] and kept[0].dropped == 0 < kept[1].dropped
+    gpt.model.attention_dropout_rate = 0.0
     assert roofline._of_attention(t5, ONE, "tpu", 2).pairs > 0  # the gradient of its bias is made of such an array
     gpt.model.position = RotaryPositions()
     queries_and_keys = (m.num_heads + m.kv_heads) * m.dim_per_head

@@ -148,10 +148,10 @@ def test_a_config_that_is_assessed_stays_auto_and_one_that_is_settled_does_not()
 
 def test_the_devices_of_a_program_settle_it(monkeypatch):
     experiment = _with(tiny.get_config("gpt"), "auto")
-    here.settle_here(experiment)
+    here.SettledHere().settle(experiment)
     assert experiment.train.remat == "auto"  # no plan knows a CPU; layers take it for none
     monkeypatch.setattr(here, "topology_here", lambda: Topology.parse("h100:8"))
-    here.settle_here(experiment)
+    here.SettledHere().settle(experiment)
     assert experiment.train.remat == "none"
 
 

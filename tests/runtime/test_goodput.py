@@ -8,9 +8,9 @@ import time
 import pytest
 
 from pretrainax.data.sources import TextFiles
+from pretrainax.runs.train import train
 from pretrainax.runtime import goodput
 from pretrainax.runtime.goodput import PARTS, Goodput, total
-from pretrainax.training import loop
 from tests.support import tiny
 
 
@@ -167,7 +167,7 @@ def test_the_parts_of_a_real_run_add_up_to_its_wall_time(tmp_path, text, cache, 
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
     experiment.train.steps, experiment.evaluate.every = 6, 3
     before = time.perf_counter()
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     wall = time.perf_counter() - before
     found = seconds(tmp_path)
     # what is not counted: the imports of a first call before the clock starts, and closing the files at the end

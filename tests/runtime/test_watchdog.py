@@ -328,13 +328,16 @@ def test_a_run_whose_devices_hang_ends_with_exit_code_1(tmp_path, text, cache):
     """One whose steps stop, in a process of its own."""
     code = (
         "import sys, time; from unittest import mock; from pretrainax.runtime import host, watchdog\n"
-        "from pretrainax.training import loop; from tests.support import tiny\n"
+        "from pretrainax.runs.train import train; from tests.support import tiny\n"
+        "from pretrainax.training.callbacks import Callback\n"
         "host.start_jax(experiment := tiny.get_config('gpt')); experiment.train.stuck_after = 60.0\n"
         "watchdog.TICK = 0.02  # a minute of 60 ticks is 1.2 s\n"
         "experiment.train.stuck_after *= watchdog.TICK\n"
         f"experiment.data.source.path, experiment.data.cache_dir = {str(text)!r}, {str(cache)!r}\n"
-        "hang = lambda step, batch: time.sleep(60) if step == 5 else None\n"
-        f"loop.train(experiment, {str(tmp_path / 'run')!r}, observe=hang)\n"
+        "class Hang(Callback):\n"
+        "    def on_batch(self, step, batch):\n"
+        "        time.sleep(60 if step == 5 else 0)\n"
+        f"train(experiment, {str(tmp_path / 'run')!r}, callbacks=[Hang()])\n"
     )
     done = several.alone("-c", code)
     last = done.stderr.splitlines()[-1]  # a batch is made ahead of its step

@@ -13,9 +13,9 @@ from pretrainax.config.validation import validate
 from pretrainax.data.sources import TextFiles
 from pretrainax.interop import directories
 from pretrainax.interop.architectures import describe_model
+from pretrainax.runs.train import train
 from pretrainax.scaling import small
 from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.training import loop
 from pretrainax.zoo.__main__ import count
 from tests.golden.case import needs_transformers, weights
 from tests.support.exports import assert_transformers_computes_the_same, write_workdir
@@ -67,7 +67,7 @@ def test_a_preset_trains_and_its_export_has_equal_logits_in_transformers(name, t
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
     experiment.data.sequence_length = 48
     experiment.train.steps, experiment.train.global_batch_size, experiment.evaluate.batches = 2, 8, 1
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     trained = config_lib.load(str(tmp_path / "run" / "config.json")).model
     assert trained.vocab_size == 512 and trained.position.max_length in (None, 48)
     directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))

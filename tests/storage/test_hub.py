@@ -12,7 +12,8 @@ import time
 import pytest
 from huggingface_hub import constants
 
-from pretrainax.config import UserError, paths
+from pretrainax.config import UserError
+from pretrainax.files import paths
 from pretrainax.storage import hub, places
 from tests.support.fake_hub import forget
 from tests.support.runs import ROOT

@@ -6,8 +6,8 @@ import stat
 import pytest
 
 from pretrainax.config import UserError
-from pretrainax.config.paths import path_problem
-from pretrainax.config.private_folders import private_folder
+from pretrainax.files.paths import path_problem
+from pretrainax.files.private_folders import private_folder
 from pretrainax.storage import copies, places
 from pretrainax.storage.store import Store
 

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 
 from pretrainax import models
-from pretrainax.adapt.tuning import flat
 from pretrainax.config import MeshConfig, ModelConfig
 from pretrainax.interop.adaptations import Adaptation
 from pretrainax.interop.adapted_start import AdaptedStart, adapted_start
 from pretrainax.interop.origin import find_origin
 from pretrainax.interop.start import load_start, placed_start, zeros_of
 from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.param_paths import flat
 from pretrainax.sharding.rules import tree_shardings
 
 

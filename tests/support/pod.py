@@ -15,9 +15,10 @@ import sys
 import time
 from unittest import mock
 
+from pretrainax.runs import train as training
 from pretrainax.runtime import folders, host
 from pretrainax.storage.store import Store
-from pretrainax.training import loop
+from pretrainax.training import train as core
 from tests.support import runs, several, tiny
 
 
@@ -98,8 +99,8 @@ def train(text: str, cache: str, fsdp: str, steps: str, *workdirs: str) -> int:
     host.start_jax(experiment)
     codes = []
     for workdir in workdirs:
-        with folders.at_work(workdir) as folder, mock.patch.object(loop, "finish"):
-            codes.append(loop.train(copy.deepcopy(experiment), folder, extend=int(steps) > 12))
+        with folders.at_work(workdir) as folder, mock.patch.object(core, "finish"):
+            codes.append(training.train(copy.deepcopy(experiment), folder, extend=int(steps) > 12))
     return max(codes)
 
 

@@ -17,14 +17,26 @@ import jax
 import numpy as np
 
 from pretrainax.profiling import report
+from pretrainax.runs.train import train
 from pretrainax.runtime import host
 from pretrainax.runtime.profile_request import ProfileRequest
-from pretrainax.training import loop
-from pretrainax.training.profiles import Profiling
+from pretrainax.training import train as core
+from pretrainax.training.callbacks import Callback
+from pretrainax.training.profiles import Profiles
 from tests.support import tiny
 from tests.support.runs import FAST, ROOT
 
 STEPS = 4
+
+
+class Rows(Callback):
+    """Keeps the rows of all batches of this process."""
+
+    def __init__(self):
+        self.seen: dict[str, np.ndarray] = {}
+
+    def on_batch(self, step, batch):
+        self.seen.update({f"{step} {name}": value for name, value in batch.items()})
 
 
 def run(family: str, workdir: str, text: str, cache: str, fsdp: int, sequence: int = 1, profile_steps: str = "") -> int:
@@ -35,15 +47,10 @@ def run(family: str, workdir: str, text: str, cache: str, fsdp: int, sequence: i
     experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = STEPS, 2, 1
     experiment.checkpoint.every, experiment.checkpoint.keep = 2, 9
     experiment.train.profile_steps = profile_steps
-    rows = {}
-
-    def observe(step: int, batch: dict[str, np.ndarray]) -> None:
-        rows.update({f"{step} {name}": value for name, value in batch.items()})
-
-    with mock.patch.object(loop, "finish"):  # its samples and pictures take as long as the steps
-        profiling = Profiling(ProfileRequest(), report.of_run)
-        code = loop.train(experiment, workdir, observe=observe, profiling=profiling)
-    np.savez(os.path.join(workdir, f"batches-{jax.process_index()}.npz"), **rows)
+    rows = Rows()
+    with mock.patch.object(core, "finish"):  # its samples and pictures take as long as the steps
+        code = train(experiment, workdir, callbacks=[rows, Profiles(ProfileRequest(), report.of_run)])
+    np.savez(os.path.join(workdir, f"batches-{jax.process_index()}.npz"), **rows.seen)
     return code
 
 

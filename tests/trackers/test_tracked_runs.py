@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from pretrainax.data.sources import TextFiles
+from pretrainax.runs import final_report, samples
+from pretrainax.runs.train import train
 from pretrainax.trackers import MLflow, TensorBoard, TrackedRun, Trackers, WandB
 from pretrainax.trackers.remembered import Remembered
-from pretrainax.training import finish, loop
-from pretrainax.training.metrics_writer import MetricsWriter
 from tests.support import tiny
 from tests.support.runs import ENV, ROOT, lines
 from tests.training.test_loss_spikes import plant, rare, settings
@@ -48,12 +48,12 @@ def workdir(text, cache, tmp_path_factory) -> pathlib.Path:
         for name in ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD"):
             patch.setenv(name, SECRET)
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patch.setattr(MetricsWriter, "draw", lambda *_: None)
-        patch.setattr(finish, "show_samples", lambda run, params, say, *_: say(f"see https://me:{SECRET}@host ⟶ x"))
+        patch.setattr(final_report, "draw_curves", lambda *_: None)
+        patch.setattr(samples, "show_samples", lambda run, params, say, *_: say(f"see https://me:{SECRET}@host ⟶ x"))
         plant(patch, (12, 13, 14), rare)
-        assert loop.train(tracked(text, cache, 8), str(folder)) == 0
+        assert train(tracked(text, cache, 8), str(folder)) == 0
         shutil.rmtree(folder / "checkpoints" / "8")
-        assert loop.train(tracked(text, cache, 20), str(folder), extend=True) == 0
+        assert train(tracked(text, cache, 20), str(folder), extend=True) == 0
     return folder
 
 
@@ -225,12 +225,12 @@ import sys
 import pretrainax
 assert not [name for name in sys.modules if name.startswith("pretrainax.")]
 from pretrainax.data.sources import TextFiles
-from pretrainax.training import loop
+from pretrainax.runs.train import train
 from tests.support import tiny
 experiment = tiny.get_config("gpt")
 experiment.data.source, experiment.data.cache_dir = TextFiles(path=sys.argv[1]), sys.argv[2]
 experiment.train.steps, experiment.evaluate.batches, experiment.schedule.warmup_steps = 1, 1, 1
-assert loop.train(experiment, sys.argv[3]) == 0
+assert train(experiment, sys.argv[3]) == 0
 print(sorted({"wandb", "mlflow", "sqlalchemy", "tensorboard", "torch"} & set(sys.modules)))
 """
 

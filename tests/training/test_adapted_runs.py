@@ -7,13 +7,13 @@ import shutil
 import numpy as np
 import pytest
 
-from pretrainax.adapt.tuning import flat
 from pretrainax.config import MixtureOfExperts
 from pretrainax.data.objectives import SpanCorruption
 from pretrainax.data.sources import TextFiles
 from pretrainax.interop.adaptations import DecoderToEncoderDecoder, DenseToExperts, WiderVocabulary
+from pretrainax.runs.train import train
+from pretrainax.sharding.param_paths import flat
 from pretrainax.tokenization import PretrainedTokenizer
-from pretrainax.training import loop
 from tests.golden import CASES
 from tests.golden.case import weights
 from tests.support import tiny
@@ -85,7 +85,7 @@ def test_an_encoder_decoder_with_experts_begins_as_a_decoder_of_a_hugging_face_d
     experiment.data.sequence_length, experiment.train.steps, experiment.evaluate.batches = 16, 1, 1
     experiment.optimizer.learning_rate, experiment.checkpoint.init_from = 0.0, str(start)
     experiment.checkpoint.adapt = (DecoderToEncoderDecoder(), DenseToExperts(), WiderVocabulary())
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     first, there = flat(params_of(tmp_path / "run", experiment.model)), flat(weights(source))
     for stack in ("encoder", "decoder"):
         down = first[f"{stack}/blocks/mlp/experts_down/kernel"]

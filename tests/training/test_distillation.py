@@ -12,7 +12,6 @@ import pytest
 import pretrainax
 from pretrainax import config as config_lib
 from pretrainax import models
-from pretrainax.adapt.tuning import flat
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.params import write_params
 from pretrainax.config import UserError
@@ -24,19 +23,22 @@ from pretrainax.interop import directories
 from pretrainax.interop.adaptations import Layers
 from pretrainax.interop.adapted_start import adapted_start
 from pretrainax.interop.origin import find_origin
+from pretrainax.interop.run_start import TrainedStart
 from pretrainax.interop.start import load_plain
+from pretrainax.interop.teacher import teacher_of
 from pretrainax.layers.compute import for_this_machine
 from pretrainax.models.flops import flops_per_step
 from pretrainax.planning.memory import estimate
+from pretrainax.runs.description import describe
+from pretrainax.runs.train import open_run, train
 from pretrainax.sharding.axes import AXES
+from pretrainax.sharding.param_paths import flat
 from pretrainax.tasks import Classification
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import load_tokenizer
-from pretrainax.training import loop
-from pretrainax.training.description import describe
-from pretrainax.training.restore import describe_start, restore_or_init
-from pretrainax.training.setup import open_run
-from pretrainax.training.trained import trained_model
+from pretrainax.training import train as core
+from pretrainax.training.restore import restore_or_init
+from pretrainax.training.wrapped import trained_model
 from tests.support import tiny
 from tests.support.runs import assert_same_run, lines, run_json
 
@@ -54,7 +56,7 @@ def experiment_of(text, cache, layers, distillation=None, steps=4):
 
 def without_finish():
     """Leaves out the pictures and samples of a run."""
-    return mock.patch.object(loop, "finish")
+    return mock.patch.object(core, "finish")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,7 @@ def narrow(teacher, text, cache):
 @pytest.fixture(scope="module")
 def student(folder, teacher, text, cache):
     with without_finish():
-        assert loop.train(narrow(teacher, text, cache), str(folder / "student")) == 0
+        assert train(narrow(teacher, text, cache), str(folder / "student")) == 0
     return folder / "student"
 
 
@@ -132,7 +134,7 @@ def test_a_run_that_was_cut_short_ends_the_same_though_its_teacher_went_on(stude
     (part / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines(part) if x["step"] <= 2))
     shutil.copytree(teacher / "checkpoints" / "0", teacher / "checkpoints" / "1")  # not the one that it learns from
     with without_finish():
-        assert loop.train(narrow(teacher, text, cache), str(part)) == 0
+        assert train(narrow(teacher, text, cache), str(part)) == 0
     shutil.rmtree(teacher / "checkpoints" / "1")
     assert_same_run(part, student)
     known = json.loads((part / "teacher.json").read_text())
@@ -142,20 +144,20 @@ def test_a_run_that_was_cut_short_ends_the_same_though_its_teacher_went_on(stude
     (part / "teacher.json").write_text(json.dumps(known | {"directory": str(moved), "sha256": "0" * 64}))
     line = f"learns from the teacher of config.distill, and needs step 0 of {moved}, which is not what it was"
     with pytest.raises(UserError, match=line):
-        loop.train(narrow(teacher, text, cache), str(part))
+        train(narrow(teacher, text, cache), str(part))
     (part / "teacher.json").write_text(json.dumps(known | {"directory": str(folder / "gone")}))
     with pytest.raises(UserError, match=f"needs step 0 of {folder / 'gone'}, which cannot be read: put it back"):
-        loop.train(narrow(teacher, text, cache), str(part))
+        train(narrow(teacher, text, cache), str(part))
 
 
 def test_a_teacher_that_is_not_there_or_of_other_ids_is_refused(teacher, text, cache, tmp_path):
     gone = experiment_of(text, cache, 2, Distillation(str(tmp_path / "gone")))
     with pytest.raises(UserError, match="config.distill.teacher: .*gone"):
-        loop.train(gone, str(tmp_path / "run"))
+        train(gone, str(tmp_path / "run"))
     other = experiment_of(text, cache, 2, Distillation(str(teacher)))
     other.tokenizer = dataclasses.replace(other.tokenizer, vocab_size=300)
     with pytest.raises(UserError, match="has another tokenizer .400 ids, here 300.*set config.tokenizer="):
-        loop.train(other, str(tmp_path / "run"))
+        train(other, str(tmp_path / "run"))
 
 
 def test_a_plan_and_a_run_count_the_teacher_s_memory_and_its_forward(student, teacher, text, cache):
@@ -167,10 +169,10 @@ def test_a_plan_and_a_run_count_the_teacher_s_memory_and_its_forward(student, te
     assert planned.frozen == 4 * numbers and plain.frozen == 0
     assert planned.parameters == plain.parameters + 2 * 4 * 16 * 32  # the maps
     with open_run(experiment) as run:
-        lengths = run.lengths
+        lengths = run.work.lengths
         step = experiment.train.global_batch_size, lengths.inputs, lengths.targets
-        own, theirs = (flops_per_step(model, *step) for model in (experiment.model, run.teacher))
-        assert run.flops_per_step == pytest.approx(own + theirs / 3)
+        own, theirs = (flops_per_step(model, *step) for model in (experiment.model, run.work.teacher))
+        assert run.work.flops_per_step == pytest.approx(own + theirs / 3)
         assert run.parameters == plain.parameters / 4
         assert "width 32; 1,024 parameters map states to its width" in dict(describe(run))["teacher"]
 
@@ -178,7 +180,7 @@ def test_a_plan_and_a_run_count_the_teacher_s_memory_and_its_forward(student, te
 def test_attention_runs_by_the_kernel_that_holds_its_logits_where_they_are_compared(teacher, text, cache):
     for weight, kernel in ((1.0, "xla"), (0.0, "auto")):
         experiment = experiment_of(text, cache, 2, Distillation(str(teacher), attention=weight))
-        model = trained_model(experiment, for_this_machine(experiment.train))
+        model = trained_model(experiment, for_this_machine(experiment.train), teacher_of(experiment))
         assert model.compute.attention == model.teacher.compute.attention == kernel
 
 
@@ -204,7 +206,7 @@ def test_a_student_starts_with_the_layers_that_are_chosen(kind, chosen, layers, 
     experiment.tokenizer = PretrainedTokenizer(path=str(teacher / "tokenizer"))
     experiment.checkpoint.init_from = str(start)
     experiment.checkpoint.adapt = (Layers(chosen),)
-    said = dict(describe_start(experiment, str(tmp_path)))
+    said = dict(TrainedStart().describe(experiment, str(tmp_path)))
     assert said["adapted"].endswith(f": layers {layers[0]}, {layers[1]} of the 4 of the encoder")
     with open_run(experiment) as run:
         state, _ = restore_or_init(run, Checkpoints(str(tmp_path / "checkpoints"), 1))
@@ -249,9 +251,9 @@ def test_a_task_is_learnt_from_a_teacher_of_the_same_labels(teacher, cache, tmp_
     with without_finish():
         experiment.model.num_layers, experiment.checkpoint.adapt = 2, (Layers(),)
         experiment.distill = Distillation(str(tmp_path / "tuned"), hidden=1.0, attention=1.0)
-        assert loop.train(experiment, str(tmp_path / "student")) == 0
+        assert train(experiment, str(tmp_path / "student")) == 0
     line = lines(tmp_path / "student", "train")[-1]
     assert {"soft_loss", "hidden_loss", "attention_loss", "distillation_loss", "loss", "labels"} <= line.keys()
     experiment.objective = dataclasses.replace(experiment.objective, labels=("1", "0"))
     with pytest.raises(UserError, match="has the labels .'0', '1'., config.objective.labels is .'1', '0'.: set it"):
-        describe_start(experiment, str(tmp_path / "other"))
+        TrainedStart().describe(experiment, str(tmp_path / "other"))

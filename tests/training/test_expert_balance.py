@@ -13,11 +13,13 @@ import pytest
 from pretrainax.config import MixtureOfExperts, UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.inference.load import load
+from pretrainax.runs.train import train
 from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.mesh import abstract_mesh
 from pretrainax.sharding.rules import tree_shardings
-from pretrainax.training import expert_balance, loop
+from pretrainax.training import expert_balance
+from pretrainax.training import train as core
 from pretrainax.training.metrics import add_up, summarize
 from tests.support import tiny
 from tests.support.runs import lines as untimed
@@ -76,7 +78,7 @@ def experiment(text, cache):
 @pytest.fixture(scope="module")
 def finished(experiment, tmp_path_factory):
     folder = tmp_path_factory.mktemp("experts") / "run"
-    assert loop.train(experiment, str(folder)) == 0
+    assert train(experiment, str(folder)) == 0
     return folder
 
 
@@ -107,16 +109,16 @@ def test_a_resume_between_two_lines_changes_nothing(experiment, finished, tmp_pa
     shutil.copytree(finished, tmp_path / "run")
     for step in ("5", "6"):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     assert untimed(tmp_path / "run") == untimed(finished)
 
 
 @pytest.mark.slow
 def test_experts_that_die_are_said_once(monkeypatch, capsys, experiment, tmp_path):
-    monkeypatch.setattr(loop, "finish", lambda *_: None)
+    monkeypatch.setattr(core, "finish", lambda *_: None)
     figures = expert_balance.figures
     monkeypatch.setattr(expert_balance, "figures", lambda sums: figures(sums) | {"dead_experts": 3.0})
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "got no token" in line]
     assert len(said) == 1 and said[0].startswith("3 experts got no token in the steps up to 4: they learn nothing")
 

@@ -18,14 +18,16 @@ from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.inference.load import load
 from pretrainax.interop import directories, start
+from pretrainax.interop.run_start import TrainedStart
+from pretrainax.runs import header
+from pretrainax.runs.train import build_run, train
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.scoring.record_scores import score_records
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.tasks import Chunks, Classification, Regression
-from pretrainax.training import header, loop, loss_spikes, restore
+from pretrainax.training import loss_spikes
 from pretrainax.training.metrics import read_metrics
-from pretrainax.training.setup import build_run
 from tests.support import tiny
 from tests.support.runs import arrays, lines, run_json
 from tests.support.tiers import few
@@ -56,7 +58,7 @@ def pretrained(text, cache, tmp_path_factory):
     experiment.model.norm_at, experiment.model.embedding_norm = "post", True
     experiment.objective, experiment.data.sequence_length = NextSentencePrediction(), 64
     workdir = tmp_path_factory.mktemp("pretrained") / "bert"
-    assert loop.train(experiment, str(workdir)) == 0
+    assert train(experiment, str(workdir)) == 0
     return str(workdir)
 
 
@@ -76,7 +78,7 @@ def fine_tuning(pretrained, records, cache, task=None) -> Experiment:
 @pytest.fixture(scope="module")
 def tuned(pretrained, records, cache, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("tuned") / "run"
-    assert loop.train(fine_tuning(pretrained, records, cache), str(workdir)) == 0
+    assert train(fine_tuning(pretrained, records, cache), str(workdir)) == 0
     return workdir
 
 
@@ -95,7 +97,7 @@ def test_it_starts_from_what_is_pretrained_but_for_the_heads(pretrained, tuned):
 
 
 def test_the_header_names_what_is_fresh_and_what_is_left_out(pretrained, records, cache, tmp_path):
-    ((_, said),) = restore.describe_start(fine_tuning(pretrained, records, cache), str(tmp_path))
+    ((_, said),) = TrainedStart().describe(fine_tuning(pretrained, records, cache), str(tmp_path))
     assert said.startswith(f"from {pretrained}, step 2; fresh: classifier/output; left out: masked_lm_head/dense,")
     assert "pair_head/dense" not in said and "pair_head/output" in said
 
@@ -111,11 +113,11 @@ def test_the_header_names_what_is_fresh_and_what_is_left_out(pretrained, records
 def test_answers_of_a_start_are_kept_where_they_are_those_of_the_task(task, redrawn, tuned, records, cache, tmp_path):
     """As of a task like it; the pooler, which belongs to the model, is always."""
     experiment = fine_tuning(str(tuned), records, cache, task)
-    ((_, said),) = restore.describe_start(experiment, str(tmp_path))
+    ((_, said),) = TrainedStart().describe(experiment, str(tmp_path))
     wanted = "fresh: classifier/output" if redrawn else "with its answers: classifier/output"
     assert said == f"from {tuned}, step 4; {wanted}"
     experiment.train.steps = 1
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     before, start = flat(load(str(tuned)).params), flat(load(f"{tmp_path}/run@0").params)
     same = {path for path, x in before.items() if (start[path] == x).all()}
     assert before.keys() - same == ({"classifier/output/kernel", "classifier/output/bias"} if redrawn else set())
@@ -125,7 +127,7 @@ def test_spikes_are_looked_for_in_the_loss(pretrained, records, cache, tmp_path,
     """Whatever the figure that the model is kept for: accuracy may leap."""
     seen, observe = [], loss_spikes.observe_step
     monkeypatch.setattr(loss_spikes, "observe_step", lambda *words: (seen.append(words[2]), observe(*words)))
-    assert loop.train(fine_tuning(pretrained, records, cache), str(tmp_path / "run")) == 0
+    assert train(fine_tuning(pretrained, records, cache), str(tmp_path / "run")) == 0
     trained = [
         line["loss"] for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "train"
     ]
@@ -163,7 +165,7 @@ def test_a_validation_has_each_record_once_and_the_figures(tuned):
 def test_it_resumes_bit_for_bit(pretrained, records, cache, tuned, tmp_path):
     shutil.copytree(tuned, again := tmp_path / "run")
     shutil.rmtree(again / "checkpoints" / "4")
-    assert loop.train(fine_tuning(pretrained, records, cache), str(again)) == 0
+    assert train(fine_tuning(pretrained, records, cache), str(again)) == 0
     assert lines(again) == lines(tuned)
     whole, found = arrays(tuned), arrays(again)
     assert all((whole[path] == found[path]).all() for path in whole) and whole.keys() == found.keys()
@@ -177,7 +179,7 @@ def test_one_device_answers_what_eight_do(pretrained, records, cache, tuned):
         with jax.set_mesh(mesh):
             run = build_run(experiment, prepared, mesh, Watchdog())
             params = load(str(tuned), mesh=mesh).params
-            _, answers, notes = run.answers(params)
+            _, answers, notes = run.validation.answers(params)
             found.append((answers, run.validate(params)))
     assert [note["label"] for note in notes] == [i % 2 for i in range(VALID)]  # in the order of the file
     np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-6)
@@ -193,7 +195,7 @@ def test_buckets_are_of_the_training_alone(pretrained, records, cache, tmp_path,
     experiment.model.head = Classify(num_labels=1, kind="regression", pooling="max")
     experiment.data.packing, experiment.train.steps = OneEach(buckets=(12,)), 2
     experiment.checkpoint.init_from = None
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     assert "FROM RANDOM NUMBERS: nothing is pretrained" in capsys.readouterr().err
     (line,) = (line for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "valid")
     assert line["labels"] == VALID and line["squared_error"] == pytest.approx(line["loss"])
@@ -220,7 +222,7 @@ def test_under_a_tuning_the_head_of_the_task_is_trained_too(tuning, pretrained, 
     experiment.checkpoint.keep_at = ()
     if isinstance(tuning, PrefixTuning):
         experiment.data.packing = OneEach()
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     stored = {name.split("/", 1)[1] for name in run_json(tmp_path / "run")["arrays"] if name.startswith("params/")}
     heads = {path for path in stored if path.startswith("classifier/")}
     assert {path.rpartition("/")[0] for path in heads} == {"classifier/dense", "classifier/output"}
@@ -235,14 +237,14 @@ def test_under_a_tuning_the_head_of_the_task_is_trained_too(tuning, pretrained, 
 @pytest.mark.slow
 def test_it_starts_from_a_task_whose_head_is_left_out(tuned, records, cache, tmp_path):
     experiment = fine_tuning(f"{tuned}@2", records, cache, Regression(text_field="a", label_field="score"))
-    ((_, said),) = restore.describe_start(experiment, str(tmp_path))
+    ((_, said),) = TrainedStart().describe(experiment, str(tmp_path))
     # two labels are two numbers, and a score is one: the last map has another shape
     assert said == f"from {tuned}, step 2; fresh: classifier/output; left out: classifier/output"
     directories.export_workdir(str(tuned), str(tmp_path / "there"))
     experiment.checkpoint.init_from = str(tmp_path / "there")
-    ((_, said),) = restore.describe_start(experiment, str(tmp_path))
+    ((_, said),) = TrainedStart().describe(experiment, str(tmp_path))
     assert said == f"from {tmp_path / 'there'}; fresh: classifier/output; left out: classifier/output"
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     before, after = flat(load(f"{tuned}@4").params), flat(load(f"{tmp_path / 'run'}@0").params)
     assert {path for path in after if not np.array_equal(before[path], after[path])} == {
         *("classifier/output/bias", "classifier/output/kernel")
@@ -277,7 +279,7 @@ def test_windows_of_a_record_are_examples_and_one_record_in_the_figures(pretrain
     loaded = load(str(tuned), mesh=mesh)
     with jax.set_mesh(mesh):
         run = build_run(experiment, prepared, mesh, Watchdog())
-        figures, (_, _, notes) = run.validate(loaded.params), run.answers(loaded.params)
+        figures, (_, _, notes) = run.validate(loaded.params), run.validation.answers(loaded.params)
         warnings = [value for name, value in header.rows(run) if name == "WARNING"]
     (stream,) = run.train_batches.streams
     assert any(line.startswith(f"{stream.plan.statistics['records cut short']} RECORDS LOSE") for line in warnings)
@@ -305,7 +307,7 @@ def test_another_architecture_is_named_by_its_fields(pretrained, records, cache,
     experiment = fine_tuning(pretrained, records, cache)
     experiment.model.d_ff = 48
     with pytest.raises(UserError, match="holds another architecture: config.model.d_ff is 48, there 64"):
-        restore.describe_start(experiment, str(tmp_path))
+        TrainedStart().describe(experiment, str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,13 @@ from pretrainax.data.sources import JsonLines
 from pretrainax.inference import answers
 from pretrainax.inference.load import load
 from pretrainax.interop import directories
+from pretrainax.runs.train import build_run, train
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.tasks import EntityChoice, ExtractiveQA, MultipleChoice, figures
 from pretrainax.tokenization import ByteBPE, WordPiece
-from pretrainax.training import loop
 from pretrainax.training.metrics import read_metrics
-from pretrainax.training.setup import build_run
 from pretrainax.zoo.family import without_heads
 from tests.golden import CASES
 from tests.support import tiny
@@ -64,7 +63,7 @@ def answers_on(experiment, workdir, devices: int):
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
     with jax.set_mesh(mesh):
         run = build_run(experiment, prepare(experiment, report=lambda line: None), mesh, Watchdog())
-        return run.answers(load(str(workdir), mesh=mesh).params)
+        return run.validation.answers(load(str(workdir), mesh=mesh).params)
 
 
 def flat(params):
@@ -104,7 +103,7 @@ def chooser(choices, cache, tmp_path_factory):
         tmp_path_factory.mktemp("chooser"),
     )
     experiment.train.accumulate = 2
-    assert loop.train(experiment, str(workdir / "run")) == 0
+    assert train(experiment, str(workdir / "run")) == 0
     return experiment, workdir / "run"
 
 
@@ -122,7 +121,7 @@ def test_each_record_is_asked_once_with_all_of_its_choices_on_any_mesh(chooser):
 @pytest.mark.slow
 def test_micro_batches_part_no_record(chooser, cache, choices, tmp_path):
     experiment = tuning("choice", choices, cache, MultipleChoice(choices=3))
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     whole, parted = (
         [line for line in read_metrics(str(folder / "metrics.jsonl")) if line["split"] == "train"]
         for folder in (tmp_path, chooser[1])
@@ -182,7 +181,7 @@ def finder(request, passages, cache, tmp_path_factory):
         sizes = dict(num_layers=2, vocab_size=experiment.model.vocab_size, dropout_rate=0.0, attention_dropout_rate=0.0)
         experiment.model = dataclasses.replace(model, head=found.head, position=position, **sizes)
     experiment.data.sequence_length = 30
-    assert loop.train(experiment, str(workdir / "run")) == 0
+    assert train(experiment, str(workdir / "run")) == 0
     return experiment, workdir / "run"
 
 
@@ -239,7 +238,7 @@ def test_a_finder_learns_which_words_are_answers(cache, tmp_path):
     experiment = tuning("answers", written(tmp_path, made), cache, ExtractiveQA(stride=8, max_question_length=8))
     experiment.data.sequence_length, experiment.optimizer.learning_rate = 30, 3e-3
     experiment.train.steps = experiment.evaluate.every = experiment.checkpoint.every = 60
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     (line,) = (line for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "valid")
     assert line["exact_match"] == line["answer_f1"] == 1.0
 
@@ -263,7 +262,7 @@ def test_entities_are_examples_and_figures_are_of_records(cache, tmp_path):
     source = written(tmp_path, made)
     experiment = tuning("record", source, cache, EntityChoice())
     experiment.optimizer.learning_rate = 1e-2  # or entities would be as good as equally likely
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     (line,) = (line for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "valid")
     assert line["labels"] == sum(len(record["entities"]) for record in made[TRAIN:]) > VALID
     loaded = load(str(tmp_path / "run"))

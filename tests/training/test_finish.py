@@ -10,10 +10,11 @@ import pytest
 
 from pretrainax.config import RunFailed
 from pretrainax.data.sources import TextFiles
+from pretrainax.runs import final_report, samples
+from pretrainax.runs.train import train
 from pretrainax.runtime.signals import PreemptionHandler
 from pretrainax.runtime.watchdog import Watchdog
-from pretrainax.training import finish, loop
-from pretrainax.training.metrics_writer import MetricsWriter
+from pretrainax.training import finish
 from tests.support import tiny
 
 
@@ -30,10 +31,10 @@ def test_what_fails_at_the_end_is_a_line_and_the_run_is_whole(experiment, tmp_pa
         assert (tmp_path / "checkpoints" / "1" / "manifest.sha256").exists()  # saved before
         raise MemoryError("no\nroom")
 
-    for owner, name in ((finish, "unigram_baseline"), (MetricsWriter, "draw"), (finish, "show_samples")):
+    for owner, name in ((final_report, "unigram_baseline"), (final_report, "draw_curves"), (samples, "show_samples")):
         monkeypatch.setattr(owner, name, fail)
     experiment.checkpoint.keep_at, experiment.evaluate.average = (0,), 2
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     said = capsys.readouterr().err
     assert "config.evaluate.average is 2, and 1 of the last checkpoints can be averaged\n" in said
     assert "mean of the parameters of steps 1: validation loss" in said  # without step 0, which is kept for good
@@ -43,16 +44,16 @@ def test_what_fails_at_the_end_is_a_line_and_the_run_is_whole(experiment, tmp_pa
 
 
 def test_a_signal_leaves_out_what_is_left_and_the_run_is_done(experiment, tmp_path, monkeypatch, capsys):
-    baseline = finish._baseline
+    baseline = final_report._baseline
 
-    def interrupted(run, preemption):
+    def interrupted(loop):
         os.kill(os.getpid(), signal.SIGTERM)
-        while not preemption.requested:
+        while not loop.is_leaving:
             time.sleep(0.01)
-        return baseline(run, preemption)
+        return baseline(loop)
 
-    monkeypatch.setattr(finish, "_baseline", interrupted)
-    assert loop.train(experiment, str(tmp_path)) == 0
+    monkeypatch.setattr(final_report, "_baseline", interrupted)
+    assert train(experiment, str(tmp_path)) == 0
     said = capsys.readouterr().err
     assert "SIGTERM: the run is done and saved, leaving out what is left of its tables and samples" in said
     assert "validation loss" in said and "unigram" not in said.partition("validation loss")[2]
@@ -60,16 +61,16 @@ def test_a_signal_leaves_out_what_is_left_and_the_run_is_done(experiment, tmp_pa
     assert (tmp_path / "curves.png").exists()
 
 
-def test_without_a_validation_the_run_fails_and_says_that_it_is_saved(tmp_path):
+def test_without_a_validation_the_run_fails_and_says_that_it_is_saved():
     def validate(params):
         raise OSError("the text is gone")
 
-    writer = MetricsWriter(str(tmp_path), total_steps=1)
+    run = SimpleNamespace(validate=validate, validated=lambda state: state, peers=Watchdog())
+    loop = SimpleNamespace(run=run, last_evaluation=None, preemption=PreemptionHandler())
     with pytest.raises(
         RunFailed, match="the run is done and saved, but its validation failed: OSError: the text is gone"
     ):
-        finish.finish(SimpleNamespace(validate=validate, peers=Watchdog()), None, writer, PreemptionHandler())
-    writer.close()
+        finish.finish(loop, None)
 
 
 @pytest.mark.parametrize("targets, most", [(8, 50), (2**18, 1)])
@@ -83,8 +84,10 @@ def test_the_baseline_counts_the_text_of_all_phases_and_takes_few_large_batches(
             made.append(i)
             return {}
 
-    monkeypatch.setattr(finish, "batches_of", lambda *args: Batches())
-    monkeypatch.setattr(finish, "unigram_baseline", lambda counts, seen, asked, vocabulary: (counts, len(list(seen))))
+    monkeypatch.setattr(final_report, "batches_of", lambda *args: Batches())
+    monkeypatch.setattr(
+        final_report, "unigram_baseline", lambda counts, seen, asked, vocabulary: (counts, len(list(seen)))
+    )
     experiment = tiny.get_config("gpt")
     experiment.train.steps = 1000
     one, other = (SimpleNamespace(parts="text", token_counts=np.array(counts)) for counts in ((4, 0), (0, 8)))
@@ -93,7 +96,7 @@ def test_the_baseline_counts_the_text_of_all_phases_and_takes_few_large_batches(
         experiment=experiment,
         prepared=SimpleNamespace(phases=phases, tokenizer=SimpleNamespace(vocabulary=SimpleNamespace(size=2))),
         parts=[SimpleNamespace(train_batches=SimpleNamespace(epochs=times)) for times in ((2.0,), (1.0, 0.5))],
-        validation_batches=lambda batches: iter(()),
+        validation=SimpleNamespace(batches=lambda batches: iter(())),
     )
-    counts, seen = finish._baseline(run, SimpleNamespace(requested=False))
+    counts, seen = final_report._baseline(SimpleNamespace(run=run, is_leaving=False))
     assert seen == most == len(made) and counts.tolist() == [12, 4]

@@ -9,10 +9,12 @@ import pytest
 from pretrainax.config import LayersConfig, UserError
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import PythonDocs, SourceMixture, TextFiles
+from pretrainax.runs import header
+from pretrainax.runs.export_check import ExportCheck
+from pretrainax.runs.train import build_run
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import make_mesh
-from pretrainax.training import header
-from pretrainax.training.setup import Run, build_run
+from pretrainax.training.run import Run
 from tests.support import tiny
 
 
@@ -132,14 +134,15 @@ def test_warnings_come_last(run):
 @pytest.mark.parametrize("changes, wanted", [({}, []), ({"use_bias": False}, []), ({"norm": "rms"}, ["norm='rms'"])])
 def test_what_cannot_be_exported_is_said_before_the_first_step(run, changes, wanted):
     model = dataclasses.replace(run.experiment.model, **changes)
-    lines = [line for line in warnings(run, model=model) if "export" in line]
+    changed = dataclasses.replace(run, experiment=dataclasses.replace(run.experiment, model=model))
+    lines = [line for _, line in ExportCheck().rows(changed)]
     assert len(lines) == len(wanted)
     for line, words in zip(lines, wanted, strict=True):
         assert line.startswith("cannot be exported to transformers: no architecture") and line.endswith(words)
 
 
 def test_bits_per_byte_that_a_text_does_not_have_are_nothing_to_select_by(run, monkeypatch):
-    monkeypatch.setattr(run.valid_batches, "no_target_bytes", "the tokenizer does not tell 'a' from 'A'")
+    monkeypatch.setattr(run.validation.valid_batches, "no_target_bytes", "the tokenizer does not tell 'a' from 'A'")
     evaluate = dataclasses.replace(run.experiment.evaluate, select_by="bits_per_byte")
     changed = dataclasses.replace(run, experiment=dataclasses.replace(run.experiment, evaluate=evaluate))
     with pytest.raises(UserError, match="of which there are none: the tokenizer does not tell 'a' from 'A'"):

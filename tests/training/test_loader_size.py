@@ -4,9 +4,9 @@ import pytest
 
 from pretrainax.config import UserError
 from pretrainax.data.sources import TextFiles
-from pretrainax.training import loader_size, setup
+from pretrainax.runs.train import open_run
+from pretrainax.training import loader_size, work
 from pretrainax.training.loader_size import processes_for, size_loader
-from pretrainax.training.setup import open_run
 from tests.support import tiny
 
 
@@ -20,7 +20,9 @@ def run(text, cache):
 
 def with_a_chip(monkeypatch, run, busy):
     """Has the devices be so fast that a batch of a tenth of a second takes `busy` of a step at 60 % of their peak."""
-    monkeypatch.setattr(setup, "peak_flops", lambda kind: run.flops_done_per_step / run.mesh.size / 0.6 / (0.1 / busy))
+    monkeypatch.setattr(
+        work, "peak_flops", lambda kind: run.work.flops_done_per_step / run.mesh.size / 0.6 / (0.1 / busy)
+    )
     monkeypatch.setattr(loader_size, "seconds_to_make", lambda run: 0.1)
     monkeypatch.setattr(loader_size.os, "cpu_count", lambda: 16)
 

@@ -9,7 +9,8 @@ from pretrainax.config import Phase, UserError
 from pretrainax.data.objectives import MaskedLM, NextSentencePrediction, ObjectiveMixture, RateChange
 from pretrainax.data.sources import PythonDocs, SourceMixture, TextFiles
 from pretrainax.optim import WarmupConstant, WarmupCosine, WarmupInverseSquareRoot, WarmupLinear, WarmupStableDecay
-from pretrainax.training import longer, loop
+from pretrainax.runs.train import train
+from pretrainax.training import longer
 from tests.support import tiny
 from tests.support.runs import arrays, lines, steps
 
@@ -140,13 +141,13 @@ def of(experiment, steps, **parts):
 @pytest.fixture(scope="module")
 def whole(short, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("whole")
-    assert loop.train(of(short, 9), str(workdir)) == 0
+    assert train(of(short, 9), str(workdir)) == 0
     return workdir
 
 
 def test_a_run_that_is_extended_twice_is_that_of_the_longer_plan_bit_for_bit(short, whole, tmp_path, capfd):
     for length in (4, 6, 9):
-        assert loop.train(of(short, length), str(tmp_path)) == 0
+        assert train(of(short, length), str(tmp_path)) == 0
     assert "extended from 6 to 9 steps" in capfd.readouterr().err
     assert json.loads((tmp_path / "config.json").read_text())["train"]["steps"] == 9
     expected, got = arrays(whole), arrays(tmp_path)
@@ -156,45 +157,45 @@ def test_a_run_that_is_extended_twice_is_that_of_the_longer_plan_bit_for_bit(sho
     starts = json.loads((tmp_path / "goodput.json").read_text())
     assert [(start["step"], start["done"]) for start in starts] == [(4, True), (6, True), (9, True)]
     with pytest.raises(UserError, match="config.train.steps is 4, the run was planned for 9"):
-        loop.train(of(short, 4), str(tmp_path))
-    assert loop.train(of(short, 9), str(tmp_path)) == 0  # the same command again
+        train(of(short, 4), str(tmp_path))
+    assert train(of(short, 9), str(tmp_path)) == 0  # the same command again
 
 
 def test_another_field_is_refused_whatever_the_steps(short, whole):
     changed = of(short, 20, optimizer=dataclasses.replace(short.optimizer, learning_rate=1.0))
     for extend in (False, True):
         with pytest.raises(UserError, match="another config: optimizer.learning_rate: 0.003 -> 1.0, train.steps"):
-            loop.train(changed, str(whole), extend=extend)
+            train(changed, str(whole), extend=extend)
 
 
 def test_nothing_to_extend_is_said(short, tmp_path):
     with pytest.raises(UserError, match="--extend is for a run that is there"):
-        loop.train(short, str(tmp_path / "run"), extend=True)
+        train(short, str(tmp_path / "run"), extend=True)
     assert not (tmp_path / "run" / "config.json").exists()
 
 
 @pytest.mark.slow
 def test_a_schedule_with_an_end_goes_on_when_asked(short, tmp_path, capfd):
     cosine = {"schedule": WarmupCosine(2)}
-    assert loop.train(of(short, 4, **cosine), str(tmp_path)) == 0
+    assert train(of(short, 4, **cosine), str(tmp_path)) == 0
     with pytest.raises(UserError, match="Add --extend"):
-        loop.train(of(short, 6, **cosine), str(tmp_path))
+        train(of(short, 6, **cosine), str(tmp_path))
     assert json.loads((tmp_path / "config.json").read_text())["train"]["steps"] == 4
-    assert loop.train(of(short, 6, **cosine), str(tmp_path), extend=True) == 0
+    assert train(of(short, 6, **cosine), str(tmp_path), extend=True) == 0
     assert "extended from 4 to 6 steps: the learning rate of step 5 is" in capfd.readouterr().err
     rate = WarmupCosine(2).build(3e-3, 6)
     logged = {line["step"]: line["learning_rate"] for line in lines(tmp_path, "train")}
     assert logged[5] == pytest.approx(float(rate(4))) and logged[6] == pytest.approx(float(rate(5)))
-    assert loop.train(of(short, 6, **cosine), str(tmp_path)) == 0  # asked once; the same command resumes without
+    assert train(of(short, 6, **cosine), str(tmp_path)) == 0  # asked once; the same command resumes without
 
 
 @pytest.mark.slow
 def test_a_run_that_ended_for_lack_of_patience_goes_on_with_more(short, tmp_path, capfd):
     still = {"optimizer": dataclasses.replace(short.optimizer, learning_rate=0.0)}
     impatient = dataclasses.replace(short.evaluate, every=1, patience=2)
-    assert loop.train(of(short, 6, evaluate=impatient, **still), str(tmp_path)) == 0
+    assert train(of(short, 6, evaluate=impatient, **still), str(tmp_path)) == 0
     assert "with a larger config.evaluate.patience the same command goes on" in capfd.readouterr().err
     assert steps(tmp_path)[-1] < 6
     patient = dataclasses.replace(impatient, patience=None)
-    assert loop.train(of(short, 6, evaluate=patient, **still), str(tmp_path)) == 0
+    assert train(of(short, 6, evaluate=patient, **still), str(tmp_path)) == 0
     assert steps(tmp_path)[-1] == 6

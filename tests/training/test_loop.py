@@ -17,10 +17,13 @@ from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.interop.origin import find_origin
+from pretrainax.runs.train import train
 from pretrainax.sharding.mesh import make_mesh
-from pretrainax.training import loop
+from pretrainax.training import train as core
 from pretrainax.training.loop_state import LoopState
-from pretrainax.training.setup import Run
+from pretrainax.training.run import Run
+from pretrainax.training.validation import Validation
+from pretrainax.training.work import Work
 from tests.support import tiny
 from tests.support.runs import lines as untimed
 from tests.support.traces import limit_traces
@@ -55,7 +58,7 @@ def test_patience_ends_a_run_and_the_best_checkpoint_stays(experiment, tmp_path,
     validating(monkeypatch, [3.0, 4.0, 5.0, 5.0])
     experiment.train.steps, experiment.evaluate.patience = 20, 2
     experiment.checkpoint.every, experiment.checkpoint.keep = 1, 1
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     assert [line["step"] for line in lines(tmp_path, "valid")] == [2, 4, 6]
     assert steps(tmp_path) == [2, 6]  # the best, and the newest
 
@@ -65,14 +68,14 @@ def test_a_run_out_of_patience_trains_no_further_when_started_again(experiment, 
     validating(monkeypatch, [3.0, 4.0, 5.0, 6.0])
     experiment.evaluate.patience, experiment.checkpoint.every = 1, 2
     for _ in range(2):
-        assert loop.train(experiment, str(tmp_path)) == 0
+        assert train(experiment, str(tmp_path)) == 0
         assert [line["step"] for line in lines(tmp_path, "train")] == [1, 2, 3, 4]
 
 
 def test_a_first_validation_loss_that_is_no_number_is_not_the_best(experiment, tmp_path, monkeypatch):
     validating(monkeypatch, [float("nan"), 4.0, 5.0, 5.0])
     experiment.checkpoint.every, experiment.checkpoint.keep = 2, 1
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     assert steps(tmp_path) == [4, 6]
 
 
@@ -81,7 +84,7 @@ def test_a_run_that_selects_by_accuracy_keeps_the_highest(experiment, tmp_path, 
     validating(monkeypatch, [3.0, 4.0, 5.0, 6.0], [0.1, 0.3, 0.2, 0.25])
     experiment.evaluate.select_by, experiment.evaluate.patience, experiment.train.steps = "accuracy", 2, 20
     experiment.checkpoint.every, experiment.checkpoint.keep = 2, 1
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     assert steps(tmp_path) == [4, 8] and lines(tmp_path, "train")[-1]["step"] == 8
     assert find_origin(f"{tmp_path}@best").description.endswith("step 4, the best by validation accuracy: 0.3000")
     assert "no better validation accuracy in 2 evaluations: stopping" in capsys.readouterr().err
@@ -94,9 +97,9 @@ def test_a_run_that_selects_by_another_figure_from_now_on_says_so_and_begins_ane
     """As one of before version 0.5 does, where its objective names another figure than the loss."""
     validating(monkeypatch, [3.0, 4.0, 5.0, 6.0], [0.5, 0.1, 0.2, 0.15])
     experiment.checkpoint.every, experiment.checkpoint.keep, experiment.train.steps = 2, 1, 4
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     experiment.evaluate.select_by, experiment.train.steps = "accuracy", 8
-    assert loop.train(experiment, str(tmp_path), extend=True) == 0
+    assert train(experiment, str(tmp_path), extend=True) == 0
     assert steps(tmp_path) == [2, 8]  # whose accuracy is known too
     said = "so far the best checkpoint was chosen by validation loss; from here on it is by accuracy, among those that"
     assert said in capsys.readouterr().err
@@ -118,7 +121,7 @@ def test_a_flipped_bit_of_the_corpus_ends_the_run_before_a_checkpoint_has_seen_i
     (path,) = (tmp_path / "cache").rglob(f"{split}/00000.tokens")
     flip(path)
     with pytest.raises(UserError, match=rf"{split}/00000\.tokens is damaged: delete .* and prepare again$"):
-        loop.train(experiment, str(tmp_path / "run"))
+        train(experiment, str(tmp_path / "run"))
     assert not steps(tmp_path / "run")
 
 
@@ -137,13 +140,13 @@ def test_damage_that_is_found_later_names_the_checkpoints_that_may_have_seen_it(
 
     monkeypatch.setattr(CorpusCheck, "raise_if_damaged", late)
     with pytest.raises(UserError, match=r"prepare again; checkpoints after step 0 may have seen it: delete these too"):
-        loop.train(experiment, str(tmp_path / "run"))
+        train(experiment, str(tmp_path / "run"))
     assert steps(tmp_path / "run") == [2]
 
 
 def test_a_run_that_is_over_before_the_corpus_is_compared_says_so(experiment, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(CorpusCheck, "_run", lambda self: None)
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     assert "files of the corpus were not compared: the run was over" in capsys.readouterr().err
 
 
@@ -151,7 +154,7 @@ def test_a_run_whose_objective_is_not_as_asked_does_not_start(experiment, tmp_pa
     off = [Statistic("noise density", 0.3, asked=0.15, tolerance=0.01)]
     monkeypatch.setattr(type(experiment.objective), "statistics", lambda *_: iter(off))
     with pytest.raises(RunFailed, match=r"CausalLM has noise density 0\.3 in .* asked is 0\.15 within 0\.01"):
-        loop.train(experiment, str(tmp_path))
+        train(experiment, str(tmp_path))
     assert not (tmp_path / "metrics.jsonl").exists() or not lines(tmp_path, "train")
 
 
@@ -183,8 +186,8 @@ def logged(packed, tmp_path_factory):
     folders = {every: tmp_path_factory.mktemp(f"every_{every}") for every in (1, 4)}
     for every, folder in folders.items():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "finish", lambda *_: None)
-            assert loop.train(packed(every), str(folder)) == 0
+            patch.setattr(core, "finish", lambda *_: None)
+            assert train(packed(every), str(folder)) == 0
     return folders
 
 
@@ -236,7 +239,7 @@ def resumed(folder, tmp_path, experiment):
     """A copy of a run that has lost its last checkpoint, and has been started again."""
     shutil.copytree(folder, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "6")
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     return tmp_path / "run"
 
 
@@ -273,22 +276,22 @@ def poisoned(monkeypatch):
 
 def test_an_update_that_is_not_finite_stops_the_run(experiment, tmp_path, poisoned):
     with pytest.raises(RunFailed, match=r"not finite at step 3 \(examples 16 to 23\)"):
-        loop.train(experiment, str(tmp_path))
+        train(experiment, str(tmp_path))
 
 
 def test_an_update_that_is_not_finite_is_left_out_and_counted(experiment, tmp_path, poisoned):
     experiment.train.on_nonfinite = "skip"
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     assert [line["skipped_updates"] for line in lines(tmp_path, "train")] == [0, 0, 1, 1, 1, 1]
     assert [line["loss"] is None for line in lines(tmp_path, "train")] == [False, False, True, False, False, False]
     assert all(line["loss"] is not None for line in lines(tmp_path, "valid"))
 
 
 def test_init_from_takes_the_parameters_of_another_run(experiment, tmp_path):
-    assert loop.train(experiment, str(tmp_path / "first")) == 0
+    assert train(experiment, str(tmp_path / "first")) == 0
     experiment.checkpoint.init_from, experiment.train.steps = str(tmp_path / "first"), 1
     experiment.optimizer.learning_rate = 1e-30
-    assert loop.train(experiment, str(tmp_path / "second")) == 0
+    assert train(experiment, str(tmp_path / "second")) == 0
     before, after = (lines(tmp_path / name, "valid")[-1]["loss"] for name in ("first", "second"))
     assert after == pytest.approx(before, rel=1e-6)  # the same parameters, on the same batches
 
@@ -296,28 +299,26 @@ def test_init_from_takes_the_parameters_of_another_run(experiment, tmp_path):
 def test_init_from_a_folder_without_checkpoints_is_an_error(experiment, tmp_path):
     experiment.checkpoint.init_from = str(tmp_path)
     with pytest.raises(UserError, match="is neither a run, .* nor a Hugging Face directory"):
-        loop.train(experiment, str(tmp_path / "run"))
+        train(experiment, str(tmp_path / "run"))
 
 
 def test_a_batch_that_the_mesh_does_not_divide_is_an_error(experiment, tmp_path):
     experiment.train.global_batch_size = 12
     with pytest.raises(UserError, match="config.train.global_batch_size 12 is not a multiple of 8"):
-        loop.train(experiment, str(tmp_path))
+        train(experiment, str(tmp_path))
 
 
 def test_validation_batches_are_added_before_they_are_divided(experiment):
     """A batch of 1 token with loss 4 and one of 3 tokens with loss 0: the mean is 1, that of the means would be 2."""
     mesh = make_mesh(experiment.mesh)
     batches = [{"loss": np.full(8, loss, np.float32), "n": np.full(8, n, np.float32)} for loss, n in ((4, 1), (0, 3))]
-    run = SimpleNamespace(
-        experiment=experiment,
+    validation = SimpleNamespace(
         mesh=mesh,
-        task=None,
-        validation_by_part=lambda: (((), batch) for batch in batches),
+        by_part=lambda: (((), batch) for batch in batches),
         frozen=None,
         eval_step=lambda params, batch, _: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
     )
-    assert Run.validate(run, None)["loss"] == 1.0
+    assert Validation.metrics(validation, None)["loss"] == 1.0
 
 
 # --- nothing is compiled twice ---------------------------------------------------------------------------------------
@@ -327,23 +328,23 @@ def test_validation_batches_are_added_before_they_are_divided(experiment):
 def finished(monkeypatch):
     """The runs that came to their end, without its samples and pictures."""
     runs = []
-    monkeypatch.setattr(loop, "finish", lambda run, *_: runs.append(run))
+    monkeypatch.setattr(core, "finish", lambda ended, _: runs.append(ended.run))
     return runs
 
 
 def compiled(run):
     """How often the step and the evaluation were compiled: also a state that lies elsewhere would need it anew."""
-    return run.step.jitted._cache_size(), run.eval_step._cache_size()
+    return run.step.jitted._cache_size(), run.validation.eval_step._cache_size()
 
 
 def test_steps_evaluations_and_a_resumption_compile_once(experiment, tmp_path, finished, monkeypatch):
     limit_traces(monkeypatch)
     experiment.evaluate.batches, experiment.checkpoint.every, experiment.checkpoint.keep = 2, 2, 9
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     for step in (4, 6):
         shutil.rmtree(tmp_path / "checkpoints" / str(step))
     chex.clear_trace_counter()  # the resumed run is another process, else
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     assert [compiled(run) for run in finished] == [(1, 1), (1, 1)]
 
 
@@ -358,17 +359,17 @@ def test_a_last_batch_of_a_shorter_bucket_compiles_once_more(experiment, tmp_pat
     last = next(step for step in range(2, 40) if lengths[step] == 16 and 32 in lengths[:step])
     experiment.train.steps = experiment.evaluate.every = last + 1
     limit_traces(monkeypatch, 2)
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     assert compiled(finished[0])[0] == 2
 
 
 @pytest.mark.slow
 def test_mfu_is_of_the_flops_since_the_last_line_counted_and_done(experiment, tmp_path, monkeypatch):
-    monkeypatch.setattr("pretrainax.training.setup.peak_flops", lambda kind: 1e12)
-    monkeypatch.setattr(Run, "flops_of", lambda run, step: 4e9)
-    monkeypatch.setattr(Run, "flops_done_of", lambda run, step: 3e9)
+    monkeypatch.setattr("pretrainax.training.work.peak_flops", lambda kind: 1e12)
+    monkeypatch.setattr(Work, "flops_of", lambda run, step: 4e9)
+    monkeypatch.setattr(Work, "flops_done_of", lambda run, step: 3e9)
     experiment.train.steps, experiment.train.log_every = 5, 2
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     for line in lines(tmp_path, "train"):  # of two steps, and the last of one
         for name, flops in (("mfu", 4e9), ("mfu_done", 3e9)):
             np.testing.assert_allclose(line[name] * line["step_seconds"] * 1e12 * 8, flops)

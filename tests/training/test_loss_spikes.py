@@ -15,8 +15,10 @@ from pretrainax.config.validation import validate
 from pretrainax.data.pipeline import Batches, phase_batches
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import TextFiles
+from pretrainax.runs.train import train
 from pretrainax.runtime.signals import PREEMPTED
 from pretrainax.training import loop, loss_spikes
+from pretrainax.training import train as core
 from pretrainax.training.loop_state import Rollback
 from pretrainax.training.loss_spikes import Skipping, Spike, find_spike, observe_step, plan_rollback, skipped
 from tests.support import tiny
@@ -160,7 +162,7 @@ def spiking(text, cache):
 @pytest.fixture(scope="module", autouse=True)
 def without_the_pictures_of_the_end():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "finish", lambda *_: None)
+        patch.setattr(core, "finish", lambda *_: None)
         yield
 
 
@@ -175,7 +177,7 @@ def whole(text, cache, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         plant(patch, (12, 13, 14), rare)
-        assert loop.train(spiking(text, cache), str(workdir)) == 0
+        assert train(spiking(text, cache), str(workdir)) == 0
     return workdir
 
 
@@ -224,7 +226,7 @@ def test_a_planted_spike_is_rolled_back_and_its_batches_are_never_used_again(
     experiment, tmp_path, planted, used, capsys, monkeypatch
 ):
     limit_traces(monkeypatch)  # the state of the checkpoint lies as the one before it did
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     assert [used[step] for step in (8, 9, 10, 11, 20)] == [7, 8, 15, 16, 25]
     assert "step 13: " in (shown := capsys.readouterr().err)
     assert "rollback 1: back to step 8, and after step 9 6 batches are left out" in shown
@@ -245,7 +247,7 @@ def test_a_second_spike_within_what_is_run_again_goes_back_to_the_oldest_checkpo
 ):
     """The first leaves no checkpoint but that of step 8, where 7 is wanted; batches 16 to 18 are now steps 11 to 13."""
     plant(monkeypatch, (12, 13, 14, 16, 17, 18), rare)
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     assert [used[step] for step in (8, 9, 20)] == [7, 20, 31]
     loop_state = read_run_json(find_checkpoint(str(tmp_path)))["extra"]
     assert loop_state["rollbacks"] == [{"spike": 13, "step": 9, "skipped": 6}, {"spike": 11, "step": 8, "skipped": 6}]
@@ -255,7 +257,7 @@ def test_a_spike_that_began_before_the_only_checkpoint_costs_no_more_than_needed
     """Of steps 13 and 14 it is seen after 14; the only checkpoint is that of 13: better than to begin anew."""
     experiment.checkpoint.every, experiment.checkpoint.keep, experiment.train.log_every = 13, 1, 1
     experiment.evaluate.every, experiment.train.rollback_steps = 100, 0
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     loop_state = read_run_json(find_checkpoint(str(tmp_path)))["extra"]
     assert loop_state["rollbacks"] == [{"spike": 13, "step": 13, "skipped": 6}]
     assert [line["step"] for line in lines(tmp_path, "train")] == list(range(1, 21))
@@ -265,12 +267,12 @@ def test_a_spike_that_began_before_the_only_checkpoint_costs_no_more_than_needed
 def test_a_rollback_deletes_no_checkpoint_that_is_damaged(experiment, tmp_path, monkeypatch, planted):
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(loss_spikes, "observe_step", killing(at=13))
-        loop.train(experiment, str(tmp_path))
+        train(experiment, str(tmp_path))
     (tmp_path / "checkpoints" / "12" / "run.json").write_text("{")
     experiment.checkpoint.every = experiment.evaluate.every = 100  # from 10 on: no save takes its place
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(loss_spikes, "observe_step", killing(at=9))  # after the rollback
-        loop.train(experiment, str(tmp_path))
+        train(experiment, str(tmp_path))
     assert steps(tmp_path) == [8, 12]
 
 
@@ -287,9 +289,9 @@ def test_any_number_of_processes_leaves_out_the_same_batches(experiment):
 
 @pytest.mark.slow
 def test_the_steps_before_a_rollback_are_those_of_a_run_without_one(experiment, tmp_path, monkeypatch):
-    assert loop.train(experiment, str(tmp_path / "calm")) == 0
+    assert train(experiment, str(tmp_path / "calm")) == 0
     plant(monkeypatch, (12, 13, 14), rare)
-    assert loop.train(experiment, str(tmp_path / "planted")) == 0
+    assert train(experiment, str(tmp_path / "planted")) == 0
     calm, planted = ([line for line in lines(tmp_path / name) if line["step"] <= 8] for name in ("calm", "planted"))
     assert calm == planted and len(calm) == 5
     assert read_run_json(find_checkpoint(str(tmp_path / "calm")))["extra"]["rollbacks"] == []
@@ -330,8 +332,8 @@ def test_a_kill_around_a_rollback_changes_nothing(moment, whole, experiment, tmp
                 loss_spikes, "observe_step", killing({"before the next save": 9, "after the next save": 14}[moment], 2)
             )
         with pytest.raises(Killed):
-            loop.train(experiment, str(tmp_path))
-    assert loop.train(experiment, str(tmp_path)) == 0
+            train(experiment, str(tmp_path))
+    assert train(experiment, str(tmp_path)) == 0
     assert_same_run(tmp_path, whole)
 
 
@@ -346,7 +348,7 @@ def whole_and_late(text, cache, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("late")
     with pytest.MonkeyPatch.context() as patch:
         plant(patch, (12, 13, 14), rare)
-        assert loop.train(late(spiking(text, cache)), str(workdir)) == 0
+        assert train(late(spiking(text, cache)), str(workdir)) == 0
     assert read_run_json(find_checkpoint(str(workdir)))["extra"]["rollbacks"][0]["step"] == 10  # and not 8
     return workdir
 
@@ -363,9 +365,9 @@ def test_a_kill_between_a_save_and_its_deletions_does_not_change_where_a_run_goe
 
     with monkeypatch.context() as patch, pytest.raises(RunFailed, match="could not save step 12: Killed"):
         patch.setattr(Checkpoints, "_delete_older", killed)
-        loop.train(late(experiment), str(tmp_path))
+        train(late(experiment), str(tmp_path))
     assert steps(tmp_path) == [6, 8, 10, 12]
-    assert loop.train(late(experiment), str(tmp_path)) == 0
+    assert train(late(experiment), str(tmp_path)) == 0
     assert_same_run(tmp_path, whole_and_late)
 
 
@@ -379,9 +381,9 @@ def test_signals_do_not_change_where_a_run_goes_back_to(at, whole_and_late, expe
                 running.preemption.requested |= running.loop_state.step == stop
 
             patch.setattr(loop.Loop, "_stop_if_text_is_damaged", leave)
-            assert loop.train(late(experiment), str(tmp_path)) == PREEMPTED
+            assert train(late(experiment), str(tmp_path)) == PREEMPTED
         assert steps(tmp_path)[-1] == stop
-    assert loop.train(late(experiment), str(tmp_path)) == 0
+    assert train(late(experiment), str(tmp_path)) == 0
     assert_same_run(tmp_path, whole_and_late)
 
 
@@ -396,16 +398,16 @@ def test_a_signal_during_a_rollback_saves_after_it(whole, experiment, tmp_path, 
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "restore_or_init", signalled)
-        assert loop.train(experiment, str(tmp_path)) == PREEMPTED
+        assert train(experiment, str(tmp_path)) == PREEMPTED
     assert steps(tmp_path) == [8, 9]
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     assert_same_run(tmp_path, whole)
 
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_rolled_back_too(experiment, tmp_path, monkeypatch, capsys):
     plant(monkeypatch, (4,), overflow)
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     assert "not finite at step 5 (examples 32 to 39)" in (shown := capsys.readouterr().err)
     assert "back to step 2, and after step 2 6 batches are left out" in shown
     assert all(line["loss"] is not None for line in lines(tmp_path))
@@ -415,16 +417,16 @@ def test_one_more_rollback_than_allowed_is_one_line(experiment, tmp_path, monkey
     plant(monkeypatch, range(12, 100), rare)
     experiment.train.max_rollbacks = 1
     with pytest.raises(RunFailed, match=r"step \d+: .* was taken back 1 times, which is config\.train\.max_rollbacks"):
-        loop.train(experiment, str(tmp_path))
+        train(experiment, str(tmp_path))
 
 
 @pytest.mark.slow
 def test_a_run_that_stopped_at_a_spike_may_be_resumed_with_a_rollback(whole, experiment, tmp_path, planted):
     experiment.train.on_spike = "stop"
     with pytest.raises(RunFailed, match=r"step 13: .* is a spike: the median before is .*, the limit"):
-        loop.train(experiment, str(tmp_path))
+        train(experiment, str(tmp_path))
     experiment.train.on_spike = "rollback"
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     assert_same_run(tmp_path, whole)
 
 
@@ -435,7 +437,7 @@ def test_the_noise_of_a_short_run_is_no_spike(experiment, tmp_path):
     experiment.train.spike_window, experiment.train.spike_steps = 16, TrainConfig().spike_steps
     experiment.checkpoint.every = 50
     experiment.train.on_spike = "stop"
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
 
 
 # --- what is seen of a step ----------------------------------------------------------------------------------------

@@ -8,12 +8,10 @@ import sys
 
 import numpy as np
 import pytest
-from matplotlib import figure
 
 from pretrainax.config import RunFailed
 from pretrainax.training import metrics_writer
 from pretrainax.training.metrics import (
-    MEANINGS,
     cut_after,
     meaning,
     of_loss,
@@ -22,29 +20,7 @@ from pretrainax.training.metrics import (
     summarize_parts,
 )
 from pretrainax.training.metrics_writer import MetricsWriter
-
-
-def example_metrics(step: int) -> dict:
-    return {
-        "loss": 10 / step,
-        "perplexity": 2.0,
-        "accuracy": 0.25,
-        "learning_rate": 1e-3,
-        "gradient_norm": 1.5,
-        "tokens_per_second": 5123.4,
-        "step_seconds": 0.5,
-        "mfu": None,
-    }
-
-
-def log_steps(workdir, steps, resume_step=0, total=40):
-    run = MetricsWriter(str(workdir), total_steps=total, resume_step=resume_step)
-    for step in steps:
-        run.log(step, "train", example_metrics(step))
-        if step % 2 == 0:
-            run.log(step, "valid", example_metrics(step))
-    run.close()
-
+from tests.support.lines import example_metrics, log_steps
 
 # --- the file ------------------------------------------------------------------------------------------------------
 
@@ -141,7 +117,6 @@ def test_only_the_primary_process_writes(tmp_path, capsys):
     run.header([("model", "tiny")])
     run.note("hello")
     run.log(1, "train", example_metrics(1))
-    run.finish(example_metrics(1), {"loss": 3.0, "accuracy": 0.1})
     run.close()
     assert not (tmp_path / "none").exists()
     assert capsys.readouterr() == ("", "")
@@ -168,19 +143,6 @@ def test_without_a_terminal_a_log_is_a_line(tmp_path, capsys):
         "step 40/206 · loss 3.210 · lr 1.0e-3 · 5,123 tokens/s · ETA 1:23",
         "step 40/206 · validation loss 3.5000 · perplexity 2.00 · token accuracy 25.00%",
     ]
-
-
-def test_whole_sequences_that_are_right_are_shown_beside_their_tokens(tmp_path, capsys):
-    run = MetricsWriter(str(tmp_path), total_steps=4)
-    run.log(4, "valid", example_metrics(4) | {"accuracy": 0.897, "sequence_accuracy": 0.54})
-    metrics = {"loss": 2.5, "perplexity": 2.0, "accuracy": 0.897, "sequence_accuracy": 0.54}
-    run.finish(metrics, {"loss": 3.0, "accuracy": 0.125})
-    run.close()
-    said = capsys.readouterr().err
-    assert "token accuracy 89.70% · sequence accuracy 54.00%\n" in said
-    assert "  sequence accuracy   54.00%\n" in said
-    assert "  token accuracy: target tokens guessed right, each from the true ones around it (teacher-forced)\n" in said
-    assert "  sequence accuracy: targets with every token guessed right: what greedy decoding would get\n" in said
 
 
 def test_the_utilisation_is_shown_where_it_is_known(tmp_path, capsys):
@@ -221,67 +183,6 @@ def test_the_header_is_an_aligned_table(tmp_path, capsys):
     assert capsys.readouterr().err == "PretrainAX\n  model       decoder\n  parameters  0.8 M\n\n"
 
 
-BASELINE = f"  unigram baseline: {metrics_writer._BASELINE}"
-MEANING = "  token accuracy: target tokens guessed right, each from the true ones around it (teacher-forced)"
-
-
-def test_the_end_is_a_table_beside_the_unigram_baseline(tmp_path, capsys):
-    log_steps(tmp_path, range(1, 5))
-    run = MetricsWriter(str(tmp_path), total_steps=4, resume_step=4)
-    run.close()
-    capsys.readouterr()
-    run.finish({"loss": 2.0, "perplexity": 7.389, "accuracy": 0.5}, {"loss": 3.0, "accuracy": 0.125})
-    assert capsys.readouterr().err.splitlines() == [
-        "",
-        "                              model   unigram baseline",
-        "  training loss, last line   2.5000",
-        "  validation loss            2.0000             3.0000",
-        "  perplexity                   7.39              20.09",
-        "  token accuracy             50.00%             12.50%",
-        "",
-        MEANING,
-        BASELINE,
-        "",
-    ]
-
-
-def test_of_text_there_are_figures_where_not_all_targets_are_text(tmp_path, capsys):
-    run = MetricsWriter(str(tmp_path), total_steps=4)
-    run.finish({"loss": 2.0, "text_loss": 2.5, "text_accuracy": 0.25}, {"loss": 3.0, "text_loss": 4.0})
-    said = capsys.readouterr().err
-    assert "  loss of text       2.5000             4.0000\n  accuracy of text   25.00%\n" in said
-    assert "  loss of text: nats a target token that is text: no sentinel, no end, no [SEP]\n" in said
-    same = {"loss": 2.0, "text_loss": 2.0 + 1e-9, "text_accuracy": 0.25, "bits_per_byte": 1.5, "text_loss/source=x": 1}
-    run.log(4, "valid", same)
-    assert capsys.readouterr().err == "step 4/4 · validation loss 2.0000 · bits per byte 1.5000\n"
-    run.finish(same | {"loss/source=x": 1.0}, {})
-    assert "loss of text" not in capsys.readouterr().err
-    run.close()
-
-
-def test_nothing_that_is_measured_is_missing_in_the_table(tmp_path, capsys):
-    """Of the whole, of a source, and what only a head of another package calls so."""
-    figures = {name: 0.25 for name in (*MEANINGS, "my_loss", "my_accuracy")} | {"text_loss": 0.5}
-    parts = {f"{name}/source={of}": 0.5 for name in ("loss", "accuracy", "pair_loss") for of in ("web", "books")}
-    run = MetricsWriter(str(tmp_path), total_steps=4, select_by="pair_loss")
-    run.log(3, "train", {"loss": 2.0, "pair_loss": 0.125})
-    run.finish(figures | parts | {"loss/denoiser=R-0.15-3": 0.75}, {})
-    run.close()
-    said = capsys.readouterr().err.partition("\n\n")[2]
-    whole, by_source, by_denoiser, notes, *_ = said.split("\n\n")
-    assert len(whole.splitlines()) == 1 + 2 + len(figures)  # a header, two training losses
-    trained = "  training loss, last line        2.0000\n  training pair loss, last line   0.1250\n"
-    assert trained in whole
-    assert "  my loss                         0.2500" in whole and "  my accuracy                     25.00%" in whole
-    assert [line.split() for line in by_source.splitlines()] == [
-        ["by", "source", "loss", "token", "accuracy", "pair", "loss"],
-        ["web", "0.5000", "50.00%", "0.5000"],
-        ["books", "0.5000", "50.00%", "0.5000"],
-    ]
-    assert by_denoiser.splitlines() == ["  by denoiser     loss", "  R-0.15-3      0.7500"]
-    assert "  pair accuracy: pairs of segments of which the right label is said" in notes.splitlines()
-
-
 def test_a_line_of_training_and_one_of_validation_show_the_figure_that_counts(tmp_path, capsys):
     run = MetricsWriter(str(tmp_path), total_steps=4, select_by="total_loss")
     run.log(1, "train", {"loss": 2.0, "total_loss": 2.5})
@@ -302,39 +203,6 @@ def test_a_part_that_counts_is_told_from_the_whole(tmp_path, capsys, figure, lab
     form = ".4f" if figure == "loss" else ".2%"
     assert f"{label} {0.5:{form}}" in parts and parts[-1] == f"{label} of source=web {0.25:{form}}"
     assert len(parts) == 4
-
-
-def test_the_end_is_a_table_without_a_baseline_too(tmp_path, capsys):
-    run = MetricsWriter(str(tmp_path), total_steps=4)
-    run.finish({"loss": 2.0, "perplexity": 7.389, "accuracy": 0.5}, {})
-    run.close()
-    assert capsys.readouterr().err.splitlines()[1:3] == ["                     model", "  validation loss   2.0000"]
-
-
-def test_the_training_loss_is_the_same_in_table_picture_and_file(tmp_path, capsys, monkeypatch):
-    run = MetricsWriter(str(tmp_path), total_steps=40)
-    for step in range(1, 41):
-        run.log(step, "train", example_metrics(step) | {"loss": 3.0 + 0.25 * (step % 2)})
-    written = []
-    monkeypatch.setattr(figure.Figure, "text", lambda self, x, y, text, **style: written.append(text))
-    run.draw({"loss": 3.0})
-    run.finish({"loss": 2.0}, {})
-    run.close()
-    assert read_metrics(run.path)[-1]["loss"] == 3.0
-    assert written[written.index("training loss") - 1] == "3.000"
-    assert "training loss, last line   3.0000\n" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("of_text, panels", [(2.0, []), (2.5, ["text loss, nats"])])
-def test_a_loss_that_is_the_loss_of_text_too_is_drawn_once(tmp_path, monkeypatch, of_text, panels):
-    pictures = []
-    monkeypatch.setattr(figure.Figure, "savefig", lambda picture, *args, **kwargs: pictures.append(picture))
-    run = MetricsWriter(str(tmp_path), total_steps=4)
-    for split in ("train", "valid"):
-        run.log(4, split, example_metrics(4) | {"loss": 2.0, "text_loss": of_text})
-    run.draw()
-    run.close()
-    assert [panel.get_title(loc="left") for panel in pictures[0].axes[3:]] == panels
 
 
 def test_importing_it_brings_in_neither_jax_nor_matplotlib():

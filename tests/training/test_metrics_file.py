@@ -4,7 +4,8 @@ import pytest
 
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.data.sources import TextFiles
-from pretrainax.training import loop
+from pretrainax.runs.train import train
+from pretrainax.training import train as core
 from pretrainax.training.metrics_writer import MetricsWriter
 from tests.support import tiny
 
@@ -65,18 +66,18 @@ def test_a_checkpoint_of_an_older_version_and_another_process_check_nothing(tmp_
 def test_a_run_records_the_size_in_each_checkpoint_and_warns_when_it_resumes(
     text, cache, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(loop, "finish", lambda *_: None)
+    monkeypatch.setattr(core, "finish", lambda *_: None)
     experiment = tiny.get_config("gpt")
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
     experiment.train.steps, experiment.train.log_every = 4, 1
     experiment.evaluate.every, experiment.evaluate.batches, experiment.checkpoint.every = 4, 1, 2
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     for step, count in ((2, 2), (4, 5)):
         record = read_run_json(str(tmp_path / "checkpoints" / str(step)))["extra"]["metrics_file"]
         assert record == {"bytes": len(b"".join(lines[:count])), "lines": count}
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     assert "has lost lines" not in capsys.readouterr().err
     (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines[:3]))
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     assert "metrics.jsonl has lost lines of steps up to 4: it has 3 lines" in capsys.readouterr().err

@@ -22,12 +22,12 @@ from pretrainax.layers.compute import Compute, for_this_machine
 from pretrainax.optim import AdamW, WarmupConstant
 from pretrainax.planning import memory
 from pretrainax.planning.activations import abstract_state
+from pretrainax.runs.train import open_run, train
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.mesh import make_mesh
-from pretrainax.training import loop, train_step
+from pretrainax.training import train_step
 from pretrainax.training.restore import check_room_for_ema
-from pretrainax.training.setup import open_run
 from tests.support import tables, tiny
 from tests.support.runs import arrays, lines
 
@@ -148,7 +148,7 @@ def experiment(text, cache):
 def run(experiment, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("averaged") / "run"
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        assert loop.train(experiment, str(workdir)) == 0
+        assert train(experiment, str(workdir)) == 0
     (workdir / "said.txt").write_text(said.getvalue())
     return workdir
 
@@ -156,7 +156,7 @@ def run(experiment, tmp_path_factory):
 def test_a_run_that_is_resumed_has_the_same_one_bit_for_bit(experiment, run, tmp_path):
     for steps in (3, 6):
         shorter = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps))
-        assert loop.train(shorter, str(tmp_path)) == 0
+        assert train(shorter, str(tmp_path)) == 0
     expected, got = arrays(run), arrays(tmp_path)
     assert any("ema" in path for path in expected) and expected.keys() == got.keys()
     assert all(got[path].tobytes() == expected[path].tobytes() for path in expected)

@@ -9,9 +9,10 @@ from pretrainax.config import UserError
 from pretrainax.data.packing import BestFit
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import TextFiles
+from pretrainax.runs.train import open_run
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import AXES
-from pretrainax.training.setup import open_run
+from pretrainax.training import run as training
 from tests.support import tiny
 
 
@@ -58,7 +59,7 @@ def test_signals_count_once_the_data_is_there(experiment):
         yield
         order.append("no signals")
 
-    with open_run(experiment, prepare_data, preemption()):
+    with training.open_run(experiment, prepare_data, preemption()):
         order.append("run")
     assert order == ["data", "signals", "run", "no signals"]
 

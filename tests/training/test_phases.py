@@ -14,8 +14,11 @@ from pretrainax.data.sources import TextFiles
 from pretrainax.inference.load import load, load_origin
 from pretrainax.interop.directories import export_workdir
 from pretrainax.interop.origin import Origin
-from pretrainax.training import loop
-from pretrainax.training.resume_check import LOSSES_AGREE, row_digests
+from pretrainax.runs.resume_check import LOSSES_AGREE
+from pretrainax.runs.row_recorder import row_digests
+from pretrainax.runs.train import train
+from pretrainax.training import train as core
+from pretrainax.training.callbacks import Callback
 from pretrainax.zoo.llama import llama
 from tests.support import tiny
 from tests.support.runs import arrays, lines, run, run_json, steps
@@ -38,13 +41,13 @@ def experiment(text, cache):
     return experiment
 
 
-class Digests:
+class Digests(Callback):
     """Digests of the rows of each batch that a run makes."""
 
     def __init__(self):
         self.of_steps = {}
 
-    def __call__(self, step, batch):
+    def on_batch(self, step, batch):
         self.of_steps[step] = row_digests(batch)
 
 
@@ -52,14 +55,14 @@ class Digests:
 def whole(experiment, tmp_path_factory):
     """The folder of the run that nothing disturbed, and its batches."""
     workdir, seen = tmp_path_factory.mktemp("whole") / "run", Digests()
-    assert loop.train(experiment, str(workdir), observe=seen) == 0
+    assert train(experiment, str(workdir), callbacks=[seen]) == 0
     return workdir, seen.of_steps
 
 
 @pytest.fixture
 def quick(monkeypatch):
     """Leaves out the tables, the picture and the samples of the end."""
-    monkeypatch.setattr(loop, "finish", lambda *_: None)
+    monkeypatch.setattr(core, "finish", lambda *_: None)
 
 
 # --- what a phase trains ---------------------------------------------------------------------------------------------
@@ -91,7 +94,7 @@ def test_a_run_of_the_first_phase_alone_is_as_far_the_same_bit_for_bit(experimen
     alone.model = dataclasses.replace(experiment.model)
     alone.model.position = dataclasses.replace(experiment.model.position, theta=1000.0)
     seen = Digests()
-    assert loop.train(alone, str(tmp_path), observe=seen) == 0
+    assert train(alone, str(tmp_path), callbacks=[seen]) == 0
     assert [seen.of_steps[step] for step in (1, 2, 3)] == [whole[1][step] for step in (1, 2, 3)]
     trained = [x for x in lines(tmp_path, "train") if x["step"] == 2]
     (expected,) = [x for x in lines(whole[0], "train") if x["step"] == 2]
@@ -125,7 +128,7 @@ def test_a_resumption_across_the_boundary_is_bit_exact(experiment, whole, quick,
         shutil.copy(workdir / name, tmp_path / name)
     shutil.copytree(workdir / "tokenizer", tmp_path / "tokenizer")
     resumed, seen = dataclasses.replace(experiment, mesh=dataclasses.replace(experiment.mesh, **mesh)), Digests()
-    assert loop.train(resumed, str(tmp_path), observe=seen) == 0
+    assert train(resumed, str(tmp_path), callbacks=[seen]) == 0
     assert seen.of_steps == {step: rows for step, rows in batches.items() if step > kept}
     losses = [[line["loss"] for line in lines(folder)] for folder in (workdir, tmp_path)]
     np.testing.assert_allclose(*losses, rtol=LOSSES_AGREE)

@@ -8,8 +8,9 @@ import pytest
 
 from pretrainax.config import MeshConfig
 from pretrainax.data.sources import TextFiles
-from pretrainax.training import loop
-from pretrainax.training.resume_check import LOSSES_AGREE
+from pretrainax.runs import train as training
+from pretrainax.runs.resume_check import LOSSES_AGREE
+from pretrainax.training import train as core
 from tests.support import tiny
 from tests.support.runs import lines
 
@@ -28,11 +29,11 @@ def experiment(text, cache):
 @pytest.fixture
 def quick(monkeypatch):
     """Leaves out the tables, the picture and the samples of the end."""
-    monkeypatch.setattr(loop, "finish", lambda *_: None)
+    monkeypatch.setattr(core, "finish", lambda *_: None)
 
 
 def train(experiment, mesh, workdir):
-    assert loop.train(dataclasses.replace(experiment, mesh=mesh), str(workdir)) == 0
+    assert training.train(dataclasses.replace(experiment, mesh=mesh), str(workdir)) == 0
 
 
 @pytest.mark.slow

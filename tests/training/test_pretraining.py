@@ -35,8 +35,8 @@ from pretrainax.data.objectives import (
 )
 from pretrainax.data.packing import BestFit, FirstFit, OneEach
 from pretrainax.data.sources import JsonLines, SourceMixture, TextFiles
+from pretrainax.runs.train import train
 from pretrainax.tokenization import ByteBPE, Unigram
-from pretrainax.training import loop
 from pretrainax.training.loop_state import Counts
 from tests.support.tiers import few
 
@@ -92,7 +92,7 @@ def run(experiment, directory, cache) -> list[dict]:
     experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = 2, 2, 1
     experiment.schedule.warmup_steps = 1
     validate(experiment)
-    assert loop.train(experiment, str(directory)) == 0
+    assert train(experiment, str(directory)) == 0
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["split"]) for line in lines] == [(1, "train"), (2, "train"), (2, "valid")]
     assert all(np.isfinite(line["loss"]) for line in lines)

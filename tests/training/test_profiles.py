@@ -15,10 +15,10 @@ from pretrainax.planning.hlo.memory_traffic import KINDS
 from pretrainax.profiling import report
 from pretrainax.profiling.kernels import UNKNOWN, work_of
 from pretrainax.profiling.trace import read_trace
+from pretrainax.runs import train as training
 from pretrainax.runtime.profile_request import ProfileRequest
 from pretrainax.runtime.recorder import FOLDER, STEP, files_of
-from pretrainax.training import loop
-from pretrainax.training.profiles import Profiling
+from pretrainax.training.profiles import Profiles
 from tests.support import tiny
 from tests.support.runs import lines
 
@@ -33,9 +33,9 @@ def of(text, cache, steps=6, profile_steps="3:4"):
 
 
 def train(experiment, workdir, request=None):
-    profiling = Profiling(request or ProfileRequest(), report.of_run)
+    profiles = Profiles(request or ProfileRequest(), report.of_run)
     is_there = (workdir / "config.json").exists()
-    assert loop.train(experiment, str(workdir), extend=is_there, profiling=profiling) == 0
+    assert training.train(experiment, str(workdir), extend=is_there, callbacks=[profiles]) == 0
 
 
 def files(workdir, step):

@@ -12,9 +12,9 @@ from pretrainax.config import UserError
 from pretrainax.config.validation import validate
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import TextFiles
+from pretrainax.runs.train import train
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.tokenization import PretrainedTokenizer
-from pretrainax.training import loop
 from tests.golden import CASES
 from tests.golden.case import weights
 from tests.support import tiny
@@ -53,10 +53,10 @@ def by_path(tree):
 @pytest.mark.slow
 def test_a_bare_encoder_starts_a_run_with_fresh_heads_that_are_named(experiment, tmp_path, capfd):
     experiment.checkpoint.fresh_heads = True
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     assert "fresh: masked_lm_head/dense, masked_lm_head/norm, unembedding" in " ".join(capfd.readouterr().err.split())
     experiment.checkpoint.init_from, experiment.checkpoint.fresh_heads = None, False
-    assert loop.train(experiment, str(tmp_path / "fresh")) == 0
+    assert train(experiment, str(tmp_path / "fresh")) == 0
     trained, drawn = (by_path(params_of(tmp_path / name, MASKED_LM)) for name in ("run", "fresh"))
     for path, x in by_path(weights(MASKED_LM)).items():
         is_head = path.split("/")[0] in ("masked_lm_head", "unembedding")
@@ -74,9 +74,9 @@ def test_the_checkpoint_of_a_run_may_lack_heads_too(experiment, tmp_path):
     with pytest.raises(
         UserError, match="tie_embeddings is False, there True .unembedding/kernel .*fresh_heads=True makes heads anew"
     ):
-        loop.train(experiment, str(tmp_path / "run"))
+        train(experiment, str(tmp_path / "run"))
     experiment.checkpoint.fresh_heads = True
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     trained = by_path(params_of(tmp_path / "run", experiment.model))
     assert 0.01 < np.std(trained.pop("unembedding/kernel")) < 0.03  # init_stddev is 0.02
     for path, x in by_path(weights(tied)).items():
@@ -103,7 +103,7 @@ def test_a_start_that_does_not_fit_is_told_before_the_text_is_prepared(init_from
     write_run(tmp_path / "decoder", CASES["gpt2"].config)
     experiment.checkpoint.init_from = init_from if "/" in init_from else str(tmp_path / init_from)
     with pytest.raises(UserError, match=message):
-        loop.train(experiment, str(tmp_path / "run"))
+        train(experiment, str(tmp_path / "run"))
     assert not (tmp_path / "cache").exists() and not (tmp_path / "run").exists()
 
 
@@ -113,14 +113,14 @@ def test_a_start_whose_ids_mean_something_else_is_refused(experiment, tmp_path):
     experiment.tokenizer = PretrainedTokenizer(path=str(other / "tokenizer"))
     experiment.checkpoint.fresh_heads = True
     with pytest.raises(UserError, match=r"config.checkpoint.init_from: .* has another tokenizer .*PretrainedTokenizer"):
-        loop.train(experiment, str(tmp_path / "run"))
+        train(experiment, str(tmp_path / "run"))
 
 
 def test_a_run_that_has_saved_no_longer_needs_its_start(experiment, bare, tmp_path):
     experiment.checkpoint.fresh_heads = True
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     (bare / "model.safetensors").unlink()
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
 
 
 def test_fresh_heads_of_nothing_are_a_mistake(experiment):

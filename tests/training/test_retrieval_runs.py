@@ -12,13 +12,12 @@ from pretrainax.config.config_file import read_config_file
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines
 from pretrainax.inference.load import load
+from pretrainax.runs.train import build_run, train
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.scoring.record_scores import score_records
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tasks import Retrieval
-from pretrainax.training import loop
 from pretrainax.training.metrics import read_metrics
-from pretrainax.training.setup import build_run
 from tests.golden import CASES
 from tests.golden.case import weights
 from tests.support.exports import write_workdir
@@ -51,7 +50,7 @@ def experiment(cache, tmp_path_factory):
 @pytest.fixture(scope="module")
 def tuned(experiment, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("tuned") / "run"
-    assert loop.train(dataclasses.replace(experiment), str(workdir)) == 0
+    assert train(dataclasses.replace(experiment), str(workdir)) == 0
     return str(workdir)
 
 
@@ -69,12 +68,12 @@ def test_vectors_are_those_of_the_texts_alone_on_one_device_and_on_eight(tuned, 
         with jax.set_mesh(mesh):
             run = build_run(experiment, prepared, mesh, Watchdog())
             loaded = load(tuned, mesh=mesh)
-            sums, answers, _ = run.answers(loaded.params)
+            figures, answers, _ = run.validation.answers(loaded.params)
         np.testing.assert_allclose(answers[:, 0], loaded.embed([f"{word} x" for word in WORDS]), atol=1e-5)
         np.testing.assert_allclose(answers[:, 1], loaded.embed([f"so {word}" for word in WORDS]), atol=1e-5)
         np.testing.assert_allclose(np.linalg.norm(answers, axis=-1), 1, atol=1e-5)
     last = read_metrics(f"{tuned}/metrics.jsonl")[-1]
-    assert sum(float(s["label_loss"][0]) for s in sums) / len(WORDS) == pytest.approx(last["loss"], rel=1e-4)
+    assert figures["loss"] == pytest.approx(last["loss"], rel=1e-4)
 
 
 def test_records_of_any_source_are_ranked_as_in_a_validation_and_nothing_is_said_of_one(tuned, experiment):

@@ -13,11 +13,14 @@ from pretrainax.data.packing import OneEach
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines
 from pretrainax.layers import multi_head
+from pretrainax.runs import description
+from pretrainax.runs.description import describe
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.mesh import abstract_mesh, make_mesh
-from pretrainax.training import description
-from pretrainax.training.description import describe
-from pretrainax.training.setup import Run, build_run, build_steps
+from pretrainax.training.run import Run, build_run, build_steps, no_writer
+from pretrainax.training.start import FRESH
+from pretrainax.training.validation import Validation
+from pretrainax.training.work import Work
 from tests.support import tiny
 from tests.support.tables import example_shapes
 from tests.training import test_pretraining
@@ -52,16 +55,24 @@ def run_on(platform, experiment, length=512, **sizes):
     shapes = example_shapes(experiment.model, length=length)
     mesh = abstract_mesh(dict.fromkeys(AXES, 1) | sizes, platform)
     with jax.sharding.use_abstract_mesh(mesh):
+        steps, batches = build_steps(experiment, shapes, mesh), types.SimpleNamespace(no_target_bytes="")
+        lengths, specs = lengths_of(shapes), steps.attention_specs
         yield Run(
             experiment=experiment,
             prepared=types.SimpleNamespace(summary=""),
             mesh=mesh,
-            lengths=lengths_of(shapes),
             peers=None,
+            model=steps.model,
+            optimizer=steps.optimizer,
             batch_shapes=shapes,
             train_batches=None,
-            valid_batches=types.SimpleNamespace(no_target_bytes=""),
-            **build_steps(experiment, shapes, mesh)._asdict(),
+            step=steps.step,
+            abstract_state=steps.abstract_state,
+            abstract_frozen=steps.abstract_frozen,
+            work=Work(experiment, steps.model, specs, lengths, shapes, None, mesh.size),
+            validation=Validation(experiment, batches, steps.eval_step, steps.answer_step, mesh, None),
+            start=FRESH,
+            write=no_writer,
         )
 
 
@@ -145,7 +156,7 @@ def test_the_longest_rows_are_announced_where_the_first_batch_is_of_a_short_buck
     with jax.set_mesh(mesh):
         run = build_run(experiment, prepare(experiment), mesh, peers=None)
     assert run.batch_shapes["tokens"].shape == (8, 24)
-    assert [spec.lengths for spec in run.attention_specs] == [(32, 32)]
+    assert [spec.lengths for spec in run.work.attention_specs] == [(32, 32)]
 
 
 def test_a_request_that_a_layer_cannot_serve_ends_the_run_before_it_begins(traced):
@@ -166,16 +177,16 @@ def test_a_run_counts_what_its_attention_skips(traced, platform, pairs):
     with run_on(platform, gpt()) as run:
         row = dict(describe(run))["FLOPs"]
     # 8 rows, 2 layers, 4 heads of 64, 2 products forward and 4 backward
-    assert run.flops_per_step - run.flops_done_per_step == 2 * 6 * 8 * 2 * 4 * 64 * (512**2 - pairs)
-    share = f"; done {run.flops_done_per_step / run.flops_per_step:.0%}: attention skips what its masks hide"
+    assert run.work.flops_per_step - run.work.flops_done_per_step == 2 * 6 * 8 * 2 * 4 * 64 * (512**2 - pairs)
+    share = f"; done {run.work.flops_done_per_step / run.work.flops_per_step:.0%}: attention skips what its masks hide"
     assert row.endswith(share) == (platform == "gpu")
     assert ("done" in row) == (platform == "gpu")
 
 
 def test_flops_of_a_step_are_of_the_lengths_of_its_batch(traced):
     with run_on("gpu", gpt()) as run:
-        short = run.lengths._replace(inputs=128, targets=128)
-        run.train_batches = types.SimpleNamespace(lengths_of=lambda step: (short, run.lengths)[step])
-        assert [run.flops_of(step) for step in (1, 0)] == [run.flops_per_step, run._flops(short)]
-        assert run.flops_done_of(1) == run.flops_done_per_step
-        assert run.flops_of(0) - run.flops_done_of(0) == 2 * 6 * 8 * 2 * 4 * 64 * (128**2 - 128 * 129 / 2)
+        short = run.work.lengths._replace(inputs=128, targets=128)
+        run.work.batches = types.SimpleNamespace(lengths_of=lambda step: (short, run.work.lengths)[step])
+        assert [run.work.flops_of(step) for step in (1, 0)] == [run.work.flops_per_step, run.work.flops_at(short)]
+        assert run.work.flops_done_of(1) == run.work.flops_done_per_step
+        assert run.work.flops_of(0) - run.work.flops_done_of(0) == 2 * 6 * 8 * 2 * 4 * 64 * (128**2 - 128 * 129 / 2)

@@ -17,15 +17,14 @@ from pretrainax.interop import directories
 from pretrainax.interop.origin import find_origin
 from pretrainax.interop.start import fit_of
 from pretrainax.interop.weights import open_start
+from pretrainax.runs.train import build_run, train
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.tasks import TokenClassification
 from pretrainax.tokenization import WordPiece
 from pretrainax.tokenization.base import Vocabulary
-from pretrainax.training import loop
 from pretrainax.training.metrics import read_metrics
-from pretrainax.training.setup import build_run
 from pretrainax.zoo.family import without_heads
 from tests.golden import CASES
 from tests.support import tiny
@@ -70,7 +69,7 @@ def flat(params):
 @pytest.fixture(scope="module")
 def tagged(source, cache, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("tagged") / "run"
-    assert loop.train(tagging(source, cache), str(workdir)) == 0
+    assert train(tagging(source, cache), str(workdir)) == 0
     return workdir
 
 
@@ -110,7 +109,7 @@ def test_one_device_answers_what_eight_do_that_split_the_length_too(source, cach
         mesh = make_mesh(axes, jax.devices()[:devices])
         with jax.set_mesh(mesh):
             run = build_run(experiment, prepared, mesh, Watchdog())
-            found.append(run.answers(run.fresh_state().params)[1])
+            found.append(run.validation.answers(run.fresh_state().params)[1])
     assert (found[0]["tags"] == found[1]["tags"]).all() and (found[0]["tags"].max(1) >= 0).all()
     np.testing.assert_allclose(found[0]["probabilities"], found[1]["probabilities"], atol=1e-6)
 

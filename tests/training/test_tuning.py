@@ -16,20 +16,20 @@ import pretrainax
 from pretrainax import config as config_lib
 from pretrainax import models
 from pretrainax.adapt import IA3, LoRA, PromptTuning
-from pretrainax.adapt.tuning import flat
 from pretrainax.checkpoints.params import write_params
 from pretrainax.config import Classify, UserError
 from pretrainax.data.packing import OneEach
 from pretrainax.interop import directories
 from pretrainax.interop.origin import find_origin
+from pretrainax.interop.run_start import TrainedStart
 from pretrainax.interop.start import load_start
 from pretrainax.optim.schedules import WarmupConstant
 from pretrainax.planning.memory import estimate
+from pretrainax.runs.train import open_run, train
 from pretrainax.sharding.axes import AXES
+from pretrainax.sharding.param_paths import flat
 from pretrainax.tasks import Classification
-from pretrainax.training import loop
-from pretrainax.training.restore import describe_start, read_frozen
-from pretrainax.training.setup import open_run
+from pretrainax.training import train as core
 from tests.support import tiny
 from tests.support.runs import arrays, assert_same_run, lines, run_json
 
@@ -48,7 +48,7 @@ def experiment_of(text, cache, steps=4, tuning=None, start=None):
 
 def without_finish():
     """Leaves out the pictures and samples of a run."""
-    return mock.patch.object(loop, "finish")
+    return mock.patch.object(core, "finish")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def folder(tmp_path_factory):
 def base(folder, text, cache):
     """A run that others start from."""
     with without_finish():
-        assert loop.train(experiment_of(text, cache, steps=2), str(folder / "base")) == 0
+        assert train(experiment_of(text, cache, steps=2), str(folder / "base")) == 0
     return folder / "base"
 
 
@@ -68,7 +68,7 @@ def base(folder, text, cache):
 def tuned(folder, base, text, cache):
     """A run under tuning, and what it has printed."""
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        assert loop.train(experiment_of(text, cache, 4, TUNING, base), str(folder / "tuned")) == 0
+        assert train(experiment_of(text, cache, 4, TUNING, base), str(folder / "tuned")) == 0
     return folder / "tuned", said.getvalue()
 
 
@@ -90,7 +90,7 @@ def test_a_run_that_was_cut_short_ends_the_same(tuned, folder, base, text, cache
     shutil.rmtree(part / "checkpoints" / "4")
     (part / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines(part) if x["step"] <= 2))
     with without_finish():
-        assert loop.train(experiment_of(text, cache, 4, TUNING, base), str(part)) == 0
+        assert train(experiment_of(text, cache, 4, TUNING, base), str(part)) == 0
     assert_same_run(part, tuned[0])
 
 
@@ -101,8 +101,8 @@ def test_what_is_loaded_says_what_the_run_has_validated(tuned, base, text, cache
     changed = [x for x in loaded.parameters if not np.array_equal(loaded.parameters[x], before.parameters[x])]
     assert changed == [query.format("query"), query.format("value")]
     with open_run(experiment_of(text, cache, 4, TUNING, base)) as run:
-        read_frozen(run, str(tuned[0]))
-        batch = next(run.validation_batches())
+        run.start.read_frozen(run, str(tuned[0]), is_new=False)
+        batch = next(run.validation.batches())
         trained = {name: x for name, x in arrays(tuned[0]).items() if name.startswith("['params']")}
         params = jax.tree.unflatten(jax.tree.structure(run.abstract_state.params), trained.values())
         variables = {"params": params, **run.frozen}
@@ -112,13 +112,13 @@ def test_what_is_loaded_says_what_the_run_has_validated(tuned, base, text, cache
 
 def test_a_tuned_run_starts_another(tuned, text, cache, tmp_path):
     again = experiment_of(text, cache, 2, dataclasses.replace(TUNING, rank=3), tuned[0])
-    assert describe_start(again, str(tmp_path / "again")) == [("start", f"from {tuned[0]}, step 4")]
+    assert TrainedStart().describe(again, str(tmp_path / "again")) == [("start", f"from {tuned[0]}, step 4")]
     loaded = pretrainax.load(str(tuned[0]))
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), loaded.params)
     chex.assert_trees_all_equal(load_start(find_origin(str(tuned[0])), again.model, abstract), loaded.params)
     again.model.d_model = 64
     with pytest.raises(UserError, match="config.model.d_model is 64, there 32.* of another shape"):
-        describe_start(again, str(tmp_path / "again"))
+        TrainedStart().describe(again, str(tmp_path / "again"))
 
 
 def test_heads_that_the_start_lacks_are_trained_beside(base, text, cache, tmp_path):
@@ -133,12 +133,12 @@ def test_heads_that_the_start_lacks_are_trained_beside(base, text, cache, tmp_pa
     (headless / "config.json").write_text(config_lib.dump(described))
     experiment = experiment_of(text, cache, 2, IA3(), headless)
     experiment.checkpoint.fresh_heads = True
-    ((_, said),) = describe_start(experiment, str(tmp_path / "run"))
+    ((_, said),) = TrainedStart().describe(experiment, str(tmp_path / "run"))
     assert said.endswith(
         "fresh: masked_lm_head/dense, masked_lm_head/norm, unembedding; left out: classifier/dense, classifier/output"
     )
     with without_finish():
-        assert loop.train(experiment, str(tmp_path / "run")) == 0
+        assert train(experiment, str(tmp_path / "run")) == 0
     trained = {name.removeprefix("params/") for name in run_json(tmp_path / "run")["arrays"] if "params/" in name[:7]}
     assert {x for x in trained if not x.endswith("/ia3")} == whole.keys() - body.keys()
     assert body.keys() - whole.keys() == head
@@ -165,7 +165,7 @@ def test_a_start_that_is_gone_or_another_one_is_refused(loss, tuned, base, text,
         pretrainax.load(str(run))
     experiment = config_lib.load(run / "config.json")
     with pytest.raises(UserError, match=line):
-        loop.train(experiment, str(run))
+        train(experiment, str(run))
 
 
 def test_a_plan_counts_what_is_frozen_once_and_what_is_trained_with_its_moments(text, cache, base):
@@ -182,7 +182,7 @@ def test_a_plan_counts_what_is_frozen_once_and_what_is_trained_with_its_moments(
 def test_a_run_with_a_prompt_is_scored_and_writes_no_embeddings(base, text, cache, tmp_path):
     experiment = experiment_of(text, cache, 2, PromptTuning(3), base)
     experiment.data.packing = OneEach()
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     assert sorted(x for x in run_json(tmp_path / "run")["arrays"] if x.startswith("params/")) == [
         "params/token_embedding/prompt"
     ]

@@ -29,13 +29,13 @@ from pretrainax.data.objectives import (
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import SourceMixture, TextFiles
 from pretrainax.interop.origin import find_origin
+from pretrainax.runs import final_report, header
+from pretrainax.runs.description import describe
+from pretrainax.runs.train import build_run, train
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
-from pretrainax.training import finish, header, loop
-from pretrainax.training.description import describe
 from pretrainax.training.metrics import add_up, read_metrics, summarize
-from pretrainax.training.setup import build_run
 from tests.support import tiny
 
 
@@ -66,7 +66,7 @@ def trained(text, cache, tmp_path_factory):
     experiment.checkpoint.every = experiment.checkpoint.keep = 1
     experiment.train.on_spike = "stop"  # which remembers what it looks at
     with contextlib.redirect_stderr(said):
-        assert loop.train(experiment, str(workdir)) == 0
+        assert train(experiment, str(workdir)) == 0
     return workdir, said.getvalue()
 
 
@@ -170,7 +170,9 @@ def mixture(request):
 
 def sums_of(run, params, batches):
     with jax.set_mesh(run.mesh):
-        return add_up(jax.device_get([run.eval_step(params, put_batch(batch, run.mesh)) for batch in batches]))
+        return add_up(
+            jax.device_get([run.validation.eval_step(params, put_batch(batch, run.mesh)) for batch in batches])
+        )
 
 
 def validated(run, params):
@@ -180,7 +182,7 @@ def validated(run, params):
 
 def test_the_pooled_figures_are_those_of_the_same_rows(mixture):
     run, params = mixture
-    expected, found = summarize(sums_of(run, params, run.validation_batches())), validated(run, params)
+    expected, found = summarize(sums_of(run, params, run.validation.batches())), validated(run, params)
     assert [name for name in found if "/" not in name] == list(expected)
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-5), name  # float32 sums in another order
@@ -192,9 +194,9 @@ def test_the_figures_of_a_part_are_those_of_its_rows_alone(mixture):
     run, params = mixture
     rows, found, by_part = range(2 * 8), validated(run, params), {}
     for row in rows:
-        (stream, _), batch = run.valid_batches.schedule[row], run.valid_batches[row // 8]
+        (stream, _), batch = run.validation.valid_batches.schedule[row], run.validation.valid_batches[row // 8]
         alone = {name: np.repeat(x[row % 8 : row % 8 + 1], 8, axis=0) for name, x in batch.items()}
-        for part in run.validation_parts[stream]:
+        for part in run.validation.parts[stream]:
             by_part.setdefault(part, []).append(sums_of(run, params, [alone]))
     assert {name.partition("/")[2] for name in found} == {"", *by_part}
     for part, sums in by_part.items():
@@ -206,7 +208,7 @@ def test_the_figures_of_a_part_are_those_of_its_rows_alone(mixture):
 
 def test_a_mixture_of_causal_objectives_has_bits_per_byte_of_each_source(of_causal):
     run, params = of_causal
-    sources = [part for (part,) in run.validation_parts]
+    sources = [part for (part,) in run.validation.parts]
     names = ["bits_per_byte", *(f"bits_per_byte/{source}" for source in sources)]
     assert len(names) == 3 and all(found > 0 for found in map(validated(run, params).get, names))
     for name in names:
@@ -217,9 +219,9 @@ def test_a_mixture_of_causal_objectives_has_bits_per_byte_of_each_source(of_caus
 
 def test_a_source_has_its_share_of_the_rows_and_each_objective_too(of_spans):
     run, params = of_spans
-    parts = dict.fromkeys(part for parts in run.validation_parts for part in parts)
+    parts = dict.fromkeys(part for parts in run.validation.parts for part in parts)
     assert [part.partition("=")[0] for part in parts] == ["source", "denoiser", "denoiser", "source"]
-    assert run.validation_rows == [6, 6, 2, 2]
+    assert run.validation.rows == [6, 6, 2, 2]
     sources = [name for name in validated(run, params) if name.startswith("loss_tokens/source")]
     assert len(sources) == 2
 
@@ -229,7 +231,7 @@ def test_what_a_validation_sees_nothing_of_is_said_and_cannot_be_selected_by(of_
     source = dataclasses.replace(run.experiment.data.source, stages=((0.5, (1.0, 0.0)),))
     experiment = dataclasses.replace(run.experiment, data=dataclasses.replace(run.experiment.data, source=source))
     run, _ = built(experiment)
-    unseen = run.validation_parts[-1][0]
+    unseen = run.validation.parts[-1][0]
     said = []
     with jax.set_mesh(run.mesh):
         header.show(run, SimpleNamespace(header=said.extend), [])
@@ -254,8 +256,8 @@ def other_rate(text, cache):
 
 def test_validation_asks_its_own_objective(other_rate):
     (run, params), _ = other_rate
-    tokens = sum(float(batch["loss_weights"].sum()) for batch in run.validation_batches())
-    read = sum(int((batch["segment_ids"] > 0).sum()) for batch in run.validation_batches())
+    tokens = sum(float(batch["loss_weights"].sum()) for batch in run.validation.batches())
+    read = sum(int((batch["segment_ids"] > 0).sum()) for batch in run.validation.batches())
     assert tokens / read == pytest.approx(0.15, abs=0.02)  # without the special tokens, which are 2 of 32
     found = validated(run, params)
     assert found["loss_tokens"] == tokens and math.isfinite(found["loss"])
@@ -273,7 +275,7 @@ def test_what_validation_asks_is_measured_and_checked_before_the_first_step(othe
     assert len(said[True]) == 2 and said[True][1].startswith("in validation MaskedLM: mask rate 0.1")
     assert said[False] == said[True][:1]
     rows_of_30_percent = lambda row: (MaskedLM(), plain.train_batches.examples(row)[1])  # noqa: E731
-    monkeypatch.setattr(run.valid_batches, "examples", rows_of_30_percent)
+    monkeypatch.setattr(run.validation.valid_batches, "examples", rows_of_30_percent)
     with pytest.raises(RunFailed, match=r"mask rate 0\.[23].* asked is 0\.15 .* config\.evaluate\.objective"):
         with jax.set_mesh(run.mesh):
             header.show(run, SimpleNamespace(header=lambda rows: None), [])
@@ -281,7 +283,7 @@ def test_what_validation_asks_is_measured_and_checked_before_the_first_step(othe
 
 def test_the_batches_of_training_are_the_same_bit_for_bit(other_rate):
     (run, _), plain = other_rate
-    assert run.valid_batches[0]["targets"].shape != plain.valid_batches[0]["targets"].shape
+    assert run.validation.valid_batches[0]["targets"].shape != plain.validation.valid_batches[0]["targets"].shape
     for step in range(3):
         batch, same = run.train_batches[step], plain.train_batches[step]
         assert batch.keys() == same.keys()
@@ -305,7 +307,7 @@ def test_bits_per_byte_are_there_or_the_reason_is_by_what_validation_asks(traine
     experiment = config("gpt", trained, text, cache)
     experiment.evaluate.objective = asked
     run, _ = built(experiment)
-    assert ("target_bytes" in run.valid_batches[0]) == (reason is None)
+    assert ("target_bytes" in run.validation.valid_batches[0]) == (reason is None)
     with jax.set_mesh(run.mesh):
         assert dict(describe(run)).get("bits per byte") == reason
 
@@ -316,7 +318,7 @@ def test_the_baseline_has_the_form_of_what_validation_asks(text, cache):
     for trained, own in ((SpanCorruption(), asked), (asked, None)):
         experiment = config("t5", trained, text, cache)
         experiment.evaluate.objective, experiment.evaluate.batches = own, 2
-        found.append(finish._baseline(built(experiment)[0], SimpleNamespace(requested=False)))
+        found.append(final_report._baseline(SimpleNamespace(run=built(experiment)[0], is_leaving=False)))
     assert found[0] == pytest.approx(found[1], rel=1e-3)  # how often the text is read, beside one that is smoothed over
 
 

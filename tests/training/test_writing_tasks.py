@@ -7,19 +7,19 @@ import jax
 import numpy as np
 import pytest
 
-from pretrainax import evaluate
 from pretrainax.adapt import PrefixTuning
 from pretrainax.config import Experiment, UserError
 from pretrainax.config.config_file import read_config_file
 from pretrainax.data.sources import JsonLines
 from pretrainax.distill import Distillation
+from pretrainax.evaluation.own_validation import ask_in_full
 from pretrainax.inference.load import load
 from pretrainax.interop import directories
+from pretrainax.runs.answer_writer import check_answers
+from pretrainax.runs.train import open_run, train
 from pretrainax.tasks import Instructions, TextGeneration
 from pretrainax.tokenization.chat import PLAIN, read_template
-from pretrainax.training import loop
 from pretrainax.training.metrics import read_metrics
-from pretrainax.training.setup import check_answers, open_run
 from tests.golden import CASES
 from tests.golden.case import weights
 from tests.support import tiny
@@ -45,7 +45,7 @@ def tuned(records, cache, tmp_path_factory):
     folder, config = tmp_path_factory.mktemp("t5"), CASES["t5_1_1"].config
     write_workdir(folder / "start", config, weights(config))
     experiment = fine_tuning(str(folder / "start"), records, str(cache))
-    assert loop.train(experiment, str(folder / "run")) == 0
+    assert train(experiment, str(folder / "run")) == 0
     return folder / "run"
 
 
@@ -80,7 +80,7 @@ def test_a_student_writes_in_its_validations(tuned, records, cache, tmp_path):
     experiment = fine_tuning(str(tuned), records, str(cache))
     experiment.distill, experiment.train.steps = Distillation(str(tuned)), 1
     experiment.evaluate.every, experiment.objective.answers = 1, 1
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     assert 0 <= valid_lines(tmp_path / "run")[-1]["exact_match"] <= 1
 
 
@@ -111,17 +111,17 @@ def test_it_starts_from_all_that_is_pretrained(tuned):
 
 def test_the_command_evaluate_writes_all_answers(tuned):
     experiment, (line,) = load(str(tuned)).experiment, valid_lines(tuned)
-    evaluate.ask_in_full(experiment, ["data.cache_dir"])
+    ask_in_full(experiment, ["data.cache_dir"])
     assert experiment.objective == dataclasses.replace(experiment.objective, answers=None)
     with open_run(experiment) as run:
         params = load(str(tuned), mesh=run.mesh).params
-        said, notes = run.written(params, experiment.objective)
+        said, notes = run.write(run, params, experiment.objective)
         found = run.validate(params)
     assert len(said) == len(notes) == VALID
     assert found["loss"] == pytest.approx(line["loss"], rel=1e-5)
     assert found["no_label"] == sum(each.text.strip() not in ("aus", "le") for each in said)
     experiment.objective.answers = 3
-    evaluate.ask_in_full(experiment, ["objective.answers"])
+    ask_in_full(experiment, ["objective.answers"])
     assert experiment.objective.answers == 3
 
 
@@ -137,7 +137,7 @@ def test_a_decoder_learns_conversations_and_its_export_has_the_template(cache, t
     experiment.data.cache_dir, experiment.data.sequence_length = str(cache), 64
     experiment.objective = Instructions(answers=3, max_new_tokens=4)
     experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = 2, 2, 0
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     (line,) = valid_lines(tmp_path / "run")
     assert line["loss_tokens"] % 60 == 0 and "exact_match" in line  # 60 answers, each with its end
     directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "there"))

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from pretrainax.config.json_files import JsonObject
 from pretrainax.data.corpus import Corpus
+from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.tables import markdown
 from pretrainax.tokenization.base import Tokenizer, unknown_share
 

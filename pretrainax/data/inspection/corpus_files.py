@@ -4,8 +4,8 @@ import json
 import os
 from typing import Any
 
-from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.inspection.corpus import measure, table
+from pretrainax.files.atomic_files import write_atomically
 
 
 def write_report(prepared: Any, directory: str) -> str:

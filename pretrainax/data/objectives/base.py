@@ -12,8 +12,10 @@ from pretrainax.data.parts import parts_of_streams
 from pretrainax.data.sources.base import Note
 
 if TYPE_CHECKING:
+    from pretrainax.data.pipeline import Batches
     from pretrainax.data.preparation.shards import Encoded
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
+    from pretrainax.training.run import Params, Run
 
 
 class Text(NamedTuple):
@@ -64,6 +66,7 @@ class Objective(kinds.Objective):
     packs: ClassVar[bool] = True  # a row may hold more than one example
     parts_rows: ClassVar[bool] = False  # an example is several texts side by side, which do not see one another
     is_likelihood: ClassVar[bool] = False  # the loss is a likelihood of the text: it has a meaning in bits per byte
+    watched: ClassVar[Optional[str]] = None  # the loss whose spikes are looked for; None: `select_by`
     select_by: ClassVar[str] = "loss"  # the figure of a validation that its model is kept for: a loss that is trained
     head_figures: ClassVar[tuple[str, ...]] = ()  # that a validation of it has of further heads
     static: bool = False  # the same text gives the same example in each epoch
@@ -151,6 +154,17 @@ class Objective(kinds.Objective):
 
     def statistics(self, examples: Sequence[Example], vocabulary: "Vocabulary") -> Iterator[Statistic]:
         """Measures `examples`: the rates that the fields of the objective ask for, and others worth a look."""
+        yield from ()
+
+    def validate(self, run: "Run", params: "Params") -> dict[str, float]:
+        """Returns the metrics of the parameters of a model on the validation split of a run."""
+        return run.validation.metrics(params)
+
+    def save_beside(self, tokenizer_folder: str) -> None:
+        """Writes into the folder of a run's tokenizer what users of the model need beside it."""
+
+    def warnings_of(self, experiment: Experiment, batches: "Batches") -> Iterator[str]:
+        """Yields what is likely no one's intention in a run that trains on these batches."""
         yield from ()
 
     def check_vocabulary(self, vocabulary: "Vocabulary", sequence_length: int) -> None:

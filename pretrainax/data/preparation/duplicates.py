@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.config.atomic_files import replacing, write_atomically
 from pretrainax.data import checksums
 from pretrainax.data.preparation.shards import base_of, finish_shard, pieces_of, read_arrays
 from pretrainax.data.sources.base import Document, Record, texts_of
+from pretrainax.files.atomic_files import replacing, write_atomically
 
 _AT_A_TIME = 1 << 22  # hashes compared in memory at once: 100 MB
 

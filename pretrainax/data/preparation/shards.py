@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Optional, Protocol, Union
 
 import numpy as np
 
-from pretrainax.config.atomic_files import replacing
 from pretrainax.data import checksums
 from pretrainax.data.line_ends import MARKS, RETURNS
 from pretrainax.data.preparation import sentences
 from pretrainax.data.sources.base import Document, Note, Record, has_text, texts_of
+from pretrainax.files.atomic_files import replacing
 from pretrainax.storage.places import complete
 from pretrainax.tokenization.base import Tokenizer
 

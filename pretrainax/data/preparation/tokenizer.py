@@ -11,8 +11,6 @@ from typing import Optional
 import numpy as np
 
 from pretrainax.config import Experiment, UserError, to_json
-from pretrainax.config.atomic_files import replacing_folder
-from pretrainax.config.object_names import path_below
 from pretrainax.data import checksums
 from pretrainax.data.files import digest
 from pretrainax.data.preparation import shards
@@ -20,6 +18,8 @@ from pretrainax.data.preparation.cache import FORMAT, open_cache
 from pretrainax.data.preparation.workers import Workers, alone, until_stopped
 from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Shard, texts_of
+from pretrainax.files.atomic_files import replacing_folder
+from pretrainax.files.object_names import path_below
 from pretrainax.storage.places import complete
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, TypeAlias, Union
 
 from pretrainax.config import UserError, kinds
-from pretrainax.config.json_files import JsonObject
+from pretrainax.files.json_files import JsonObject
 
 Note: TypeAlias = JsonObject  # what is known of a record beside its texts
 Shard: TypeAlias = Any  # what a source's `read` takes: a part of its documents

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 from pretrainax.config import Experiment, UserError
-from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordSets, equal_cuts, named_classes, row_of
+from pretrainax.files.atomic_files import write_atomically
 from pretrainax.storage import hub
 
 

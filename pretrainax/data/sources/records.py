@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, Optional, TypeVar, Union
 
 from pretrainax.config import Experiment, UserError, nearest
-from pretrainax.config.json_files import JsonObject
 from pretrainax.data import files, long_lines
 from pretrainax.data.line_ends import plain
 from pretrainax.data.sources.base import Document, Reader, Record
+from pretrainax.files.json_files import JsonObject
 
 Row = TypeVar("Row")  # of a file: what is read at a time
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.config.errors import shortened
 from pretrainax.data.batch import Example
 from pretrainax.data.objectives.masking_units import WholeWords
+from pretrainax.files.errors import shortened
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.likelihood import answers, score
 from pretrainax.scoring.questions import Scoring, Targets, context_of, method_of

@@ -5,8 +5,8 @@ import os
 import pathlib
 
 from pretrainax.config import UserError, nearest
-from pretrainax.config.json_files import read_object
 from pretrainax.config.serialization import from_json
+from pretrainax.files.json_files import read_object
 from pretrainax.scoring.tasks.cloze import Cloze
 from pretrainax.scoring.tasks.exact_match import ExactMatch
 from pretrainax.scoring.tasks.minimal_pairs import MinimalPairs

@@ -13,7 +13,7 @@ from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError, fr
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import Lengths, MaskedLM, NGrams, RateChange, Spans, Text, Tokens, WholeWords
 from pretrainax.data.packing import FirstFit, Windows
-from pretrainax.training import loop
+from pretrainax.runs.train import train
 from tests.data.conftest import TEXTS
 from tests.support.masking import (
     CLS,
@@ -356,6 +356,6 @@ def test_two_steps(objective, packing, text, cache, tmp_path, monkeypatch):
     experiment = load("roberta_base", "base")
     shrink(experiment, str(text), str(cache))
     experiment.objective, experiment.data.packing = objective, packing
-    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert train(experiment, str(tmp_path / "run")) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 2] and all(line["loss"] > 0 for line in lines)

@@ -27,9 +27,9 @@ from pretrainax.data.objectives import (
     spans,
 )
 from pretrainax.data.sources import TextFiles
+from pretrainax.runs.train import train
 from pretrainax.tokenization import ByteBPE
 from pretrainax.tokenization.base import Vocabulary
-from pretrainax.training import loop
 from tests.data.conftest import CHINESE, ENGLISH, TEXTS
 from tests.support import tiny
 
@@ -359,7 +359,7 @@ def test_a_decoder_trains_for_two_steps(objective, text, cache, tmp_path):
     experiment.objective, experiment.schedule.warmup_steps = objective, 1
     experiment.mesh.data, experiment.mesh.fsdp, experiment.mesh.tensor = 2, 2, 2
     experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = 2, 2, 1
-    assert loop.train(experiment, str(tmp_path)) == 0
+    assert train(experiment, str(tmp_path)) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["split"] == "train"]
     assert len(losses) == 2 and all(abs(loss - np.log(512)) < 0.5 for loss in losses)  # 512 ids, alike at first

@@ -1,0 +1,50 @@
+"""Maps the names of files that others list to paths below a folder: the only way from such a name to a path.
+
+Names of objects in a bucket, of files in a manifest, of shards in an index: whoever writes the list chooses the name.
+Joined to a folder as it stands, `../../.bashrc` is a file outside it.
+"""
+
+import os
+
+from pretrainax.files.errors import UserError, shortened
+
+_LONGEST_PART = 255  # bytes of a file's name, on every file system in use
+_LONGEST_PATH = 4095  # bytes, PATH_MAX of Linux without its zero
+
+
+def name_problem(name: str) -> str:
+    """Returns why a name cannot be that of a file below a folder; empty if it can. Parts are separated by slashes."""
+    if "\0" in name:
+        return "it holds a zero byte, which no path can"
+    try:
+        parts = name.encode().split(b"/")
+    except UnicodeEncodeError:
+        return "it is not UTF-8"
+    if name.startswith("/"):
+        return "it starts with a slash, and names are relative to their folder"
+    if b"" in parts:
+        return "it has an empty part between slashes"
+    if b".." in parts or b"." in parts:
+        return "it has '.' or '..' as a part, which leads to another folder"
+    if len(longest := max(parts, key=len)) > _LONGEST_PART:
+        return f"a part of it has {len(longest):,} bytes; a file's name has at most {_LONGEST_PART}"
+    return ""
+
+
+def path_below(root: str, name: str) -> str:
+    """Returns the path of a file below a folder.
+
+    Args:
+      root: the folder.
+      name: the file's name relative to it, as another machine or program lists it.
+
+    Raises:
+      UserError: the name leads out of the folder, or no file can have it.
+    """
+    problem = name_problem(name)
+    path = os.path.join(root, name)
+    if not problem and len(path.encode()) > _LONGEST_PATH:
+        problem = f"its path has {len(path.encode()):,} bytes; a path has at most {_LONGEST_PATH:,}"
+    if problem:
+        raise UserError(f"the file name {shortened(name)!r} is refused: {problem}")
+    return path

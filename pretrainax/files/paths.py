@@ -1,0 +1,116 @@
+"""Says what is wrong with a path that a user gives, as a flag or a field, before anything is read or made there."""
+
+import os
+import re
+from typing import NamedTuple, Optional
+
+from absl import flags
+
+from pretrainax.files.object_names import name_problem
+
+_SCHEME = re.compile(r"([A-Za-z][\w+.-]*):/(?=/)")
+_URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)")
+_CREDENTIALS = re.compile(r":.*@")
+STORES = {"gs": "gcs", "s3": "s3", "az": "azure", "abfs": "azure", "memory": "test"}  # schemes, and the extra of each
+HUB = "hf:"  # before the name of a model of the Hugging Face Hub
+_HUB_NAME = re.compile(rf"{HUB}([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w.-]+(?:/[\w.-]+)*))?", re.ASCII)
+
+
+class HubName(NamedTuple):
+    """A model of the Hugging Face Hub, as a path names it: hf:org/name, hf:org/name@revision."""
+
+    repository: str
+    revision: Optional[str]  # a branch, a tag or a commit; None: what its main branch has now
+
+
+def is_hub(path: str) -> bool:
+    """Tells whether a path is of a model of the Hugging Face Hub; ./hf:a is a folder."""
+    return path.startswith(HUB)
+
+
+def hub_name(path: str) -> Optional[HubName]:
+    """Returns what a path of the hub names; None where no model can have such a name."""
+    match = _HUB_NAME.fullmatch(path)
+    return HubName(match[1], match[2]) if match and ".." not in path else None
+
+
+def is_url(path: str) -> bool:
+    """Tells whether a path is of an object store, as gs://bucket/runs/a."""
+    return bool((match := _URL.match(path)) and match[1] in STORES)
+
+
+def path_problem(path: str, takes_hub: bool = False) -> str:
+    """Returns why there can be no file or folder of this path; empty where there can be one.
+
+    takes_hub: it may be that of a model of the hub, too.
+    """
+    if is_hub(path):
+        if not takes_hub:
+            return (
+                "models of the hub are read alone, by --from, config.checkpoint.init_from, config.distill.teacher and "
+                "config.tokenizer.path: give a folder; python -m pretrainax.huggingface export --push=org/name sends a "
+                "model there, and the source HuggingFace(path='org/name') reads a data set"
+            )
+        return "" if hub_name(path) else "no model of the hub is named so: write hf:org/name or hf:org/name@revision"
+    scheme = _SCHEME.match(path)
+    if scheme and not is_url(path):
+        return (
+            f"{scheme[0]}/ is none of the stores that are known ({', '.join(f'{name}://' for name in STORES)}): give "
+            "one of these, a folder of this machine, or one that is mounted (NFS, gcsfuse, mount-s3)"
+        )
+    if scheme:
+        return _url_problem(path[scheme.end() + 1 :])
+    if "\0" in path:
+        return "it holds a zero byte, which no path can"
+    return "" if is_utf8(path) else "it is not UTF-8: give that file or folder another name"
+
+
+def _url_problem(rest: str) -> str:
+    """Returns what is wrong with a URL of a store after its scheme; empty if nothing is."""
+    bucket, name = rest.partition("/")[0], rest.rstrip("/")
+    if not bucket:
+        return "it names no bucket"
+    if _CREDENTIALS.search(bucket):
+        return (
+            "it holds a key and its secret, which would be written into the run's files: leave out what is before @, "
+            "and set the environment variables or the configuration file of the store's own tools"
+        )
+    return f"it is no URL of an object or a folder: {problem}" if (problem := name_problem(name)) else ""
+
+
+def is_utf8(text: str) -> bool:
+    """Tells whether a word is text: Python keeps the other bytes of a command line as surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+flags.disclaim_key_flags()  # they are those of who calls `define_path`
+
+
+class _PathParser(flags.ArgumentParser):
+    def __init__(self, takes_hub: bool):
+        super().__init__()
+        self.takes_hub = takes_hub
+
+    def parse(self, argument: Optional[str]) -> Optional[str]:
+        if problem := path_problem(argument or "", self.takes_hub):
+            raise ValueError(problem)
+        return argument and os.path.expanduser(argument)
+
+
+def is_path(flag: flags.Flag) -> bool:
+    """Tells whether a flag was defined by `define_path`."""
+    return isinstance(flag.parser, _PathParser)
+
+
+def define_path(
+    name: str, default: Optional[str], help: str, takes_hub: bool = False
+) -> flags.FlagHolder[Optional[str]]:
+    """Defines a flag that names a file or a folder, of which ~ is the home; as `flags.DEFINE_string` does others.
+
+    takes_hub: or a model of the hub, which `storage.places.here` brings.
+    """
+    return flags.DEFINE(_PathParser(takes_hub), name, default, help)

@@ -1,0 +1,31 @@
+"""Folders that only this user can read or write: for what a program trusts because it wrote it itself."""
+
+import os
+import stat
+
+from pretrainax.files.errors import UserError
+
+
+def private_folder(path: str) -> str:
+    """Creates a folder for this user alone (mode 0700), takes from others the right to one that exists; returns it.
+
+    Raises:
+      UserError: something else is there, or another user's folder, or the folder cannot be created.
+    """
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode):
+            raise UserError(f"{path} is a link: the program keeps private files there, so it must be a folder")
+        if found.st_uid != os.geteuid():
+            raise UserError(
+                f"{path} belongs to user {found.st_uid}, and this is user {os.geteuid()}: the program keeps private "
+                "files there. Remove it, or set XDG_CACHE_HOME to a folder of your own"
+            )
+        if found.st_mode & 0o077:
+            os.chmod(path, 0o700)
+    except OSError as e:
+        raise UserError(
+            f"{path} cannot be made a private folder ({e.strerror}): set XDG_CACHE_HOME to another one"
+        ) from e
+    return path

@@ -1,0 +1,96 @@
+"""Says what a run computes: model, what of it is trained, batch, mesh, attention, FLOPs."""
+
+from collections.abc import Iterator
+
+import jax
+
+from pretrainax.layers.attention import choose_implementation
+from pretrainax.layers.feed_forward import announced
+from pretrainax.models.active import describe_experts
+from pretrainax.optim.layers import count_trained
+from pretrainax.sharding.mesh import GPUS, platform
+from pretrainax.sharding.stages import describe_stages
+from pretrainax.training.run import Run
+from pretrainax.training.wrapped import Wrapped
+
+
+def describe(run: Run) -> list[tuple[str, str]]:
+    """Returns the names and values of the rows of a run's header that say what is computed, warnings last."""
+    model, train = run.experiment.model, run.experiment.train
+    layers = sum(stack.num_layers for stack in model.stacks.values())
+    heads = f", {model.shown('num_heads')} heads" if model.recurrent is None else ""
+    shape = f"{layers} layers, width {model.shown('d_model')}{heads}"
+    mesh = " × ".join(f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1)
+    device = jax.devices()[0].device_kind
+    specs = [spec for part in run.parts for spec in part.work.attention_specs]
+    chosen = [choose_implementation(run.model.compute.attention, platform(), spec) for spec in specs]
+    attention = list(dict.fromkeys(name for name, _ in chosen))
+    warnings = dict.fromkeys(warning for _, warning in chosen if warning)
+    no_bytes = (
+        run.validation.valid_batches.no_target_bytes if model.family == "decoder" else ""
+    )  # others never have any
+    total = sum(part.work.flops_per_step * part.steps for part in run.parts)
+    return [
+        ("model", f"{model.family.replace('_', '-')}, {run.parameters / 1e6:,.1f} M parameters, {shape}"),
+        *([("experts", f"{describe_experts(model)}; {announced(model)}")] if model.experts else []),
+        *([("more tokens", f"{model.multi_token} after the next one, in training")] if model.multi_token else []),
+        *(run.model.describe(run) if isinstance(run.model, Wrapped) else ()),
+        ("data", run.prepared.summary),
+        *(_phases(run) if run.phases else [("batch", _batch(run))]),
+        ("mesh", f"{run.mesh.size} × {device}" + (f": {mesh}" if mesh else "")),
+        *_stages(run),
+        ("compute", _compute(run, attention)),
+        *_layers(run),
+        *_ema(run),
+        ("FLOPs", f"{total:.3g} in {train.steps:,} steps" if run.phases else _flops(run)),
+        *([("bits per byte", f"none: {no_bytes}")] if no_bytes else []),
+        *(("WARNING", warning) for warning in warnings),
+    ]
+
+
+def _compute(run: Run, attention: list[str]) -> str:
+    """Says in which numbers is computed, by which attention, and of a GPU whether a resume has the same bits."""
+    said, is_asked = run.model.compute.dtype, run.experiment.train.deterministic
+    if attention:
+        said += f", attention {', '.join(attention)}"
+    if is_asked or platform() in GPUS:
+        said += ", deterministic" if is_asked else ", other bits each time: config.train.deterministic"
+    return said
+
+
+def _stages(run: Run) -> Iterator[tuple[str, str]]:
+    for part in run.parts:
+        if said := describe_stages(part.trained, run.mesh.shape):
+            yield "stages", said
+
+
+def _batch(run: Run) -> str:
+    return f"{run.trained.train.global_batch_size} examples, {run.work.tokens_per_step:,} tokens"
+
+
+def _flops(run: Run) -> str:
+    work = run.work
+    done = work.flops_done_per_step / work.flops_per_step
+    skipped = f"; done {done:.0%}: attention skips what its masks hide" if done < 1 else ""
+    return f"{work.flops_per_step:.3g} a step, {work.flops_per_step * run.steps:.3g} in {run.steps:,} steps{skipped}"
+
+
+def _phases(run: Run) -> Iterator[tuple[str, str]]:
+    for part in run.phases:
+        assert part.phase is not None
+        yield part.phase.name, f"{part.phase.what}; {_batch(part)}, FLOPs {_flops(part)}"
+    length, rows = run.experiment.data.sequence_length, run.experiment.train.global_batch_size
+    yield "validation", f"in every phase as the config says: sequence_length {length}, {rows} examples a batch"
+
+
+def _layers(run: Run) -> Iterator[tuple[str, str]]:
+    if said := run.experiment.layers.describe():
+        count = count_trained(run.experiment.layers, run.abstract_state.params)
+        yield "layers", f"{said}; {count:,} of {run.parameters:,} parameters are trained"
+
+
+def _ema(run: Run) -> Iterator[tuple[str, str]]:
+    decay, validated = run.experiment.train.ema_decay, run.experiment.evaluate.parameters == "ema"
+    if decay is not None:
+        what = "it is validated, and kept as the best" if validated else "the trained ones are validated"
+        yield "average", f"moving average of the parameters, decay {decay:g}; {what}"

@@ -1,0 +1,18 @@
+"""Warns at the start of a run whose model cannot be exported."""
+
+from pretrainax.config import UserError
+from pretrainax.interop.directories import describe_export
+from pretrainax.training.callbacks import Callback
+
+
+class ExportCheck(Callback):
+    """Says in the header why the model cannot be exported to transformers, where it cannot."""
+
+    part = "starting"
+
+    def rows(self, run):
+        try:
+            describe_export(run.parts[-1].trained, run.prepared.tokenizer.vocabulary)
+        except UserError as reason:
+            return [("WARNING", f"cannot be exported to transformers: {reason}")]
+        return []

@@ -1,0 +1,144 @@
+"""Compares the runs of a grid: the best checkpoint of each, medians and spreads over seeds, and the best values."""
+
+import math
+import os
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
+
+from pretrainax.checkpoints.best import best_checkpoint, larger_is_better
+from pretrainax.config.grid import GridRun
+from pretrainax.files.json_files import JsonObject
+from pretrainax.reporting.tables import text_table
+
+_RUN, _GROUP = ("run", "exit", "best", "step", "checkpoint"), ("runs", "median", "spread", "lowest", "highest")
+
+
+class Result(NamedTuple):
+    """Holds what one run has come to so far."""
+
+    run: GridRun
+    exit_code: Optional[int] = None  # None: it has not ended yet
+    step: Optional[int] = None  # of the best checkpoint
+    value: Optional[float] = None  # of the figure there
+    metrics: Optional[JsonObject] = None  # all of that validation
+
+    def to_json(self) -> JsonObject:
+        """Returns a row of runs.json."""
+        own = {"run": self.run.name, "seed": self.run.seed, "values": self.run.values, "exit_code": self.exit_code}
+        return own | {"step": self.step, "value": self.value, "metrics": self.metrics}
+
+
+def result_of(run: GridRun, directory: str, exit_code: Optional[int]) -> Result:
+    """Reads what the run whose folder is `directory` has left; of one that failed nothing counts."""
+    checkpoints = os.path.join(directory, "checkpoints")
+    if exit_code != 0 or not os.path.isdir(checkpoints):
+        return Result(run, exit_code)
+    best = best_checkpoint(checkpoints, run.experiment.select_by)
+    return Result(run, exit_code) if best is None else Result(run, exit_code, *best)
+
+
+class Group(NamedTuple):
+    """Holds the figures of one value of each field that is swept, over all seeds."""
+
+    values: dict[str, str]
+    figures: tuple[Optional[float], ...]  # of its runs that have ended; None: it has failed
+    median: Optional[float]  # one that has failed counts as worse than any; None: it is that of such a one
+    spread: Optional[float]  # standard deviation of those that have one (n - 1)
+
+    @property
+    def known(self) -> list[float]:
+        return [value for value in self.figures if value is not None]
+
+    def to_json(self) -> JsonObject:
+        """Returns a row of runs.json."""
+        low, high = (min(self.known), max(self.known)) if self.known else (None, None)
+        counts = {"runs": len(self.figures), "with_figure": len(self.known)}
+        own = {"values": self.values, **counts, "median": self.median, "spread": self.spread}
+        return own | {"lowest": low, "highest": high}
+
+
+class Comparison:
+    """The results of all runs of a grid, compared by the figure that they select by."""
+
+    def __init__(self, results: Sequence[Result]):
+        self.results, self.figure = results, results[0].run.experiment.select_by
+        self.larger = larger_is_better(self.figure)
+        kinds = {tuple(r.run.values.items()): r.run.values for r in results}
+        self.groups = [self._group(values) for values in kinds.values()]
+
+    def _group(self, values: dict[str, str]) -> Group:
+        figures = tuple(r.value for r in self.results if r.run.values == values and r.exit_code is not None)
+        worst = -math.inf if self.larger else math.inf
+        median = statistics.median([worst if value is None else value for value in figures] or [worst])
+        known = [value for value in figures if value is not None]
+        spread = statistics.stdev(known) if len(known) > 1 else None
+        return Group(values, figures, median if math.isfinite(median) else None, spread)
+
+    @property
+    def won(self) -> Optional[Group]:
+        """Returns the group with the best median, where values are swept; None where there is none."""
+        known = {i: group.median for i, group in enumerate(self.groups) if group.median is not None}
+        if not known or not self.groups[0].values:
+            return None
+        return self.groups[(max if self.larger else min)(known, key=known.__getitem__)]
+
+    @property
+    def edges(self) -> list[str]:
+        """Returns a line for each field whose best value is the lowest or the highest of several numbers."""
+        lines = []
+        for field, text in (self.won.values if self.won else {}).items():
+            try:
+                numbers, best = {float(group.values[field]) for group in self.groups}, float(text)
+            except ValueError:  # no numbers: they have no edge
+                continue
+            if len(numbers) > 1 and best in (min(numbers), max(numbers)):
+                side, beyond = ("lowest", "lower") if best == min(numbers) else ("highest", "higher")
+                lines.append(f"{text} is the {side} {field} of the grid, the best may be {beyond}: add to --sweep")
+        return lines
+
+    def to_json(self) -> JsonObject:
+        """Returns the content of runs.json but for the configs."""
+        won = self.won and self.won.values
+        return {
+            "figure": self.figure,
+            "larger_is_better": self.larger,
+            "runs": [result.to_json() for result in self.results],
+            "groups": [group.to_json() for group in self.groups],
+            "won": won,
+            "at_the_edge": self.edges,
+        }
+
+    def table(self, workdir: str) -> str:
+        """Returns the table for people: a row for each run, one for each value over its seeds, what won."""
+        better = "more" if self.larger else "less"
+        rows = [self._row(result, workdir) for result in self.results]
+        groups = [_group_row(group) for group in self.groups]
+        fields = list(self.groups[0].values)
+        lines = [
+            f"{len(rows)} runs by validation {self.figure}, {better} is better; spread: standard deviation over seeds",
+            text_table([_RUN, *rows], "<>>><", indent="  "),
+            "",
+            text_table([[*fields, *_GROUP], *groups], "<" * len(fields) + ">", indent="  "),
+        ]
+        lost = [r for r in self.results if r.exit_code is not None and r.value is None]
+        if names := ", ".join(f"{r.run.name} (exit code {r.exit_code})" for r in lost):
+            lines.append(f"without a figure, and counted as worse than any: {names}")
+        if self.won is not None:
+            assert self.won.median is not None
+            values = ", ".join(f"{field}={value}" for field, value in self.won.values.items())
+            lines.append(f"best: {values}, with a median of {self.won.median:.4f}")
+        return "\n".join([*lines, *(f"WARNING: {line}" for line in self.edges)])
+
+    def _row(self, result: Result, workdir: str) -> list[str]:
+        name, code = result.run.name, "" if result.exit_code is None else str(result.exit_code)
+        if result.value is None or result.step is None:
+            return [name, code]
+        return [name, code, f"{result.value:.4f}", f"{result.step:,}", f"{os.path.join(workdir, name)}@best"]
+
+
+def _group_row(group: Group) -> list[str]:
+    known = group.known
+    numbers = [group.median, group.spread, min(known, default=None), max(known, default=None)]
+    count = f"{len(known)}" if len(known) == len(group.figures) else f"{len(known)} of {len(group.figures)}"
+    return [*group.values.values(), count, *("-" if number is None else f"{number:.4f}" for number in numbers)]

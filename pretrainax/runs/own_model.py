@@ -1,0 +1,104 @@
+"""A model, or a loss beside those of the model, of one's own: how a run is given them."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Optional
+
+import jax
+
+from pretrainax.config import Experiment, ModelConfig, TrainConfig, UserError
+from pretrainax.data.batch import Batch
+from pretrainax.interop.run_start import TrainedStart
+from pretrainax.layers.compute import Compute, compute_for
+from pretrainax.models import AnyModel, Outputs
+from pretrainax.sharding.param_paths import PyTree
+from pretrainax.training.wrapped import Frozen, Wrapped, plain
+
+# (outputs of the model, batch) -> {name: (sum, count)}, scalars of the batch. Each name ends in "_loss"; sum / count is
+# added to the objective and is a metric of that name. With `config.train.accumulate` a micro-batch counts as much as
+# its share of the predictions.
+ExtraLoss = Callable[[Outputs, Batch], Mapping[str, tuple[jax.Array, jax.Array]]]
+# (config.model, compute) -> a Linen module with these two as fields and
+# `__call__(batch, *, deterministic: bool) -> pretrainax.models.Outputs`. docs/extending.md says what holds of it.
+BuildModel = Callable[[ModelConfig, Compute], AnyModel]
+
+
+@dataclasses.dataclass(frozen=True)
+class WithLoss(Wrapped):
+    """Used like the model that it is of, with a loss more in its sums."""
+
+    model: AnyModel
+    extra_loss: ExtraLoss
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def compute(self) -> Compute:
+        return self.model.compute
+
+    @property
+    def plain(self) -> AnyModel:
+        return plain(self.model)
+
+    @property
+    def teacher_config(self) -> Optional[ModelConfig]:
+        return self.model.teacher_config if isinstance(self.model, Wrapped) else None
+
+    def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
+        return self.model.init(rngs, batch, deterministic=deterministic)
+
+    def start(self, params: PyTree, key: jax.Array) -> PyTree:
+        return self.model.start(params, key) if isinstance(self.model, Wrapped) else params
+
+    def frozen(self, params: PyTree) -> Frozen:
+        return self.model.frozen(params) if isinstance(self.model, Wrapped) else None
+
+    def merged(self, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
+        return self.model.merged(params, frozen) if isinstance(self.model, Wrapped) else (self.model, params)
+
+    def counted(self, params: PyTree, frozen: Frozen) -> PyTree:
+        return self.model.counted(params, frozen) if isinstance(self.model, Wrapped) else params
+
+    def describe(self, run) -> Iterator[tuple[str, str]]:
+        if isinstance(self.model, Wrapped):
+            yield from self.model.describe(run)
+        yield "extra loss", getattr(self.extra_loss, "__name__", type(self.extra_loss).__name__)
+
+    def apply(
+        self,
+        variables: dict[str, PyTree],
+        batch: Batch,
+        *,
+        deterministic: bool,
+        rngs: Optional[dict[str, jax.Array]] = None,
+    ) -> Outputs:
+        outputs = self.model.apply(variables, batch, deterministic=deterministic, rngs=rngs)
+        added = dict(self.extra_loss(outputs, batch))
+        if wrong := [name for name in added if not name.endswith("_loss") or name in outputs.sums]:
+            raise UserError(f"extra_loss has {wrong[0]!r}: its names end in '_loss' and are none of the model's sums")
+        return dataclasses.replace(outputs, sums={**outputs.sums, **added})
+
+
+class OwnStart(TrainedStart):
+    """Starts a run with a model, or a loss, of its own."""
+
+    def __init__(self, extra_loss: Optional[ExtraLoss] = None, build: Optional[BuildModel] = None):
+        self._extra_loss, self._build = extra_loss, build
+
+    def model(self, experiment: Experiment, train: TrainConfig) -> AnyModel:
+        if self._build is None:
+            model = super().model(experiment, train)
+        else:
+            model = self._build(experiment.model, compute_for(train))
+        return model if self._extra_loss is None else WithLoss(model, self._extra_loss)
+
+
+def check_own(experiment: Experiment, extra_loss: Optional[ExtraLoss]) -> None:
+    """Raises UserError where a run has no place for a loss beside those of its model."""
+    if extra_loss is not None and experiment.mesh.pipeline != 1 and experiment.train.pipeline_schedule == "1f1b":
+        raise UserError(
+            "extra_loss needs the outputs of whole batches, and config.train.pipeline_schedule is '1f1b': set it to "
+            "'gpipe'"
+        )

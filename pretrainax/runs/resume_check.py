@@ -1,0 +1,208 @@
+"""Runs that are killed and resumed, and what must be equal to a run that was not.
+
+A `Trial` is a workdir and the processes at work in it: `pretrainax.verify_resume` with --record, which is `record`.
+"""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from pretrainax.config import Experiment, RunFailed
+from pretrainax.files.json_files import JsonObject
+from pretrainax.training.metrics import read_metrics
+
+LOSSES_AGREE = 2e-5  # relative
+
+
+class Trial:
+    """One workdir, and the processes that are at work in it."""
+
+    def __init__(self, folder: str, arguments: list[str], devices: int):
+        os.mkdir(folder)
+        self.workdir, self.record, self.devices = os.path.join(folder, "run"), os.path.join(folder, "record"), devices
+        own = [f"--workdir={self.workdir}", f"--record={self.record}"]
+        self.command = [sys.executable, "-m", "pretrainax.verify_resume", *arguments, *own]
+        self.log = os.path.join(folder, "log")
+
+    def start(self, processes: int = 1) -> list[subprocess.Popen]:
+        """Starts the run, or resumes it, in so many processes, which share the devices."""
+        variables = [{}]
+        if processes > 1:
+            with socket.socket() as s:
+                s.bind(("127.0.0.1", 0))
+                address = f"127.0.0.1:{s.getsockname()[1]}"
+            many = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
+            variables = [many | {"JAX_PROCESS_ID": str(i)} for i in range(processes)]
+        count = f"--xla_force_host_platform_device_count={self.devices // processes}"
+        xla = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()}
+        with open(self.log, "a", encoding="utf-8") as log:
+            return [
+                subprocess.Popen(
+                    self.command, env=os.environ | xla | own, stdout=log, stderr=log, start_new_session=True
+                )
+                for own in variables
+            ]
+
+    def finish(self, processes: int = 1) -> float:
+        """Runs to the end; returns the seconds it took. RunFailed, with the last line, where it does not get there."""
+        before = time.perf_counter()
+        children = self.start(processes)
+        try:
+            codes = [child.wait() for child in children]
+        finally:
+            _kill(children)
+        if any(codes):
+            with open(self.log, encoding="utf-8", errors="replace") as log:
+                last = [line.strip() for line in log if line.strip()][-1:]
+            raise RunFailed(f"a run ended with exit code {max(codes, key=abs)}: {' '.join(last)}")
+        return time.perf_counter() - before
+
+    def kill_at(self, moments: list[int], seconds: float, resume: bool = True) -> None:
+        """Starts for each of `moments`, and kills up to `seconds` after that step was logged.
+
+        resume: then goes on to the end.
+        """
+        for moment in moments:
+            children = self.start()
+            try:
+                while children[0].poll() is None and len(self.losses("train")) < moment:
+                    time.sleep(0.01)
+                time.sleep(random.uniform(0.0, seconds))
+            finally:
+                _kill(children)
+        if resume:
+            self.finish()
+
+    def platform(self) -> JsonObject:
+        """Returns "name", "kind" and "devices" of the machine, after a run."""
+        with open(os.path.join(self.record, "platform.json"), encoding="utf-8") as f:
+            return json.load(f)
+
+    def losses(self, split: str) -> dict[int, Optional[float]]:
+        """Returns the loss of each step that was logged; None where it was not finite."""
+        path = os.path.join(self.workdir, "metrics.jsonl")
+        lines = read_metrics(path) if os.path.exists(path) else []
+        return {line["step"]: line["loss"] for line in lines if line["split"] == split}
+
+    def batches(self) -> dict[tuple[int, int], set[str]]:
+        """Returns the digests of what each (step, row) was made of; more than one where it changed."""
+        found: dict[tuple[int, int], set[str]] = {}
+        for name in os.listdir(self.record):
+            if name.endswith(".jsonl"):
+                with open(os.path.join(self.record, name), encoding="utf-8") as f:
+                    lines = [json.loads(line) for line in f if line.endswith("\n")]  # without one that a kill cut short
+                for line in lines:
+                    for row, digest in enumerate(line["rows"], line["first_row"]):
+                        found.setdefault((line["step"], row), set()).add(digest)
+        return found
+
+    def parameters(self) -> Iterator[tuple[str, int, np.ndarray]]:
+        """Yields the last parameters, as `read_params` does, and their moving average where there is one."""
+        from pretrainax.checkpoints.params import EMA, read_params  # here: it imports JAX
+        from pretrainax.checkpoints.steps import find_checkpoint
+
+        checkpoint = find_checkpoint(self.workdir)
+        yield from read_params(checkpoint)
+        yield from read_params(checkpoint, folder=EMA)
+
+
+def _kill(children: list[subprocess.Popen]) -> None:
+    for child in children:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+# --- what a trial records --------------------------------------------------------------------------------------------
+
+
+def record(experiment: Experiment, workdir: str, folder: str) -> int:
+    """Trains as `pretrainax.main` does, and writes a line into `folder` for each batch that is made."""
+    import jax  # here: the process that compares the runs leaves the devices to them
+
+    from pretrainax.planning.here import SettledHere
+    from pretrainax.runs.row_recorder import RowRecorder
+    from pretrainax.runs.train import train
+    from pretrainax.runtime import host
+
+    host.tune_malloc()
+    host.start_jax(experiment)
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, f"{time.time_ns()}-{os.getpid()}.jsonl"), "w", encoding="utf-8") as f:
+        code = train(experiment, workdir, callbacks=[SettledHere(), RowRecorder(experiment, f)])
+    if jax.process_index() == 0:
+        platform = {"name": jax.default_backend(), "kind": jax.devices()[0].device_kind, "devices": jax.device_count()}
+        with open(os.path.join(folder, "platform.json"), "w", encoding="utf-8") as f:
+            json.dump(platform, f)
+    return code
+
+
+# --- what must be equal ----------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A line of the result."""
+
+    run: str
+    what: str
+    found: str
+    good: bool
+
+
+def compare(run: str, whole: Trial, other: Trial, same: bool) -> Iterator[Row]:
+    """Yields how the batches, losses and parameters of two trials differ.
+
+    Args:
+      run: what the first of the rows is called.
+      same: they must be equal bit for bit; else the batches must be, and losses within LOSSES_AGREE.
+    """
+    expected, got = whole.batches(), other.batches()
+    wrong = {step for (step, row), found in expected.items() if not got.get((step, row), set()) <= found}
+    wrong |= {step for step, row in expected.keys() ^ got.keys()}
+    steps = {step for step, _ in expected}
+    yield Row(run, "batches", _equal(len(steps), len(wrong), "steps"), not wrong)
+
+    pairs = [(whole.losses(split), other.losses(split)) for split in ("train", "valid")]
+    missing = any(a.keys() != b.keys() for a, b in pairs)
+    values = [(a[step], b[step]) for a, b in pairs for step in a.keys() & b.keys()]
+    yield compare_losses("", "losses", values, missing, 0.0 if same else LOSSES_AGREE)
+
+    blocks = zip(whole.parameters(), other.parameters(), strict=True)
+    largest, different, count = 0.0, 0, 0
+    for (_, _, a), (_, _, b) in blocks:
+        count, different = count + a.size, different + int(np.count_nonzero(a != b))
+        largest = max(largest, float(np.max(np.abs(a - b), initial=0.0)))
+    text = (
+        f"{count:,} bit-identical" if not different else f"{different:,} of {count:,} differ, by {largest:.2g} at most"
+    )
+    yield Row("", "parameters", text, not (same and different))
+
+
+def compare_losses(
+    run: str, what: str, pairs: list[tuple[Optional[float], Optional[float]]], missing: bool, tolerance: float
+) -> Row:
+    """Judges pairs of numbers, which are None where they were not finite; missing: a step that only one of them has."""
+    different = [(a, b) for a, b in pairs if a != b]
+    if missing:
+        return Row(run, what, "not of the same steps", False)
+    if not different:
+        return Row(run, what, f"{len(pairs)} bit-identical", True)
+    finite = [(a, b) for a, b in different if a is not None and b is not None]
+    if len(finite) < len(different):
+        return Row(run, what, "not finite in one of the two", False)
+    largest = max(abs(a - b) / max(abs(a), abs(b)) for a, b in finite)
+    text = f"{len(different)} of {len(pairs)} differ, by {largest:.2g} of their value at most; allowed: {tolerance:g}"
+    return Row(run, what, text, largest <= tolerance)
+
+
+def _equal(count: int, wrong: int, unit: str) -> str:
+    return f"{wrong} of {count} {unit} differ" if wrong else f"{count} {unit} bit-identical"

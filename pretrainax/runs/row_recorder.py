@@ -1,0 +1,39 @@
+"""Records which rows the steps of a run are made of, by their digests."""
+
+import functools
+import hashlib
+import json
+from typing import TextIO
+
+import jax
+
+from pretrainax.config import Experiment
+from pretrainax.data.batch import HostBatch
+from pretrainax.sharding.mesh import Share, make_mesh, share_of
+from pretrainax.training.callbacks import Callback
+
+
+class RowRecorder(Callback):
+    """Writes a line for each batch that is made: {"step": 7, "first_row": 0, "rows": [digest, …]}."""
+
+    def __init__(self, experiment: Experiment, file: TextIO):
+        self._experiment, self._file = experiment, file
+
+    def on_batch(self, step: int, batch: HostBatch) -> None:
+        digests = row_digests(batch)
+        line = {"step": step, "first_row": self._share.index * len(digests), "rows": digests}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    @functools.cached_property
+    def _share(self) -> Share:
+        return share_of(make_mesh(self._experiment.mesh), jax.process_index())
+
+
+def row_digests(batch: HostBatch) -> list[str]:
+    """Returns a digest of each row, over all its arrays."""
+    digests = [hashlib.blake2b(digest_size=8) for _ in next(iter(batch.values()))]
+    for name in sorted(batch):
+        for digest, row in zip(digests, batch[name], strict=True):
+            digest.update(f"{name} {row.dtype} {row.shape}".encode() + row.tobytes())
+    return [digest.hexdigest() for digest in digests]

@@ -1,0 +1,61 @@
+"""Training with all that a trained model is used for: starts, answers, samples, exports. What the commands call."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Optional
+
+import jax
+
+from pretrainax.config import Experiment
+from pretrainax.data.preparation.prepare import Prepared, prepare
+from pretrainax.interop.run_start import TrainedStart
+from pretrainax.runs import header
+from pretrainax.runs.answer_writer import AnswerWriter, check_answers
+from pretrainax.runs.export_check import ExportCheck
+from pretrainax.runs.final_report import FinalReport
+from pretrainax.runs.samples import Samples
+from pretrainax.runtime.watchdog import Watchdog
+from pretrainax.training import run
+from pretrainax.training import train as training
+from pretrainax.training.callbacks import Callback
+from pretrainax.training.run import Run
+from pretrainax.training.start import Start
+
+
+def train(
+    experiment: Experiment,
+    workdir: str,
+    process_age: float = 0.0,
+    paper: header.Paper = header.UNKNOWN,
+    extend: bool = False,
+    callbacks: Sequence[Callback] = (),
+    start: Optional[Start] = None,
+) -> int:
+    """Trains a run to its end, or until a signal; arguments as of `training.train.train`. Returns the exit code.
+
+    start: None: as the config says.
+    """
+    write = AnswerWriter()
+    called = [header.Header(paper), write, ExportCheck(), *callbacks, FinalReport(), Samples()]
+    return training.train(experiment, workdir, process_age, extend, called, start or TrainedStart(), write)
+
+
+@contextlib.contextmanager
+def open_run(
+    experiment: Experiment,
+    prepare_data: Callable[[Experiment], Prepared] = prepare,
+    start: Optional[Start] = None,
+) -> Iterator[Run]:
+    """Opens a run to look at its data, its model or its validation; arguments as of `training.run.open_run`."""
+    check_answers(experiment)
+    with run.open_run(experiment, prepare_data, start=start or TrainedStart(), write=AnswerWriter()) as opened:
+        yield opened
+
+
+def build_run(
+    experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mesh, peers: Optional[Watchdog] = None
+) -> Run:
+    """Builds a run on data that is prepared; arguments as of `training.run.build_run`."""
+    check_answers(experiment)
+    peers = peers or Watchdog(experiment.train.stuck_after)
+    return run.build_run(experiment, prepared, mesh, peers, TrainedStart(), AnswerWriter())

@@ -1,0 +1,338 @@
+"""A run, put together from its config: what training, evaluation, the planner and the benchmarks share.
+
+`open_run` is the whole way from a config to a `Run`. `build_run` is its last part, for data that is prepared and a mesh
+that is set, and `build_steps` that of it which needs no data. `work.py` has the cost of a step, `validation.py` the
+measurement of the model.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Optional
+
+import jax
+import optax
+
+from pretrainax import models
+from pretrainax.config import Experiment, RunPhase, TrainConfig, UserError, naming, phase_at, phases_of
+from pretrainax.data.collate import collate
+from pretrainax.data.objectives import Objective
+from pretrainax.data.pipeline import Batches, PhaseBatches, batches_of, phase_batches
+from pretrainax.data.preparation.prepare import Prepared, prepare
+from pretrainax.data.sources.base import Note
+from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
+from pretrainax.layers.compute import for_this_machine
+from pretrainax.optim.layers import by_layer
+from pretrainax.runtime import determinism, host
+from pretrainax.runtime.agreement import check_same
+from pretrainax.runtime.signals import PreemptionHandler
+from pretrainax.runtime.watchdog import Watchdog
+from pretrainax.sharding.arrays import check_mesh
+from pretrainax.sharding.mesh import make_mesh, share_of
+from pretrainax.training import train_step
+from pretrainax.training.start import FRESH, Start
+from pretrainax.training.train_step import Frozen, Params
+from pretrainax.training.validation import Validation
+from pretrainax.training.work import Work
+from pretrainax.training.wrapped import Wrapped, plain, trained_model
+
+# Writes the answers of a validation: (run, params, task) -> (what a task's `metrics` takes, the notes of the records).
+Write = Callable[["Run", Params, Objective], tuple[Sequence, list[Note]]]
+
+
+def no_writer(run: "Run", params: Params, task: Objective) -> tuple[Sequence, list[Note]]:
+    """Refuses to write answers: training alone cannot."""
+    raise UserError(
+        f"{type(task).__name__} has answers written, which pretrainax.training alone cannot: train by "
+        "pretrainax.runs.train, or set config.objective.answers to 0"
+    )
+
+
+@dataclasses.dataclass
+class Run:
+    """The data, the model and the jitted steps of a config. Nothing is allocated on a device yet.
+
+    A run in phases is one of these a phase, each with its own model, batches and steps; `at` gives that of a step. What
+    is validated is the same for all: `experiment`, `prepared` and the rows of `validation` are of the config without
+    its phases.
+    """
+
+    experiment: Experiment
+    prepared: Prepared
+    peers: Watchdog  # the processes of the run
+    mesh: jax.sharding.Mesh
+    model: models.AnyModel
+    optimizer: optax.GradientTransformationExtraArgs
+    batch_shapes: dict[str, jax.ShapeDtypeStruct]  # of the global batch
+    train_batches: Batches
+    step: train_step.Update
+    abstract_state: train_step.TrainState  # shapes, dtypes and shardings
+    abstract_frozen: Frozen  # likewise
+    work: Work  # of a step
+    validation: Validation
+    start: Start
+    write: Write
+    phase: Optional[RunPhase] = None  # which of the run this is; None: it has no phases
+    phases: tuple["Run", ...] = dataclasses.field(default=(), repr=False)  # all of them, this one too
+
+    @property
+    def trained(self) -> Experiment:
+        """Returns the config as this phase trains it."""
+        return self.phase.experiment if self.phase else self.experiment
+
+    @property
+    def parts(self) -> tuple["Run", ...]:
+        """Returns the phases of the run; without any, the run itself."""
+        return self.phases or (self,)
+
+    @property
+    def stop(self) -> int:
+        """Returns the updates at the end of the phase."""
+        return self.phase.stop if self.phase else self.experiment.train.steps
+
+    @property
+    def steps(self) -> int:
+        """Returns how many updates the phase has."""
+        return self.phase.steps if self.phase else self.experiment.train.steps
+
+    def at(self, step: int) -> "Run":
+        """Returns the phase of the update after `step` updates."""
+        return phase_at(self.parts, step)
+
+    def steps_left(self, step: int) -> float:
+        """Counts the updates after `step`, one of another phase as so many of this one's as its FLOPs are worth."""
+        left = [(part.work.flops_per_step, part.stop - max(step, part.stop - part.steps)) for part in self.parts]
+        return sum(flops * steps for flops, steps in left if steps > 0) / self.work.flops_per_step
+
+    @property
+    def batches(self) -> PhaseBatches:
+        """Returns the batches of all phases."""
+        return PhaseBatches([part.train_batches for part in self.parts])
+
+    @property
+    def is_primary(self) -> bool:
+        """Tells whether this is the process that writes and prints for all."""
+        return jax.process_index() == 0
+
+    @property
+    def frozen(self) -> Frozen:
+        """Returns the parameters that the model reads and does not train; None: there are none, or not yet."""
+        return self.validation.frozen
+
+    def freeze(self, frozen: Frozen) -> None:
+        """Gives all phases the parameters that they read and do not train."""
+        for part in self.parts:
+            part.validation.frozen = frozen
+
+    def fresh_state(self) -> train_step.TrainState:
+        """Returns parameters drawn from `train.init_seed` and moments of zero, born in their shards."""
+        train = self.experiment.train
+        seed, has_ema = train.seed_of("init"), train.ema_decay is not None
+        return train_step.init_state(self.model, self.optimizer, self.batch_shapes, self.mesh, seed, has_ema)
+
+    def fresh_params(self, paths: list[str]) -> dict[str, jax.Array]:
+        """Returns the parameters of these paths as `fresh_state` has them."""
+        seed = self.experiment.train.seed_of("init")
+        return train_step.fresh_params(plain(self.model), self.batch_shapes, self.mesh, seed, paths)
+
+    def state_of(self, params: Params) -> train_step.TrainState:
+        """Returns the state of a new run with these parameters, which are donated to it."""
+        has_ema = self.abstract_state.ema is not None
+        return train_step.state_from(params, self.optimizer, self.mesh, has_ema)
+
+    def validated(self, state: train_step.TrainState) -> Params:
+        """Returns the parameters that `evaluate.parameters` names."""
+        if self.experiment.evaluate.parameters == "trained":
+            return state.params
+        assert state.ema is not None  # config/validation.py
+        return state.ema
+
+    def validate(self, params: Params) -> dict[str, float]:
+        """Returns the metrics of the validation split, as the objective of the validation measures them."""
+        return self.experiment.validation_objective.validate(self, params)
+
+    def plain(self, params: Params) -> tuple[models.AnyModel, Params]:
+        """Returns the model and the parameters that are used after training: a tuning is merged into them, a student
+        is without its teacher."""
+        return self.model.merged(params, self.frozen) if isinstance(self.model, Wrapped) else (self.model, params)
+
+    @functools.cached_property
+    def parameters(self) -> int:
+        """Counts the numbers of the model, trained or not; not those of a teacher, nor of the maps to its states."""
+        trained, frozen, model = self.abstract_state.params, self.abstract_frozen, self.model
+        counted = model.counted(trained, frozen) if isinstance(model, Wrapped) else trained
+        return sum(p.size for p in jax.tree.leaves(counted))
+
+    @functools.cached_property
+    def trained_parameters(self) -> int:
+        """Counts those that an update changes."""
+        return sum(p.size for p in jax.tree.leaves(self.abstract_state.params))
+
+
+class Steps(NamedTuple):
+    """The part of a run that needs no data: model, optimizer and the jitted steps."""
+
+    model: models.AnyModel
+    optimizer: optax.GradientTransformationExtraArgs
+    step: train_step.Update
+    eval_step: jax.stages.Wrapped
+    answer_step: jax.stages.Wrapped
+    abstract_state: train_step.TrainState
+    abstract_frozen: Frozen
+    attention_specs: list[AttentionSpec]
+
+
+def build_steps(
+    experiment: Experiment,
+    batch_shapes: dict[str, jax.ShapeDtypeStruct],
+    mesh: jax.sharding.Mesh,
+    validated: Optional[Experiment] = None,
+    make_model: Callable[[Experiment, TrainConfig], models.AnyModel] = trained_model,
+) -> Steps:
+    """Builds the model, its optimizer and the steps, inside `jax.set_mesh(mesh)`, whose devices may be absent.
+
+    Args:
+      experiment: without phases.
+      validated: the config whose rows the evaluation is of; None: the same.
+      make_model: returns the model in training, as `Start.model`.
+
+    Raises:
+      UserError: a mesh that does not divide the batch or the model, or that its attention cannot run on.
+    """
+    check_mesh(experiment, mesh)
+    train = for_this_machine(experiment.train)
+    model = make_model(experiment, train)
+    with collect_attention_specs() as attention_specs:
+        variables = train_step.abstract_variables(model, batch_shapes)
+    params = variables["params"]
+    schedule = experiment.schedule.build(experiment.optimizer.learning_rate, experiment.train.steps)
+    chosen, layers = experiment.optimizer, experiment.layers
+    optimizer = by_layer(layers, chosen, chosen.build(schedule, params), params)
+    return Steps(
+        model=model,
+        optimizer=optimizer,
+        step=train_step.make_train_step(model, optimizer, schedule, train, mesh, chosen, layers),
+        eval_step=train_step.make_eval_step(model, train, mesh, _has_answers(validated or experiment)),
+        answer_step=train_step.make_answer_step(model, train, mesh),
+        abstract_state=train_step.abstract_state(params, optimizer, mesh, train.ema_decay is not None),
+        abstract_frozen=train_step.abstract_frozen(variables, mesh),
+        attention_specs=attention_specs,
+    )
+
+
+def _has_answers(experiment: Experiment) -> bool:
+    """Returns whether all targets are answers, of which people ask how many are right as a whole."""
+    is_encoder = experiment.model.family == "encoder"
+    return not is_encoder and all(source.pairs for source in experiment.data.source.components())
+
+
+def build_run(
+    experiment: Experiment,
+    prepared: Prepared,
+    mesh: jax.sharding.Mesh,
+    peers: Watchdog,
+    start: Start = FRESH,
+    write: Write = no_writer,
+) -> Run:
+    """Builds a run on data that is prepared, inside `jax.set_mesh(mesh)`; raises as `build_steps`.
+
+    Of one in phases it returns the first. Phases that differ in their text alone share their steps.
+
+    Args:
+      start: gives parameters that others have trained.
+      write: writes the answers that a validation may ask for.
+    """
+    share = share_of(mesh, jax.process_index())
+    processes = share.index, share.count
+    valid_batches = batches_of(experiment, prepared, "valid", *processes)
+    made: list[tuple[tuple, Steps]] = []
+    runs = []
+    batches_of_phases = phase_batches(experiment, prepared, *processes).phases
+    for phase, train_batches in zip(phases_of(experiment), batches_of_phases, strict=True):
+        e, rows = phase.experiment, phase.experiment.train.global_batch_size
+        # The first batch may be of a short bucket. What needs a trace, and what is said of it, is of the longest rows.
+        longest = collate([[train_batches.template]], train_batches.lengths, pad=0)
+        first_shapes, longest_shapes = (
+            train_step.global_shapes(batch, rows) for batch in (train_batches[phase.start], longest)
+        )
+        key = (e.model, e.train, e.optimizer, e.schedule, longest_shapes)
+        if (steps := next((steps for known, steps in made if known == key), None)) is None:
+            with naming(phase):
+                steps = build_steps(e, longest_shapes, mesh, experiment, start.model)
+            made.append((key, steps))
+        run = Run(
+            experiment=experiment,
+            prepared=prepared,
+            peers=peers,
+            mesh=mesh,
+            model=steps.model,
+            optimizer=steps.optimizer,
+            batch_shapes=first_shapes,
+            train_batches=train_batches,
+            step=steps.step,
+            abstract_state=steps.abstract_state,
+            abstract_frozen=steps.abstract_frozen,
+            work=_work(phase, steps, train_batches, first_shapes, mesh),
+            validation=Validation(experiment, valid_batches, steps.eval_step, steps.answer_step, mesh, peers),
+            start=start,
+            write=write,
+            phase=phase if experiment.phases else None,
+        )
+        runs.append(run)
+    for run in runs:
+        run.phases = tuple(runs) if experiment.phases else ()
+    return runs[0]
+
+
+def _work(
+    phase: RunPhase,
+    steps: Steps,
+    batches: Batches,
+    shapes: dict[str, jax.ShapeDtypeStruct],
+    mesh: jax.sharding.Mesh,
+) -> Work:
+    """Returns the work of a phase's step."""
+    return Work(phase.experiment, steps.model, steps.attention_specs, batches.lengths, shapes, batches, mesh.size)
+
+
+@contextlib.contextmanager
+def open_run(
+    experiment: Experiment,
+    prepare_data: Callable[[Experiment], Prepared] = prepare,
+    preemption: Optional[PreemptionHandler] = None,
+    workdir: Optional[str] = None,
+    start: Start = FRESH,
+    write: Write = no_writer,
+) -> Iterator[Run]:
+    """Joins the processes, prepares the data, sets the mesh and builds the run, right after `host.start_jax`.
+
+    Left by an exception, it ends the other processes of the run too (see `Watchdog`).
+
+    Args:
+      prepare_data: is called in process 0 first, and then in all others, which find done what it did.
+      preemption: is entered once the data is there; until then a signal ends the process.
+      workdir: where a deterministic run keeps what the compiler has chosen.
+      start, write: as of `build_run`.
+    """
+    with contextlib.ExitStack() as stack:
+        peers = stack.enter_context(Watchdog(experiment.train.stuck_after))
+        if experiment.train.deterministic:
+            determinism.ask_for_same_bits(workdir)
+        host.start_devices()  # in all processes together: within `zero_first` they would wait for each other
+        if experiment.train.deterministic and workdir is not None:
+            determinism.keep_programs(workdir)
+        with peers.zero_first():
+            prepared = prepare_data(experiment)
+            batches_of(experiment, prepared, "valid")  # which puts the plan of its rows beside the corpus
+            phase_batches(experiment, prepared)
+        mesh = make_mesh(experiment.mesh)
+        stack.enter_context(jax.set_mesh(mesh))
+        check_same(
+            "the text of config.data.source, or what config.tokenizer makes of it,",
+            f"{prepared.tokenizer.fingerprint[:12]} and {', '.join(c.fingerprint[:12] for c in prepared.corpora)}",
+            "give every host the same files, and models and data sets of the hub by their commits",
+        )
+        if preemption is not None:
+            stack.enter_context(preemption)
+        yield build_run(experiment, prepared, mesh, peers, start, write)

@@ -1,0 +1,108 @@
+"""Trains a run from its config to its exit code. It knows no objective, no architecture, and no use of a model."""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import cast
+
+import jax
+
+from pretrainax.checkpoints.hosts import open_checkpoints
+from pretrainax.checkpoints.paths import exact_path
+from pretrainax.config import Experiment
+from pretrainax.config.validation import complete
+from pretrainax.data.preparation.prepare import Prepared, prepare
+from pretrainax.runtime.goodput import Goodput
+from pretrainax.runtime.signals import PreemptionHandler
+from pretrainax.runtime.workdir_lock import WorkdirLock
+from pretrainax.storage import places
+from pretrainax.trackers import check_trackers
+from pretrainax.training.callbacks import Callback, Callbacks
+from pretrainax.training.corpora import checked_texts
+from pretrainax.training.expert_report import ExpertBalance
+from pretrainax.training.finish import finish
+from pretrainax.training.loader_size import size_loader
+from pretrainax.training.loop import Loop
+from pretrainax.training.metrics_writer import MetricsWriter
+from pretrainax.training.profiles import Profiles
+from pretrainax.training.restore import claim_workdir, restore_or_init
+from pretrainax.training.run import Write, no_writer, open_run
+from pretrainax.training.start import FRESH, Start
+from pretrainax.training.start_rows import rows_of_start
+from pretrainax.training.tracking import Tracking
+
+
+def train(
+    experiment: Experiment,
+    workdir: str,
+    process_age: float = 0.0,
+    extend: bool = False,
+    callbacks: Sequence[Callback] = (),
+    start: Start = FRESH,
+    write: Write = no_writer,
+) -> int:
+    """Trains until `train.steps`, or until a signal. Returns the exit code.
+
+    Args:
+      process_age: seconds since the process was started.
+      extend: the run may go on past its planned end, whatever else that changes (see `claim_workdir`).
+      callbacks: beside those of the config.
+      start, write: as of `build_run`.
+    """
+    _check(experiment, workdir, start)
+    extended, remat = "", experiment.train.remat
+    goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
+    called = Callbacks(all_callbacks(experiment, callbacks), goodput)
+
+    def prepare_data(experiment: Experiment) -> Prepared:
+        nonlocal extended
+        called.call("settle", experiment)
+        with goodput.on("preparing"):
+            if jax.process_index() == 0:
+                held.enter_context(WorkdirLock(workdir))
+            with places.shared(workdir):
+                prepared = prepare(experiment)
+                extended = claim_workdir(workdir, experiment, prepared, extend)
+        return prepared
+
+    held = contextlib.ExitStack()  # what outlasts everything else
+    opened = open_run(experiment, prepare_data, preemption, workdir, start, write)
+    with held, opened as run, contextlib.ExitStack() as stack:
+        goodput.primary = run.is_primary  # which JAX knows only now
+        saving = experiment.checkpoint.keep, experiment.select_by, experiment.checkpoint.keeps
+        checkpoints = open_checkpoints(os.path.join(workdir, "checkpoints"), *saving)
+        stack.enter_context(contextlib.closing(checkpoints))
+        with goodput.on("restoring"):
+            state, loop_state = restore_or_init(run, checkpoints)
+        writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary, experiment.select_by)
+        stack.callback(writer.close)
+        if goodput.damaged:
+            writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
+        stack.enter_context(called.closing())
+        with checked_texts(experiment.data, run.prepared.valid_first, writer.note) as check:
+            loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, check, called)
+            loop.first_rows = rows_of_start(run, workdir, loop_state, extended, remat, size_loader(run))
+            state, exit_code = loop.train(state)
+        if exit_code == 0:
+            with goodput.on("saving"):
+                checkpoints.share()  # whatever becomes of what follows, the run is whole
+            with goodput.on("finishing"):
+                finish(loop, state)
+            writer.note(goodput.table())
+        goodput.save(done=exit_code == 0)
+    return exit_code
+
+
+def all_callbacks(experiment: Experiment, given: Sequence[Callback]) -> list[Callback]:
+    """Returns the callbacks of a run in the order of their calls."""
+    profiles = [] if any(isinstance(each, Profiles) for each in given) else [Profiles()]
+    own = cast(tuple[Callback, ...], experiment.callbacks)
+    return [Tracking(experiment.trackers), *own, *given, ExpertBalance(), *profiles]
+
+
+def _check(experiment: Experiment, workdir: str, start: Start) -> None:
+    """Refuses mistakes before anything is prepared; sizes may still be auto."""
+    complete(experiment)
+    check_trackers(experiment.trackers)
+    exact_path(workdir)
+    start.describe(experiment, workdir)

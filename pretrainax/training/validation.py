@@ -1,0 +1,96 @@
+"""The validation of a run: which rows of the validation split, and the metrics of a model on them."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Optional
+
+import jax
+import numpy as np
+
+from pretrainax.config import Experiment
+from pretrainax.data.batch import HostBatch
+from pretrainax.data.parts import parts_of_streams
+from pretrainax.data.pipeline import Batches
+from pretrainax.data.sources.base import Note
+from pretrainax.runtime.watchdog import Watchdog
+from pretrainax.sharding.arrays import put_batch
+from pretrainax.sharding.param_paths import PyTree
+from pretrainax.training.metrics import add_up, summarize, summarize_parts
+from pretrainax.training.train_step import Frozen, Params
+
+
+@dataclasses.dataclass
+class Validation:
+    """Asks a model about the validation split: the same rows of a run each time, with the same masks."""
+
+    experiment: Experiment  # of the run, without phases
+    valid_batches: Batches
+    eval_step: jax.stages.Wrapped  # (params, batch, frozen) -> {name: (sum, count)}
+    answer_step: jax.stages.Wrapped  # (params, batch, frozen) -> ({name: (sum, count)}, answers [B, …])
+    mesh: jax.sharding.Mesh
+    peers: Watchdog
+    frozen: Frozen = dataclasses.field(default=None, repr=False)  # as of the run
+
+    def batches(self, batches: Optional[Batches] = None) -> Iterator[HostBatch]:
+        """Yields the batches of a validation: this process's rows, or those of `batches`."""
+        batches, size = batches or self.valid_batches, self.experiment.train.global_batch_size
+        for i in range(self.sizes[0]):
+            self.peers.progress()
+            if self.experiment.validation_objective.unit != "records":
+                yield batches[i]
+            else:  # each record once, and empty rows after the last
+                yield batches.of_stream(0, range(i * size, min((i + 1) * size, batches.rows_per_epoch)))
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Returns how many batches a validation takes, and how many the split has."""
+        rows, size = self.valid_batches.rows_per_epoch, self.experiment.train.global_batch_size
+        of_records = self.experiment.validation_objective.unit == "records"
+        whole = -(-rows // size) if of_records else max(rows // size, 1)
+        return min(self.experiment.evaluate.batches or whole, whole), whole
+
+    @functools.cached_property
+    def parts(self) -> list[tuple[str, ...]]:
+        """Names the parts that each stream of `valid_batches` is of, as `parts_of_streams` does."""
+        return parts_of_streams(self.experiment.data.source.components(), self.experiment.validation_objective)
+
+    @functools.cached_property
+    def rows(self) -> list[int]:
+        """Counts the rows that a validation takes of each stream."""
+        rows = self.sizes[0] * self.experiment.train.global_batch_size
+        return self.valid_batches.schedule.before(rows).tolist()
+
+    def by_part(self) -> Iterator[tuple[tuple[str, ...], HostBatch]]:
+        """Yields the rows of `batches`, those of each stream in batches of their own, with its parts."""
+        if not any(self.parts):
+            yield from (((), batch) for batch in self.batches())
+            return
+        for number, (parts, count) in enumerate(zip(self.parts, self.rows, strict=True)):
+            for first in range(0, count, self.experiment.train.global_batch_size):
+                yield parts, self.valid_batches.of_stream(number, range(first, count))
+
+    def metrics(self, params: Params) -> dict[str, float]:
+        """Returns the metrics of the heads: sums and counts added over all batches, then divided once.
+
+        Where there are several sources or objectives, those of each are beside them, {"loss/source=wiki": …}.
+        """
+        parts, sums = [], []
+        for of_batch, batch in self.by_part():
+            parts.append(of_batch)
+            sums.append(self.eval_step(params, put_batch(batch, self.mesh), self.frozen))
+        sums = jax.device_get(sums)
+        return summarize(add_up(sums)) | summarize_parts(parts, sums)
+
+    def answers(self, params: Params) -> tuple[dict[str, float], PyTree, list[Note]]:
+        """Returns the answers of the model's head to the records of the validation split, in their order.
+
+        Returns:
+          The metrics of the head; the answers, NumPy arrays [n, …]; the n notes.
+        """
+        found = [self.answer_step(params, put_batch(batch, self.mesh), self.frozen) for batch in self.batches()]
+        sums, answers = zip(*jax.device_get(found), strict=True)
+        (stream,) = self.valid_batches.streams
+        count = min(len(found) * self.experiment.train.global_batch_size, self.valid_batches.rows_per_epoch)
+        whole = jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *answers)
+        return summarize(add_up(sums)), whole, [stream.note(n) for n in range(count)]

@@ -1,0 +1,211 @@
+"""A grid goes on where it was ended, and hears signals and gives exit codes as a single run does."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pretrainax.config import RunFailed, UserError
+from pretrainax.config.grid import grid_of
+from pretrainax.runs import grid_runs
+from pretrainax.runtime.workdir_lock import WorkdirLock
+from tests.support import tiny
+from tests.support.runs import ENV, ROOT, command, last_line, lines, run, start
+
+# Stands in for pretrainax.main: writes down its words, and ends as the file `codes` beside its workdir says.
+PROGRAM = """
+import json, os, signal, sys, time
+from pretrainax.runtime.signals import end_with_parent
+end_with_parent()
+words = sys.argv[1:]
+folder, name = os.path.split(words[-1].removeprefix("--workdir="))
+os.makedirs(os.path.join(folder, name), exist_ok=True)
+open(os.path.join(folder, name, "config.json"), "w").close()
+code = json.load(open(os.path.join(folder, "codes"))).get(name, 0)
+if code == "wait":
+    asked = []
+    def hear(number, _):
+        asked.append(number)
+    signal.signal(signal.SIGTERM, hear)
+    open(os.path.join(folder, "waiting"), "w").write(str(os.getpid()))
+    while not asked:
+        time.sleep(0.01)
+    open(os.path.join(folder, "asked"), "w").close()
+    until = time.monotonic() + 1
+    while time.monotonic() < until and len(asked) < 2:
+        time.sleep(0.01)
+    os._exit(75 if len(asked) == 1 else 128 + asked[0])
+with open(os.path.join(folder, "made"), "a") as f:
+    print(json.dumps([name, *words]), file=f)
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+
+
+class Grid:
+    """Runs of `PROGRAM` below a folder."""
+
+    def __init__(self, folder, text):
+        self.folder, self.experiment = folder, tiny.get_config("bert")
+        self.experiment.data.source.path = str(text)
+        (folder / "program.py").write_text(PROGRAM)
+
+    def train(self, seeds, codes=None, words=(), extend=False):
+        """Returns the exit code, and the words of each run that was made."""
+        (self.folder / "codes").write_text(json.dumps(codes or {}))
+        (self.folder / "made").write_text("")
+        runs = grid_of(self.experiment, seeds, [])
+        code = grid_runs.train_grid(runs, str(self.folder), list(words), extend)
+        return code, [json.loads(line) for line in (self.folder / "made").read_text().splitlines()]
+
+    def names(self, *args, **kwargs):
+        code, made = self.train(*args, **kwargs)
+        return code, [name for name, *_ in made]
+
+
+@pytest.fixture
+def grid(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(grid_runs, "PROGRAM", (sys.executable, str(tmp_path / "program.py")))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return Grid(tmp_path, text)
+
+
+def test_what_is_done_is_not_made_again_unless_it_is_asked_for_otherwise(grid, capfd):
+    assert grid.names(2) == (0, ["seed-0", "seed-1"])
+    assert grid.names(3) == (0, ["seed-2"])
+    assert "run 1 of 3, seed-0: done" in capfd.readouterr().err
+    grid.experiment.train.steps = 50
+    assert grid.names(1) == (0, ["seed-0"])
+    grid.experiment.train.steps = 40
+    (grid.folder / "seed-2" / "config.json").unlink()
+    (grid.folder / "seed-2").rmdir()
+    assert grid.names(3) == (0, ["seed-0", "seed-2"])
+    (grid.folder / "runs.json").write_text("{")
+    assert grid.names(2) == (0, ["seed-0", "seed-1"])
+    assert "each run that is done is looked at once more" in capfd.readouterr().err
+
+
+def test_a_run_that_fails_is_tried_again_and_the_others_are_made(grid, capfd):
+    assert grid.names(3, {"seed-0": 1, "seed-1": -signal.SIGKILL}) == (1, ["seed-0", "seed-1", "seed-2"])
+    told = capfd.readouterr().err
+    assert "killed by SIGKILL" in told and "worse than any: seed-0 (exit code 1), seed-1 (exit code 1)" in told
+    content = json.loads((grid.folder / "runs.json").read_text())
+    assert [row["exit_code"] for row in content["runs"]] == [1, 1, 0]
+    assert grid.names(3) == (0, ["seed-0", "seed-1"])
+
+
+@pytest.mark.parametrize("code", [2, 75, 143])
+def test_a_mistake_and_a_preemption_end_the_grid_with_their_code(grid, code):
+    assert grid.names(3, {"seed-1": code}) == (code, ["seed-0", "seed-1"])
+    assert grid.names(3) == (0, ["seed-1", "seed-2"])
+
+
+def test_each_run_is_given_the_flags_of_the_command_and_its_own(grid):
+    _, made = grid.train(2, words=["--config=x.py", "--config.train.steps=5"])
+    flags = ["--config=x.py", "--config.train.steps=5"]
+    assert made == [
+        [f"seed-{i}", *flags, f"--config.train.seed={i}", f"--workdir={grid.folder}/seed-{i}"] for i in (0, 1)
+    ]
+    grid.experiment.train.steps = 80
+    _, made = grid.train(3, extend=True)
+    assert ["--extend" in words for words in made] == [True, True, False]  # the last has nothing to extend
+
+
+def test_a_folder_that_is_a_run_or_is_in_use_is_refused(grid):
+    with WorkdirLock(str(grid.folder)), pytest.raises(RunFailed, match="is in use by process"):
+        grid.train(1)
+    (grid.folder / "config.json").touch()
+    with pytest.raises(UserError, match="holds a run, and those of --seeds and --sweep are in folders below one"):
+        grid.train(1)
+
+
+def start_waiting(grid):
+    """Starts a grid in a process of its own, whose second run waits for a signal."""
+    (grid.folder / "codes").write_text('{"seed-1": "wait"}')
+    code = f"""
+import sys
+from pretrainax.config.grid import grid_of
+from pretrainax.runs import grid_runs
+from tests.support import tiny
+experiment = tiny.get_config("bert")
+experiment.data.source.path = {str(grid.experiment.data.source.path)!r}
+grid_runs.PROGRAM = {grid_runs.PROGRAM!r}
+sys.exit(grid_runs.train_grid(grid_of(experiment, 3, []), {str(grid.folder)!r}, [], False))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=ENV | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL
+    )
+    return process, int(wait_for(grid.folder / "waiting", process))
+
+
+def wait_for(file, process):
+    while not (file.exists() and (file.name == "asked" or file.read_text())):
+        assert process.poll() is None
+        time.sleep(0.01)
+    return file.read_text()
+
+
+def test_a_signal_is_passed_on_and_a_second_one_too(grid):
+    process, _ = start_waiting(grid)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 75
+    for name in ("waiting", "asked"):
+        (grid.folder / name).unlink()
+    process, _ = start_waiting(grid)
+    process.send_signal(signal.SIGTERM)
+    wait_for(grid.folder / "asked", process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert [json.loads(line)[0] for line in (grid.folder / "made").read_text().splitlines()] == ["seed-0"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_grid_that_is_killed_takes_its_run_with_it(grid):
+    process, child = start_waiting(grid)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 30
+    while os.path.exists(f"/proc/{child}") and "Z" not in open(f"/proc/{child}/stat").read().split()[2]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not (grid.folder / "asked").exists()
+
+
+def test_a_grid_in_several_processes_is_refused(tmp_path, text, cache):
+    args = command("tests/support/tiny.py:gpt", tmp_path / "runs", text, cache, "--seeds=2")
+    done = run(args, ENV | {"JAX_NUM_PROCESSES": "2"})
+    assert done.returncode == 2 and "--seeds and --sweep are for one process" in last_line(done)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_seeds_of_the_real_command_killed_and_started_again(tmp_path, text, cache):
+    flags = ["--seeds=2", "--config.evaluate.every=20", "--config.evaluate.batches=1"]
+    args = command("tests/support/tiny.py:gpt", tmp_path, text, cache, *flags)
+    process = start(args)
+    while not (tmp_path / "seed-1" / "checkpoints" / "5").exists():
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    first = (tmp_path / "seed-0" / "goodput.json").read_text()
+    done = run(args)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "seed-0" / "goodput.json").read_text() == first
+    assert "run 1 of 2, seed-0: done" in done.stderr and "resumed at step" in done.stderr
+    assert "tokenizing" not in done.stderr
+    content, seeds = json.loads((tmp_path / "runs.json").read_text()), []
+    for i, row in enumerate(content["runs"]):
+        workdir = tmp_path / f"seed-{i}"
+        assert [line["step"] for line in lines(workdir, "train")] == list(range(1, 41))
+        best = min(lines(workdir, "valid"), key=lambda line: line["loss"])
+        assert (row["step"], row["value"]) == (best["step"], best["loss"])
+        seeds.append(json.loads((workdir / "config.json").read_text())["train"]["seed"])
+    assert seeds == [0, 1] and content["runs"][0]["value"] != content["runs"][1]["value"]
+    assert "2 runs by validation loss, less is better" in done.stderr
+    assert last_line(done) == f"written to {tmp_path}/runs.json"

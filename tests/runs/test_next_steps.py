@@ -1,0 +1,132 @@
+"""What is printed after a run can be typed as it stands."""
+
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from pretrainax.config import Phase
+from pretrainax.config.serialization import dump
+from pretrainax.interop.adaptations import Layers
+from pretrainax.runs import next_steps
+from tests.support import tiny
+from tests.support.runs import ENV, ROOT, command, last_line, run
+
+ODD = "it's a run; $HOME & co"
+
+
+def commands(text: str) -> dict[str, list[str]]:
+    """The words of each command, by the words before it."""
+    rows = [line.strip().split("  ", 1) for line in text.splitlines()[1:]]
+    return {name: shlex.split(line) for name, line in rows}
+
+
+@pytest.fixture
+def workdir(tmp_path, monkeypatch, text):
+    """Of a run, as far as the commands ask for it, below the folder where they are typed."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, variant: str, *phases: Phase) -> None:
+        experiment = tiny.get_config(variant)
+        experiment.phases = phases
+        experiment.tokenizer.build(file.read_text() for file in text.iterdir()).save(f"{name}/tokenizer")
+        pathlib.Path(name, "config.json").write_text(dump(experiment))
+
+    return write
+
+
+def test_each_command_names_the_run_however_its_path_is_spelled(workdir):
+    workdir(ODD, "gpt")
+    words = ["--config=configs/gpt2.py", "--workdir", ODD, "--config.train.steps=2"]
+    found = commands(next_steps.after_training(ODD, words))
+    assert found["evaluate"][-1] == f"--from={ODD}"
+    exported = ["export", f"--workdir={ODD}", f"--to={ODD}-huggingface", "--config=configs/gpt2.py"]
+    assert found["export to transformers"][-4:] == exported
+    assert found["train on from here"][3:] == [
+        "--config=configs/gpt2.py",
+        "--config.train.steps=2",
+        f"--config.checkpoint.init_from={ODD}",
+        f"--config.tokenizer.path={ODD}/tokenizer",
+        f"--workdir={ODD}-more",
+    ]
+    assert found["curves in TensorBoard"][-1] == f"--logdir={ODD}"
+
+
+def test_a_run_that_goes_on_from_one_whose_start_was_adapted_takes_it_as_it_is(workdir):
+    workdir("run", "gpt")
+    assert "config.checkpoint.adapt" not in next_steps.after_training("run", [])
+    experiment = tiny.get_config("gpt")
+    experiment.checkpoint.init_from, experiment.checkpoint.adapt = "runs/shallow", (Layers(),)
+    pathlib.Path("run", "config.json").write_text(dump(experiment))
+    words = ["--config.checkpoint.init_from=runs/shallow", "--config.checkpoint.adapt=Layers()"]
+    found = commands(next_steps.after_training("run", words))["train on from here"]
+    assert found.index("--config.checkpoint.adapt=()") > found.index("--config.checkpoint.adapt=Layers()")
+
+
+def test_a_longer_run_gives_its_last_phase_what_is_left(workdir):
+    for last, flags in (
+        (Phase(steps=30), ["--config.phases=(Phase(steps=10), Phase())"]),
+        (Phase(), []),
+    ):
+        workdir("run", "gpt", Phase(steps=10), last)
+        found = commands(next_steps.after_training("run", []))
+        assert found["train longer"][3:-1] == ["--config.train.steps=80", *flags, "--extend"]
+
+
+def test_a_model_that_cannot_be_exported_is_not_offered_to_be(workdir):
+    workdir("run", "t5")
+    text = next_steps.after_training("run", [])
+    assert "not possible: no architecture of transformers computes this config.model" in text
+    assert "huggingface export" not in text
+
+
+@pytest.mark.parametrize("given", [["--workdir=a b"], ["--workdir", "a b"], ["-workdir", "a b"], []])
+def test_the_command_that_resumes_has_the_workdir_that_was_used_once(given):
+    line = next_steps.to_resume("runs/x y", ["--config=c.py", *given, "--config.train.steps=2"])
+    assert shlex.split(line)[3:] == ["--config=c.py", "--config.train.steps=2", "--workdir=runs/x y"]
+
+
+def test_the_python_is_that_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert os.path.abspath(shlex.split(next_steps.to_resume("run", []))[0]) == sys.executable
+    (tmp_path / "python").symlink_to("/bin/true")
+    (tmp_path / "python").chmod(0o755)
+    assert os.path.abspath(shlex.split(next_steps.to_resume("run", []))[0]) == sys.executable
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
+    assert shlex.split(next_steps.to_resume("run", []))[0] == "python"
+
+
+def test_the_commands_of_a_run_do_what_they_say(tmp_path, text, cache):
+    workdir = tmp_path / ODD
+    flags = "--config.train.steps=2", "--config.evaluate.batches=1"
+    args = command("tests/support/tiny.py:gpt", workdir, text, cache, *flags)
+    done = run(args)
+    assert done.returncode == 0, done.stderr
+    printed = done.stderr[done.stderr.index("what next") :].splitlines()[1:]
+    lines = {line.strip().split("  ")[0]: line.strip().split("  ", 1)[1] for line in printed}
+    commands = ("evaluate", "export to transformers", "train longer", "train on from here")
+    assert list(lines) == [*commands, "curves in TensorBoard"]
+    outputs = {}
+    for name in commands:
+        outputs[name] = subprocess.run(lines[name], shell=True, cwd=ROOT, env=ENV, capture_output=True, text=True)
+        assert outputs[name].returncode == 0, outputs[name].stderr
+    assert "teacher-forced" in outputs["evaluate"].stdout
+    assert (pathlib.Path(f"{workdir}-huggingface") / "model.safetensors").exists()
+    assert (pathlib.Path(f"{workdir}-more") / "metrics.jsonl").exists()
+
+
+def test_a_run_that_a_signal_ends_prints_the_command_that_resumes_it(tmp_path, text, cache):
+    """Also where the command had no --workdir, and would start another run."""
+    code = (
+        "import sys\nfrom pretrainax import main, cli\nfrom pretrainax.runs import train\n"
+        "train.train = lambda *args, **kwargs: 75\ncli.run(main.main)"
+    )
+    args = command("tests/support/tiny.py:gpt", "unused", text, cache)
+    flags = [word for word in args[3:] if not word.startswith("--workdir")]
+    out = run([sys.executable, "-c", code, *flags])
+    assert out.returncode == 75
+    resume = shlex.split(last_line(out).removeprefix("to resume: "))
+    assert resume[3:-1] == flags and resume[-1].startswith("--workdir=runs/tiny-gpt-")

@@ -1,0 +1,141 @@
+"""docs/extending.md: code of another package in a loop of its own, and in the program, without a change to this one."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGE = """
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pretrainax
+from pretrainax.models import Outputs
+from pretrainax.models.heads.language_model import LanguageModelOutput
+from pretrainax.sharding.rules import add_partition_rules
+
+add_partition_rules(((r"mix/kernel", "features d_model"), (r"mix/bias", "d_model")))
+
+
+def entropy_loss(outputs, batch):
+    p = jax.nn.softmax(outputs.logits)
+    negative = jnp.sum(p * jnp.log(p + 1e-9), axis=-1)
+    return {"entropy_loss": (0.01 * jnp.sum(negative * batch["loss_weights"]), jnp.sum(batch["loss_weights"]))}
+
+
+class Bag(nn.Module):
+    config: object
+    compute: object
+
+    @nn.compact
+    def __call__(self, batch, *, deterministic):
+        table = nn.Embed(self.config.vocab_size, self.config.d_model, name="token_embedding")
+        x = jnp.cumsum(table(batch["tokens"]), axis=1) / (1 + batch["positions"][..., None])
+        x = x + nn.Dense(self.config.d_model, name="mix")(x)
+        return Outputs({"lm": LanguageModelOutput(x.astype(self.compute.dtype), table.embedding.T)})
+
+
+@dataclasses.dataclass
+class Histogram(pretrainax.Callback):
+    every: int = 100
+
+    def on_step(self, loop, state, metrics):
+        if loop.step % self.every == 0:
+            sizes = jax.tree.map(lambda x: float(jnp.std(x)), state.params)
+            loop.note(f"standard deviations after step {loop.step}: {len(jax.tree.leaves(sizes))}")
+
+    def evaluation(self, loop, state):
+        return {"largest": max(float(abs(x).max()) for x in jax.tree.leaves(state.params))}
+"""
+LOOP = """
+import sys, jax, pretrainax
+from mypackage.own import Bag, entropy_loss
+from tests.support import tiny
+
+def experiment():
+    found = tiny.get_config("gpt")
+    found.data.source.path, found.data.cache_dir = sys.argv[1:3]
+    found.train.steps, found.schedule.warmup_steps, found.evaluate.batches = 8, 1, 1
+    return found
+
+for model in (None, Bag):
+    run = pretrainax.open(experiment(), extra_loss=entropy_loss, model=model)
+    state, losses = run.init(), []
+    for step, batch in run.batches(start=0, steps=8):
+        state, metrics = run.step(state, batch)
+        losses.append(run.figures(metrics)["loss"])
+    assert int(state.step) == 8 and step == 7 and losses[-1] < losses[0], losses
+    figures = run.evaluate(state)
+    assert -0.01 * 7 < figures["entropy_loss"] < 0 and figures["loss"] < losses[0]
+    again, state = [], run.init()  # from the start: the same batches, and the same bits
+    for _, batch in run.batches(0, 3):
+        state, metrics = run.step(state, batch)
+        again.append(run.figures(metrics)["loss"])
+    assert again == losses[:3]
+    assert run.tokenizer.vocabulary.size <= run.model.config.vocab_size and run.mesh.size == jax.device_count()
+print("done")
+"""
+PROGRAM = """
+import sys, json, pretrainax
+from mypackage.own import Bag, entropy_loss
+from pretrainax.config import Choice
+from pretrainax.training.metrics import read_metrics
+from tests.support import tiny
+
+def experiment(steps):
+    found = tiny.get_config("gpt")
+    found.data.source.path, found.data.cache_dir = sys.argv[1:3]
+    found.train.steps, found.schedule.warmup_steps, found.evaluate.batches, found.train.log_every = steps, 1, 1, 1
+    found.train.accumulate, found.checkpoint.every = 2, 2
+    found.callbacks = (Choice.named("Histogram")(every=2),)
+    return found
+
+for name, model in (("ours", None), ("theirs", Bag)):
+    folder = f"{sys.argv[3]}/{name}"
+    for steps in (2, 4):  # the second goes on from the first
+        assert pretrainax.train(experiment(steps), folder, extra_loss=entropy_loss, model=model, extend=steps > 2) == 0
+    lines = read_metrics(f"{folder}/metrics.jsonl")
+    assert [line["step"] for line in lines if line["split"] == "train"] == [1, 2, 3, 4]
+    assert all(-0.07 < line["entropy_loss"] < 0 for line in lines)
+    assert all(line["largest"] > 0 for line in lines if line["split"] == "valid")
+    assert json.load(open(f"{folder}/config.json"))["callbacks"] == [{"type": "mypackage.own:Histogram", "every": 2}]
+print(pretrainax.load(f"{sys.argv[3]}/ours"))
+"""
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A package that is installed elsewhere."""
+    (tmp_path / "mypackage").mkdir()
+    (tmp_path / "mypackage" / "own.py").write_text(PACKAGE)
+    metadata = tmp_path / "mypackage-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[pretrainax.choices]\nHistogram = mypackage.own:Histogram\n")
+    return tmp_path
+
+
+def run(package, code, *arguments):
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{package}", "JAX_PLATFORMS": "cpu"}
+    env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+    words = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(words, env=env, cwd=package, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def test_a_loop_of_ones_own_with_a_loss_and_a_model(package, text, cache):
+    assert run(package, LOOP, text, cache).stdout.endswith("done\n")
+
+
+def test_the_program_with_a_loss_a_model_a_callback_and_an_evaluator(package, text, cache, tmp_path):
+    done = run(package, PROGRAM, text, cache, tmp_path / "runs")
+    assert done.stderr.count("standard deviations after step 2: ") == 2
+    assert "  extra loss  entropy_loss\n" in done.stderr
+    line = done.stdout.splitlines()[-1]  # of a model that is loaded
+    assert line.startswith("LanguageModel(") and "step 4" in line
