@@ -58,7 +58,9 @@ def test_the_readme_names_every_package(package):
     assert f"{package}/" in (ROOT / "README.md").read_text().split("## Layout")[1]
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("__main__", "api", "cli", "prepare_beam")])
+@pytest.mark.parametrize(
+    "command", [name for name in COMMANDS if name not in ("__main__", "api", "cli", "prepare_beam")]
+)
 def test_the_readme_shows_every_command(command):
     assert f"pretrainax.{command}" in (ROOT / "README.md").read_text()
 

@@ -66,7 +66,8 @@ def test_own_text_is_trained_on_evaluated_and_prepared(tmp_path, text, cache):
     assert "unigram baseline" in said and (tmp_path / "runs" / "mine" / "curves.png").exists()
     assert "perplexity" in run(evaluate, tmp_path)
     assert "tokens/s" in run(generate, tmp_path)
-    (python,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    python, loop = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert loop.startswith("run = pretrainax.open(experiment)")  # tests/test_extending.py runs one like it
     assert "(2, 128) " in run([sys.executable, "-c", python], tmp_path)
     assert "as T5ForConditionalGeneration" in run(give, tmp_path)
     assert "parameters imported" in run(take, tmp_path)

@@ -8,16 +8,8 @@ from typing import Optional
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import UserError
+from pretrainax.config.metric import larger_is_better
 from pretrainax.files.json_files import JsonObject
-
-# Ends of the names of figures of which more is better; of others, less.
-_LARGER = ("accuracy", "exact_match", "precision", "recall", "f1", "f1_micro", "matthews", "pearson", "spearman")
-_LARGER += ("rouge1", "rouge2", "rougeL", "bleu", "chrf", "recall@1", "recall@10", "recall@100", "mrr")
-
-
-def larger_is_better(figure: str) -> bool:
-    """Returns whether more is better, of a figure ("accuracy") or a part of one ("accuracy/source=wiki")."""
-    return figure.partition("/")[0].endswith(_LARGER)
 
 
 def best_step(values: Mapping[int, Optional[float]], figure: str) -> Optional[int]:

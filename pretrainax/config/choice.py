@@ -71,7 +71,7 @@ class Choice:
     @staticmethod
     def alternatives(kind: type["Choice"]) -> list[type["Choice"]]:
         """Returns the classes of this package that a field of a kind can hold."""
-        _import_built_in()
+        import_built_in()
         return [cls for cls in Choice.imported() if issubclass(cls, kind) and _is_built_in(cls) and _is_complete(cls)]
 
     @classmethod
@@ -89,7 +89,7 @@ class Choice:
         Raises:
           UserError: there is none, with the nearest names.
         """
-        _import_built_in()
+        import_built_in()
         if name not in _choices_by_name():
             _import_entry_points(name.rpartition(":")[2])
         choices = {n: choice for n, choice in _choices_by_name().items() if issubclass(choice, cls)}
@@ -176,7 +176,7 @@ class Choice:
     @classmethod
     def names(cls) -> list[str]:
         """Returns the names of what can be chosen of this kind, sorted."""
-        _import_built_in()
+        import_built_in()
         return sorted(name for name, choice in _choices_by_name().items() if issubclass(choice, cls))
 
     def __str__(self) -> str:
@@ -217,7 +217,8 @@ def _is_complete(cls: type[Choice]) -> bool:
     return "__dataclass_fields__" in vars(cls) and not left_open
 
 
-def _import_built_in() -> None:
+def import_built_in() -> None:
+    """Imports all modules of this package that define choices, and the parts that those need."""
     for module in BUILT_IN:
         importlib.import_module(module)  # which registers its choices
 

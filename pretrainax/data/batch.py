@@ -62,6 +62,14 @@ FIELDS = (
     Field("positions", "BT", _ALL, "place of a token in its text, from 0", below="position.max_length"),
     Field("loss_weights", "BN", _ALL, "how much a prediction counts; 0: it is not asked for", np.float32),
     Field("text_weights", "BN", _ALL, "the same, and 0 where the target is no text", np.float32, optional=True),
+    Field(
+        "denominator",
+        "B",
+        _ALL,
+        "what the loss of tokens is divided by, summed over the batch; absent: the sum of loss_weights",
+        np.float32,
+        optional=True,
+    ),
     Field("text_tokens", "B", _ALL, "tokens of text that a row is made of", optional=True),
     Field("text_bytes", "B", _ALL, "bytes of UTF-8 that these have", optional=True),
     Field(

@@ -24,7 +24,7 @@ def collate(
         if name in LENGTH_FIELDS:
             continue
         if array.ndim == 0:  # of a whole row: a label, where it is one example, or a count
-            batch[name] = np.array([sum(example[name] for example in row) for row in rows], array.dtype)
+            batch[name] = np.array([sum(_number(example, name) for example in row) for row in rows], array.dtype)
             continue
         padding, length = pad if name in TOKEN_FIELDS else 0, row_length(name, template, lengths)
         if all(len(row) == 1 and name in row[0] and len(row[0][name]) == length for row in rows):
@@ -36,6 +36,11 @@ def collate(
             end = _lay(out, name, row)
             out[end:] = padding
     return batch | {name: _lengths(batch[ids]) for name, ids in LENGTH_FIELDS.items() if name in template}
+
+
+def _number(example: Example, name: str) -> np.ndarray:
+    """Returns a number of an example; of one of another objective, which says no denominator, its loss weights."""
+    return example["loss_weights"].sum() if name == "denominator" and name not in example else example[name]
 
 
 def _lengths(segment_ids: np.ndarray) -> np.ndarray:

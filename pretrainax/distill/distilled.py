@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
+from pretrainax.config.metric import Metric, declare
 from pretrainax.data.batch import Batch
 from pretrainax.distill import distances
 from pretrainax.distill.soft_targets import SOFT_TARGETS
@@ -37,6 +38,20 @@ if TYPE_CHECKING:  # which makes these models
 
 TEACHER = "teacher"  # the collection of its parameters
 MAPS = "distillation"  # learned maps, among the parameters that are trained
+declare(
+    Metric(
+        "distillation_loss",
+        "how far the student is from its teacher: the parts below, by their weights in config.distill",
+    ),
+    Metric("soft_loss", "T² times the KL divergence from the teacher's answers, a target or a label"),
+    Metric("soft_pair_loss", "the same of pairs of segments"),
+    Metric("hidden_loss", "distance of hidden states from the teacher's, a token, summed over layers"),
+    Metric("embedding_loss", "the same of what the first layer reads"),
+    Metric(
+        "attention_loss", "mean square of the difference of attention's logits from the teacher's, summed over layers"
+    ),
+    Metric("relation_loss", "KL divergence of relations among queries, keys and values from the teacher's, a token"),
+)
 add_partition_rules(((rf"{MAPS}/(hidden|embedded)/kernel", "d_model features"),))
 
 

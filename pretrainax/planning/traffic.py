@@ -21,7 +21,16 @@ from pretrainax.data.batch import lengths_of
 from pretrainax.layers.feed_forward import feed_forwards_of, kinds_of_layers
 from pretrainax.planning.activations import abstract_frozen, abstract_state, micro_rows, shapes_of, width_on
 from pretrainax.planning.topologies import Topology
-from pretrainax.sharding.axes import AXES, DATA_AXIS, EXPERT_AXIS, FSDP_AXIS, LENGTH_AXIS, PIPELINE_AXIS, TENSOR_AXIS
+from pretrainax.sharding.axes import (
+    AXES,
+    DATA_AXIS,
+    EXPERT_AXIS,
+    FSDP_AXIS,
+    LENGTH_AXIS,
+    PIPELINE_AXIS,
+    TENSOR_AXIS,
+    TOKEN_AXES,
+)
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names, stack_of
 from pretrainax.sharding.stages import stages_of
 
@@ -90,16 +99,17 @@ def _passes(experiment: Experiment, sizes: dict[str, int]) -> int:
 def _parameters(experiment: Experiment, sizes: dict[str, int], params: PyTree, width: int) -> Iterator[Collective]:
     """Yields those of parameters and gradients, a stack of layers at a time."""
     accumulate, slices, fsdp = experiment.train.accumulate, experiment.mesh.slices, sizes[FSDP_AXIS]
-    stacks: dict[tuple[str, bool, bool], list[int]] = {}  # (stack, split by fsdp, expert?) -> [layers, numbers of one]
+    # (stack, split by fsdp, axes that split it too) -> [layers, numbers of one]
+    stacks: dict[tuple[str, bool, frozenset[str]], list[int]] = {}
     for name, x in zip(parameter_names(params), jax.tree.leaves(params), strict=True):
         stack = stack_of(name)
         split_by = jax.tree.leaves(tuple(x.sharding.spec))
         is_split = FSDP_AXIS in split_by or fsdp == 1
         part = x.sharding.shard_shape(x.shape)
         place, layers = (stack, part[0]) if stack else (name.split("/")[0], 1)
-        entry = stacks.setdefault((place, is_split, EXPERT_AXIS in split_by), [layers, 0])
+        entry = stacks.setdefault((place, is_split, frozenset(split_by) & {*TOKEN_AXES}), [layers, 0])
         entry[1] += math.prod(part) * (fsdp if is_split else 1) // layers
-    for (place, is_split, of_experts), (layers, numbers) in stacks.items():
+    for (place, is_split, split_by), (layers, numbers) in stacks.items():
         runs = layers * accumulate
         if is_split and fsdp > 1:
             passes, wide, beside = _passes(experiment, sizes) if is_stacked(place) else 2, width, None
@@ -108,10 +118,10 @@ def _parameters(experiment: Experiment, sizes: dict[str, int], params: PyTree, w
             yield Collective(FSDP_AXIS, "all-gather", _sent(numbers * wide, fsdp), runs * passes, place, beside)
             yield Collective(FSDP_AXIS, "reduce-scatter", _sent(numbers * 4, fsdp), runs, place, beside)
         part = 4 * numbers / (fsdp if is_split else 1)
-        axes = {DATA_AXIS: sizes[DATA_AXIS] // slices, LENGTH_AXIS: sizes[LENGTH_AXIS]}
-        axes |= {} if is_split else {FSDP_AXIS: fsdp}
-        axes |= {} if of_experts else {EXPERT_AXIS: sizes[EXPERT_AXIS]}
-        axes |= {} if is_stacked(place) else {PIPELINE_AXIS: sizes[PIPELINE_AXIS]}
+        # Each axis that splits the tokens, and not the parameter, has parts of its gradient to add.
+        axes = {
+            axis: sizes[axis] // (slices if axis == DATA_AXIS else 1) for axis in TOKEN_AXES if axis not in split_by
+        }
         group = math.prod(axes.values())
         named = "+".join(axis for axis in AXES if axes.get(axis, 1) > 1)
         yield Collective(named, "all-reduce", _sent(part, group, 2), runs, place)

@@ -12,6 +12,7 @@ import numpy as np
 
 from pretrainax.checkpoints.params import load_steps
 from pretrainax.checkpoints.steps import last_steps, list_steps
+from pretrainax.config.metric import METRICS
 from pretrainax.data.baseline import target_counts, unigram_baseline
 from pretrainax.data.pipeline import batches_of
 from pretrainax.reporting import curves
@@ -21,7 +22,7 @@ from pretrainax.training.callbacks import Callback
 from pretrainax.training.finish import or_without
 from pretrainax.training.loop import Loop
 from pretrainax.training.metric_labels import FORMS, form_among, form_of, shown_as, told
-from pretrainax.training.metrics import MEANINGS, meaning, of_loss, parts_among, read_metrics
+from pretrainax.training.metrics import meaning, of_loss, parts_among, read_metrics
 
 _BATCHES, _TARGETS = 50, 1_000_000  # at most, that the baseline takes the form of targets from; scored on as many
 _PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens", "labels")  # their labels say what they are
@@ -89,7 +90,7 @@ def final_table(
     notes = [
         f"{form_among(name, shown)[0]}: {meaning(name, shown)}"
         for name in shown
-        if name in MEANINGS and name not in _PLAIN
+        if name in METRICS and name not in _PLAIN
     ]
     if title == "unigram baseline" and baseline:
         notes.append(f"unigram baseline: {_BASELINE}")

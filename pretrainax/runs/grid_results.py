@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
-from pretrainax.checkpoints.best import best_checkpoint, larger_is_better
+from pretrainax.checkpoints.best import best_checkpoint
 from pretrainax.config.grid import GridRun
+from pretrainax.config.metric import larger_is_better
 from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.tables import text_table
 

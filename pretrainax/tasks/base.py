@@ -18,6 +18,7 @@ from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import text_of, value_of
 from pretrainax.files.json_files import JsonObject
+from pretrainax.tasks import metrics  # noqa: F401  declared
 from pretrainax.tasks.chunks import LOST, Chunks
 
 if TYPE_CHECKING:

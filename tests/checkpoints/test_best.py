@@ -2,8 +2,10 @@
 
 import pytest
 
-from pretrainax.checkpoints.best import best_step, larger_is_better
-from pretrainax.training.metrics import MEANINGS
+from pretrainax import distill, tasks, training  # noqa: F401  whose metrics are declared
+from pretrainax.checkpoints.best import best_step
+from pretrainax.config import UserError
+from pretrainax.config.metric import METRICS, larger_is_better
 
 LARGER = {
     "replaced_precision",
@@ -17,7 +19,9 @@ LARGER = {
 
 
 def test_of_all_figures_that_are_explained_shares_of_right_answers_are_the_better_the_larger():
-    assert {name for name in MEANINGS if larger_is_better(name)} == LARGER
+    assert {name for name in METRICS if larger_is_better(name)} == LARGER
+    with pytest.raises(UserError, match="the metric 'my_bleu' is declared nowhere"):
+        larger_is_better("my_bleu")
     assert larger_is_better("accuracy/source=loss") and not larger_is_better("loss/source=accuracy")
 
 

@@ -265,3 +265,10 @@ def test_an_encoder_may_be_asked_at_each_place():
     check_batch(batch, model("encoder"), MaskedLM().lengths(31), 4)
     with pytest.raises(UserError, match=r"batch\['targets'\] is int32 \[4, 5\], not int32 \[4, 31\]"):
         check_batch(batch | {"targets": batch["targets"][:, :5]}, model("encoder"), MaskedLM().lengths(31), 4)
+
+
+def test_a_denominator_is_summed_over_a_row_and_by_default_that_of_its_weights():
+    own = {"tokens": np.ones(2, np.int32), "loss_weights": np.float32([0.5, 2.0]), "denominator": np.float32(7.0)}
+    other = {"tokens": np.ones(3, np.int32), "loss_weights": np.float32([1.0, 1.0, 0.0])}  # of another objective
+    batch = collate([[own, other], [other]], Lengths(8, 8, 8), pad=0, template=own)
+    assert batch["denominator"].tolist() == [9.0, 2.0] and batch["denominator"].dtype == np.float32

@@ -3,8 +3,9 @@
 import pytest
 from matplotlib import figure
 
+from pretrainax.config.metric import METRICS
 from pretrainax.runs import final_report
-from pretrainax.training.metrics import MEANINGS, read_metrics
+from pretrainax.training.metrics import read_metrics
 from pretrainax.training.metrics_writer import MetricsWriter
 from tests.support.lines import example_metrics, log_steps
 
@@ -65,7 +66,7 @@ def test_of_text_there_are_figures_where_not_all_targets_are_text(tmp_path, caps
 
 def test_nothing_that_is_measured_is_missing_in_the_table(tmp_path, capsys):
     """Of the whole, of a source, and what only a head of another package calls so."""
-    figures = {name: 0.25 for name in (*MEANINGS, "my_loss", "my_accuracy")} | {"text_loss": 0.5}
+    figures = {name: 0.25 for name in (*METRICS, "my_loss", "my_accuracy")} | {"text_loss": 0.5}
     parts = {f"{name}/source={of}": 0.5 for name in ("loss", "accuracy", "pair_loss") for of in ("web", "books")}
     run = MetricsWriter(str(tmp_path), total_steps=4, select_by="pair_loss")
     run.log(3, "train", {"loss": 2.0, "pair_loss": 0.125})

@@ -37,6 +37,21 @@ def three_heads(rows=6, length=5):
     return outputs, batch
 
 
+def test_an_objective_may_say_what_its_loss_is_divided_by(variant):
+    outputs, batch = three_heads()
+    asked = {name: x for name, x in batch.items() if name != "pair_labels"}
+    lm = Outputs({"lm": outputs.heads["lm"]})
+    value, sums = variant(lambda outputs, batch: objective(outputs, batch, counts(batch)))(lm, asked)
+    own = asked | {"denominator": jnp.arange(1.0, 7.0)}
+    other, same = variant(lambda outputs, batch: objective(outputs, batch, counts(batch)))(lm, own)
+    np.testing.assert_allclose(other, value * asked["loss_weights"].sum() / 21, rtol=1e-6)  # float32, two divisions
+    chex.assert_trees_all_equal(sums, same)  # the metric is the mean by weights
+    parts = [{name: x[rows] for name, x in own.items()} for rows in (slice(0, 2), slice(2, 6))]
+    heads = [lm.heads["lm"].replace(features=lm.heads["lm"].features[rows]) for rows in (slice(0, 2), slice(2, 6))]
+    split = sum(objective(Outputs({"lm": head}), part, counts(own))[0] for head, part in zip(heads, parts, strict=True))
+    np.testing.assert_allclose(split, other, rtol=1e-6)  # float32, added in another order
+
+
 def test_each_head_adds_its_mean(variant):
     outputs, batch = three_heads()
     value, sums = variant(lambda outputs, batch: objective(outputs, batch, counts(batch)))(outputs, batch)

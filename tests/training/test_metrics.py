@@ -9,7 +9,9 @@ import sys
 import numpy as np
 import pytest
 
+import pretrainax.models.heads  # noqa: F401  whose metrics are declared
 from pretrainax.config import RunFailed
+from pretrainax.config.metric import METRICS, Metric
 from pretrainax.training import metrics_writer
 from pretrainax.training.metrics import (
     cut_after,
@@ -273,6 +275,13 @@ def test_heads_give_the_sum_that_is_trained_and_the_share_that_was_replaced():
     assert summarize(tokens | {"pair_loss": (1.0, 2.0), "pair_accuracy": (1.0, 2.0)})["total_loss"] == 2.5
     replaced = {"replaced_loss": (1.0, 8.0), "replaced_recall": (1.0, 2.0)}
     assert summarize(tokens | replaced)["replaced_fraction"] == 0.25
+
+
+def test_a_further_head_that_is_trained_is_in_the_total_loss(monkeypatch):
+    third = Metric("third_loss", "nats of a head of another package", in_total_loss=True)
+    monkeypatch.setitem(METRICS, third.name, third)
+    sums = {"loss": (4.0, 2.0), "pair_loss": (1.0, 2.0), "third_loss": (6.0, 2.0), "soft_loss": (1.0, 1.0)}
+    assert summarize(sums)["total_loss"] == 2.0 + 0.5 + 3.0
 
 
 def test_a_figure_of_a_part_means_what_the_whole_does():

@@ -7,9 +7,19 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import MixtureOfExperts, ModelConfig
+from pretrainax.config.metric import Metric, declare
 from pretrainax.layers.by_layer import BY_LAYER, EXPERT_TOKENS, ROUTER_ENTROPY
 from pretrainax.layers.linear import normal_init
 from pretrainax.layers.sums import Sums
+
+declare(
+    Metric("balance_loss", "what the routers are asked for evenness by, times its weight: the mean over layers"),
+    Metric("router_z_loss", "mean square of the routers' log-normalisers, times its weight"),
+    Metric("expert_imbalance", "tokens of the busiest expert over the mean: the mean over layers; 1 is even"),
+    Metric("dead_experts", "experts of all layers that no token was given to"),
+    Metric("router_entropy", "nats of a router's distribution over experts, a token: the mean over layers"),
+    Metric("dropped_fraction", "assignments to experts that had no room left"),
+)
 
 
 class Routing(NamedTuple):

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 
 from pretrainax.config import ModelConfig, UserError
+from pretrainax.config.metric import Metric
 from pretrainax.data.batch import has_loss, has_previous
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.base import Batch, Head, register_head
@@ -18,6 +19,14 @@ class BackwardLanguageModel(Head):
     """It has no parameters: the output matrix is that of the language model (Peters et al. 2018, section 3.1)."""
 
     name, loss_name = "backward_lm", "backward_loss"
+    metrics = (
+        Metric(
+            "backward_loss",
+            "nats a token, each told from those behind it: what reads from right to left",
+            in_total_loss=True,
+        ),
+        Metric("backward_accuracy", "target tokens of that which are guessed right", larger_is_better=True),
+    )
 
     def is_in(self, config: ModelConfig) -> bool:
         return config.family == "recurrent" and config.head is None

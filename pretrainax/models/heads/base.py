@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.data.batch import Batch
+from pretrainax.config.metric import Metric, declare
+from pretrainax.data.batch import Batch, has_loss
 from pretrainax.layers.scalar_mix import ScalarMix
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.vocabulary_loss import LossOptions
@@ -21,6 +22,7 @@ class Head:
     name: ClassVar[str]  # of its output in Outputs.heads
     loss_name: ClassVar[str]  # of its loss among the metrics; of a task's head "label_loss"
     partition_rules: ClassVar[tuple[tuple[str, str], ...]] = ()  # rows for sharding.rules.PARTITION_RULES
+    metrics: ClassVar[tuple[Metric, ...]] = ()  # that its sums become
 
     def is_in(self, config: ModelConfig) -> bool:
         """Returns whether a model of this config has the head."""
@@ -71,8 +73,9 @@ HEADS: dict[str, Head] = {}
 
 
 def register_head(cls: type[Head]) -> type[Head]:
-    """Adds a head to HEADS, and its rows to the partition rules."""
+    """Adds a head to HEADS, its rows to the partition rules, and its metrics to METRICS."""
     HEADS[cls.name] = cls()
+    declare(*cls.metrics)
     add_partition_rules(cls.partition_rules)
     return cls
 
@@ -93,6 +96,17 @@ def modules_of_heads(config: ModelConfig) -> dict[str, nn.Module]:
 def head_modules(config: ModelConfig) -> set[str]:
     """Names these submodules."""
     return set(modules_of_heads(config))
+
+
+def loss_denominator(batch: Batch) -> Optional[jax.Array]:
+    """Returns what the loss over tokens is divided by; None where the batch does not say which predictions count.
+
+    It is the sum of the loss weights, unless the objective gives its own (an importance-weighted mean has the number of
+    samples there).
+    """
+    if not has_loss(batch):
+        return None
+    return batch["denominator" if "denominator" in batch else "loss_weights"].sum()
 
 
 def rows_with_text(batch: Batch) -> jax.Array:

@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.data.batch import has_loss, is_gathered
+from pretrainax.config.metric import Metric
+from pretrainax.data.batch import is_gathered
 from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.sums import Sums
-from pretrainax.models.heads.base import Batch, Head, register_head
+from pretrainax.models.heads.base import Batch, Head, loss_denominator, register_head
 from pretrainax.models.heads.vocabulary_loss import LossOptions, loss_sums
 
 
@@ -43,6 +44,26 @@ class LanguageModelOutput:
 @register_head
 class LanguageModel(Head):
     name, loss_name = "lm", "loss"
+    metrics = (
+        Metric("loss", "nats a target token"),
+        Metric("text_loss", "nats a target token that is text: no sentinel, no end, no [SEP]"),
+        Metric("perplexity", "e to the loss"),
+        Metric("bits_per_token", "the loss in bits"),
+        Metric("bits_per_byte", "bits that the targets take, by the bytes of text they have"),
+        Metric(
+            "accuracy",
+            "target tokens guessed right, each from the true ones around it (teacher-forced)",
+            larger_is_better=True,
+        ),
+        Metric("text_accuracy", "the same of target tokens that are text", larger_is_better=True),
+        Metric(
+            "sequence_accuracy",
+            "targets with every token guessed right: what greedy decoding would get",
+            larger_is_better=True,
+        ),
+        Metric("loss_tokens", "target tokens"),
+        Metric("total_loss", "loss and the losses of further heads that are trained with it, together"),
+    )
     partition_rules = (
         (r"masked_lm_head/norm/(scale|bias)", "features"),
         (r"masked_lm_head/dense/kernel", "d_model embedding_dim"),
@@ -70,7 +91,7 @@ class LanguageModel(Head):
         return model.unembedding(x, model.written_embedding.embedding if model.config.tie_embeddings else None)
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
-        return batch["loss_weights"].sum() if has_loss(batch) else None
+        return loss_denominator(batch)
 
     def sums(self, output: LanguageModelOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         asked = batch["targets"], batch["loss_weights"], batch.get("segment_ids"), batch.get("text_weights")

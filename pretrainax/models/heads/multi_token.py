@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
+from pretrainax.config.metric import Metric
 from pretrainax.data.batch import has_loss, segments_of
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.feed_forward import feed_forwards_of
@@ -18,7 +19,7 @@ from pretrainax.layers.positions import positions_of
 from pretrainax.layers.self_attention import self_attention_of
 from pretrainax.layers.stack import Stack
 from pretrainax.layers.sums import Sums, added
-from pretrainax.models.heads.base import Batch, Head, register_head
+from pretrainax.models.heads.base import Batch, Head, loss_denominator, register_head
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.heads.vocabulary_loss import LossOptions, loss_sums
 
@@ -59,6 +60,10 @@ class MultiToken(Head):
     tells token i + k + 1 (section 2.2, equations 21 to 23); h_0 is the model's last hidden state."""
 
     name, loss_name = "multi_token", "multi_token_loss"
+    metrics = (
+        Metric("multi_token_loss", "nats a token, of those after the next one"),
+        Metric("multi_token_accuracy", "tokens after the next one that are guessed right", larger_is_better=True),
+    )
     partition_rules = (
         (r"multi_token/(token|hidden)_norm_\d+/(scale|bias)", "features"),
         (r"multi_token/join_\d+/kernel", "features d_model"),
@@ -96,7 +101,7 @@ class MultiToken(Head):
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
         """Returns how many next tokens are asked for: each depth divides by as many (section 2.2, equation 24)."""
-        return batch["loss_weights"].sum() if has_loss(batch) else None
+        return loss_denominator(batch)
 
     def sums(self, output: MultiTokenOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         total, reported = jnp.zeros((), jnp.float32), {}

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig, UserError
+from pretrainax.config.metric import Metric
 from pretrainax.data.batch import has_pairs
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.sums import Sums
@@ -22,6 +23,10 @@ class Pairs(Head):
     """Its output is the logits [B, 2] float32."""
 
     name, loss_name = "pair", "pair_loss"
+    metrics = (
+        Metric("pair_loss", "nats a pair of segments: how do they belong together?", in_total_loss=True),
+        Metric("pair_accuracy", "pairs of segments of which the right label is said", larger_is_better=True),
+    )
     partition_rules = (
         (r"pair_head/dense/kernel", "d_model features"),
         (r"pair_head/output/kernel", "d_model labels"),

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig, UserError
+from pretrainax.config.metric import Metric
 from pretrainax.data.batch import has_replaced
 from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
@@ -28,6 +29,25 @@ class ReplacedTokensOutput:
 @register_head
 class ReplacedTokens(Head):
     name, loss_name = "replaced", "replaced_loss"
+    metrics = (
+        Metric("replaced_loss", "nats a token, of the discriminator: was it replaced?"),
+        Metric(
+            "replaced_accuracy",
+            "tokens of which the discriminator says rightly whether they were replaced",
+            larger_is_better=True,
+        ),
+        Metric(
+            "replaced_precision",
+            "tokens that were replaced, of those that the discriminator says were",
+            larger_is_better=True,
+        ),
+        Metric(
+            "replaced_recall",
+            "tokens that the discriminator says were replaced, of those that were",
+            larger_is_better=True,
+        ),
+        Metric("replaced_fraction", "tokens that were replaced, of all"),
+    )
     partition_rules = (
         (r"replaced_token_head/norm/(scale|bias)", "features"),
         (r"replaced_token_head/dense/kernel", "d_model features"),
