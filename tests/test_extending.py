@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -14,9 +15,11 @@ import dataclasses
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 import pretrainax
 from pretrainax.models import Outputs
 from pretrainax.models.heads.language_model import LanguageModelOutput
+from pretrainax.optim import AdamW
 from pretrainax.sharding.rules import add_partition_rules
 
 add_partition_rules(((r"mix/kernel", "features d_model"), (r"mix/bias", "d_model")))
@@ -38,6 +41,20 @@ class Bag(nn.Module):
         x = jnp.cumsum(table(batch["tokens"]), axis=1) / (1 + batch["positions"][..., None])
         x = x + nn.Dense(self.config.d_model, name="mix")(x)
         return Outputs({"lm": LanguageModelOutput(x.astype(self.compute.dtype), table.embedding.T)})
+
+
+@dataclasses.dataclass
+class Factored(AdamW):  # keeps a factor [D, D] of each parameter [..., D], as Shampoo does
+    def directions(self, params_shape):
+        def init(params):
+            return {"factor": jax.tree.map(lambda x: jnp.zeros((x.shape[-1],) * 2), params)}
+
+        def update(updates, state, params=None):
+            outer = jax.tree.map(lambda x: jnp.einsum("...i,...j->ij", x, x), updates)
+            return updates, {"factor": jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, state["factor"], outer)}
+
+        yield optax.GradientTransformation(init, update)
+        yield from super().directions(params_shape)
 
 
 @dataclasses.dataclass
@@ -92,7 +109,7 @@ def experiment(steps):
     found.data.source.path, found.data.cache_dir = sys.argv[1:3]
     found.train.steps, found.schedule.warmup_steps, found.evaluate.batches, found.train.log_every = steps, 1, 1, 1
     found.train.accumulate, found.checkpoint.every = 2, 2
-    found.callbacks = (Choice.named("Histogram")(every=2),)
+    found.callbacks, found.optimizer = (Choice.named("Histogram")(every=2),), Choice.named("Factored")()
     return found
 
 for name, model in (("ours", None), ("theirs", Bag)):
@@ -116,7 +133,8 @@ def package(tmp_path):
     metadata = tmp_path / "mypackage-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[pretrainax.choices]\nHistogram = mypackage.own:Histogram\n")
+    choices = "".join(f"{name} = mypackage.own:{name}\n" for name in ("Histogram", "Factored"))
+    (metadata / "entry_points.txt").write_text(f"[pretrainax.choices]\n{choices}")
     return tmp_path
 
 
@@ -133,9 +151,10 @@ def test_a_loop_of_ones_own_with_a_loss_and_a_model(package, text, cache):
     assert run(package, LOOP, text, cache).stdout.endswith("done\n")
 
 
-def test_the_program_with_a_loss_a_model_a_callback_and_an_evaluator(package, text, cache, tmp_path):
+def test_the_program_with_a_loss_a_model_an_optimizer_a_callback_and_an_evaluator(package, text, cache, tmp_path):
     done = run(package, PROGRAM, text, cache, tmp_path / "runs")
     assert done.stderr.count("standard deviations after step 2: ") == 2
     assert "  extra loss  entropy_loss\n" in done.stderr
+    assert re.search(r"  state +\S+ kB of the optimizer's are replicated: of another shape", done.stderr)
     line = done.stdout.splitlines()[-1]  # of a model that is loaded
     assert line.startswith("LanguageModel(") and "step 4" in line

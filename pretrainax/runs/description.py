@@ -8,7 +8,9 @@ from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.feed_forward import announced
 from pretrainax.models.active import describe_experts
 from pretrainax.optim.layers import count_trained
+from pretrainax.reporting.units import byte_size
 from pretrainax.sharding.mesh import GPUS, platform
+from pretrainax.sharding.optimizer_state import replicated_bytes
 from pretrainax.sharding.stages import describe_stages
 from pretrainax.training.run import Run
 from pretrainax.training.wrapped import Wrapped
@@ -41,6 +43,7 @@ def describe(run: Run) -> list[tuple[str, str]]:
         *_stages(run),
         ("compute", _compute(run, attention)),
         *_layers(run),
+        *_replicated(run),
         *_ema(run),
         ("FLOPs", f"{total:.3g} in {train.steps:,} steps" if run.phases else _flops(run)),
         *([("bits per byte", f"none: {no_bytes}")] if no_bytes else []),
@@ -87,6 +90,11 @@ def _layers(run: Run) -> Iterator[tuple[str, str]]:
     if said := run.experiment.layers.describe():
         count = count_trained(run.experiment.layers, run.abstract_state.params)
         yield "layers", f"{said}; {count:,} of {run.parameters:,} parameters are trained"
+
+
+def _replicated(run: Run) -> Iterator[tuple[str, str]]:
+    if size := replicated_bytes(run.optimizer, run.abstract_state.params):
+        yield "state", f"{byte_size(size)} of the optimizer's are replicated: of another shape than their parameters"
 
 
 def _ema(run: Run) -> Iterator[tuple[str, str]]:

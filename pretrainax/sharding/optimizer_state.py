@@ -2,43 +2,76 @@
 
 Optax says which those are, whatever the optimizer (`tree_map_params`): moments, which have their parameter's shape, and
 statistics of a part of its axes, as Adafactor's, or of two axes in one, as heads side by side. Paths would not do: a
-state names its arrays as it likes.
+state names its arrays as it likes. An array of another shape, as a factor [D, D] of Shampoo, is replicated, unless it
+is a `Placed`, which names its axes.
 """
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Optional
 
+import flax.struct
 import jax
 import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.config import UserError
-from pretrainax.sharding.param_paths import PyTree, parameter_names
+from pretrainax.sharding.axes import logical_spec
+from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import named_sharding, param_specs
+
+
+@flax.struct.dataclass
+class Placed:
+    """An array of a state that names its axes, as AXIS_RULES has them: ("layers", "d_model", None)."""
+
+    array: PyTree  # or its shape or sharding
+    axes: tuple[Optional[str], ...] = flax.struct.field(pytree_node=False)
 
 
 def opt_state_specs(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
     """Returns a PartitionSpec for each leaf of `optimizer.init(params)`; params: arrays or shapes.
 
-    What belongs to no parameter, as a counter, is copied to every device.
+    What belongs to no parameter, as a counter, is copied to every device, and so is what has another shape.
 
     Raises:
-      UserError: an array whose axes are not some of its parameter's.
       ValueError: as `param_specs`.
     """
-    names = jax.tree.unflatten(jax.tree.structure(params), parameter_names(params))
+    return _of_state(optimizer, params, lambda *array: _spec_of(*array) or P(), P())
+
+
+def replicated_bytes(optimizer: optax.GradientTransformation, params: PyTree) -> int:
+    """Counts the bytes of arrays of the state that are replicated because they have another shape than their
+    parameter."""
+
+    def size(array: jax.ShapeDtypeStruct, *of: PyTree) -> int:
+        return array.size * array.dtype.itemsize if _spec_of(array, *of) is None else 0
+
+    return sum(jax.tree.leaves(_of_state(optimizer, params, size, 0)))
+
+
+def _of_state(optimizer: optax.GradientTransformation, params: PyTree, of: Callable, others: object) -> PyTree:
+    """Returns `of(array, parameter, its spec)` of each array of the state that has a parameter, else `others`."""
     init = functools.partial(jax.eval_shape, optimizer.init)  # Optax would run it, and the devices may be absent ones
+
+    def each(array: PyTree, param: PyTree, spec: P) -> PyTree:
+        if isinstance(array, optax.MaskedNode):  # there is none for this parameter
+            return array
+        if isinstance(array, list):  # several for this parameter
+            return [each(x, param, spec) for x in array]
+        if isinstance(array, Placed):
+            return Placed(of(array.array, param, logical_spec(*array.axes), True), array.axes)
+        return of(array, param, spec)
+
     return optax.tree_utils.tree_map_params(
         init,
-        _spec_of,
+        each,
         init(params),
-        names,
         params,
         param_specs(params),
-        transform_non_params=lambda _: P(),
-        is_leaf=lambda x: isinstance(x, (optax.MaskedNode, list)),
+        transform_non_params=lambda _: others,
+        is_leaf=lambda x: isinstance(x, (optax.MaskedNode, list, Placed)),
     )
 
 
@@ -47,13 +80,12 @@ def opt_state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, par
     return jax.tree.map(lambda spec: named_sharding(mesh, spec), opt_state_specs(optimizer, params))
 
 
-def _spec_of(array: PyTree, name: str, param: PyTree, spec: P) -> PyTree:
-    """Returns the PartitionSpec of one array of the state; `spec` is that of its parameter."""
-    if isinstance(array, optax.MaskedNode):  # there is none for this parameter
-        return array
-    if isinstance(array, list):  # several for this parameter
-        return [_spec_of(x, name, param, spec) for x in array]
-    if array.shape == param.shape:
+def _spec_of(array: PyTree, param: PyTree, spec: P, is_own: bool = False) -> Optional[P]:
+    """Returns the PartitionSpec of one array of the state; None where its axes are not some of its parameter's.
+
+    spec: of the parameter; is_own: of the array itself.
+    """
+    if is_own or array.shape == param.shape:
         return spec
     if array.size == 1:
         return P()  # a scalar of each parameter, or the placeholder of a statistic that it does not have
@@ -64,10 +96,7 @@ def _spec_of(array: PyTree, name: str, param: PyTree, spec: P) -> PyTree:
             if tuple(shape[axis] for axis in axes) == sizes:
                 left = iter(axes)
                 return P(*(splits[next(left)] if size > 1 else None for size in array.shape))
-    raise UserError(
-        f"config.optimizer keeps an array of shape {array.shape} for {name}, whose shape is {param.shape}: its axes "
-        "are not some of the parameter's, and nothing says how a mesh splits them; take another optimizer"
-    )
+    return None
 
 
 def _views(shape: tuple[int, ...], splits: tuple) -> Iterator[tuple[tuple[int, ...], tuple]]:

@@ -6,9 +6,9 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.config import MeshConfig, UserError
+from pretrainax.config import MeshConfig
 from pretrainax.sharding.mesh import make_mesh
-from pretrainax.sharding.optimizer_state import opt_state_shardings, opt_state_specs
+from pretrainax.sharding.optimizer_state import Placed, opt_state_shardings, opt_state_specs, replicated_bytes
 from tests.support import tables
 
 
@@ -68,12 +68,22 @@ def test_heads_side_by_side_are_split_like_the_heads(path, sizes, kept, spec):
     assert jax.tree.leaves(opt_state_specs(keeping(*kept), kernel)) == [spec]
 
 
-def test_an_array_that_is_no_part_of_its_parameter_is_an_error():
-    message = (
-        r"config.optimizer keeps an array of shape \(3, 8\) for decoder/blocks/mlp/up/kernel, whose shape is \(2, "
-    )
-    with pytest.raises(UserError, match=message):
-        opt_state_specs(keeping(3, 8), UP)
+def factors(placed):
+    """An optimizer that keeps [L, D, D] for a matrix [L, D, F], as Shampoo does."""
+
+    def factor(kernel):
+        array = jnp.zeros((*kernel.shape[:2], kernel.shape[1]))
+        return Placed(array, ("layers", "d_model", None)) if placed else array
+
+    return optax.GradientTransformation(lambda params: jax.tree.map(factor, params), None)
+
+
+def test_an_array_of_another_shape_is_replicated_unless_it_names_its_axes():
+    square = {"decoder": {"blocks": {"mlp": {"up": {"kernel": shape(2, 8, 16)}}}}}
+    assert jax.tree.leaves(opt_state_specs(factors(placed=False), square)) == [P()]
+    assert jax.tree.leaves(opt_state_specs(factors(placed=True), square)) == [P("pipeline", "fsdp", None)]
+    assert [replicated_bytes(factors(placed), square) for placed in (False, True)] == [4 * 2 * 8 * 8, 0]
+    assert replicated_bytes(optax.adamw(1e-3), square) == 0
 
 
 def test_a_masked_parameter_has_no_part():
