@@ -18,7 +18,7 @@ from tests.support import tables
 
 PACKAGE = pathlib.Path(pretrainax.__file__).parent
 # Words that are no axis: the name of a line of the run's header, of Matplotlib's coordinates, of a place in a name.
-OTHER_WORDS = {("training/description.py", "data"), ("reporting/curves.py", "data"), ("data/sources/squad.py", "data")}
+OTHER_WORDS = {("runs/description.py", "data"), ("reporting/curves.py", "data"), ("data/sources/squad.py", "data")}
 OTHER_WORDS |= {("zoo/convert.py", "expert")}
 
 
