@@ -11,7 +11,7 @@ PIP := $(if $(UV),$(UV) pip,$(BIN)/python -m pip --disable-pip-version-check)
 # Worker processes of the tests, each with 8 fake devices on few cores
 WORKERS := 2
 # What `make check` runs: much of the code in little time
-FAST := tests/config tests/test_structure.py tests/test_docs.py tests/sharding tests/optim tests/models/test_flops.py \
+FAST := tests/config tests/files tests/test_structure.py tests/test_docs.py tests/sharding tests/optim tests/models/test_flops.py \
 	$(addprefix tests/data/test_,packing.py permutation.py corpus.py files.py long_lines.py) \
 	$(addprefix tests/layers/test_,norm.py linear.py) \
 	$(addprefix tests/planning/test_,hlo.py roofline.py traffic.py shapes.py)
