@@ -29,12 +29,11 @@ from pretrainax.planning.here import topology_here
 from pretrainax.planning.hlo import Program, memory_traffic_of
 from pretrainax.profiling.report import expectation
 from pretrainax.profiling.trace import read_trace
-from pretrainax.runs.train import open_run
 from pretrainax.runtime import host
 from pretrainax.runtime.recorder import STEP
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import mesh_sizes, platform
-from pretrainax.training.run import Run
+from pretrainax.training.run import Run, open_run
 from pretrainax.zoo import preset
 
 GROUPS, STEPS, TRACED, KERNELS = 5, 4, 3, 10
