@@ -113,7 +113,7 @@ def open(
             "config.phases, tuning and distill are for pretrainax.train, which has a folder for what they remember: "
             "set them to () and None"
         )
-    check_own(experiment, extra_loss)
+    check_own(experiment, extra_loss, model)
     with open_run(experiment, start=OwnStart(extra_loss, model)) as run:
         return OpenRun(run)
 
@@ -141,7 +141,7 @@ def train(
       RunFailed: likewise.
     """
     _make_ready(experiment)
-    check_own(experiment, extra_loss)
+    check_own(experiment, extra_loss, model)
     with folders.at_work(workdir, experiment.checkpoint.local_dir) as folder:
         return train_run(
             experiment,

@@ -8,6 +8,12 @@ import sys
 
 import pytest
 
+from pretrainax import models
+from pretrainax.adapt import LoRA
+from pretrainax.config import UserError
+from pretrainax.runs.own_model import check_own
+from tests.support import tiny
+
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = """
 import dataclasses
@@ -158,3 +164,11 @@ def test_the_program_with_a_loss_a_model_an_optimizer_a_callback_and_an_evaluato
     assert re.search(r"  state +\S+ kB of the optimizer's are replicated: of another shape", done.stderr)
     line = done.stdout.splitlines()[-1]  # of a model that is loaded
     assert line.startswith("LanguageModel(") and "step 4" in line
+
+
+def test_a_model_of_ones_own_is_under_no_tuning_and_beside_no_teacher():
+    experiment = tiny.get_config("gpt")
+    experiment.tuning = LoRA()
+    with pytest.raises(UserError, match="config.tuning and config.distill wrap models of this package"):
+        check_own(experiment, None, build=models.build)
+    check_own(experiment, None, build=None)

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Optional
 import flax.linen as nn
 import jax
 
-from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch
-from pretrainax.layers.compute import Compute
 from pretrainax.models import AnyModel, Outputs
 from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.param_paths import Flat, PyTree, flat, nested
@@ -33,14 +31,6 @@ class Adapted(Wrapped):
     model: AnyModel
     tuning: "Tuning"
     train_heads: bool  # beside what the tuning trains
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def compute(self) -> Compute:
-        return self.model.compute
 
     @property
     def plain(self) -> AnyModel:

@@ -30,7 +30,11 @@ class Tuning(kinds.Tuning):
     is_mergeable: ClassVar[bool] = True  # into the parameters of a plain model
 
     def wrap(self, experiment: Experiment, train: TrainConfig, teacher: Optional[ModelConfig]) -> Adapted:
-        return Adapted(models.build(experiment.model, compute_for(train)), self, experiment.draws_heads)
+        return self.adapted(models.build(experiment.model, compute_for(train)), experiment)
+
+    def adapted(self, model: models.AnyModel, experiment: Experiment) -> Adapted:
+        """Returns a model of the experiment under this tuning."""
+        return Adapted(model, self, experiment.draws_heads)
 
     @property
     def tokens(self) -> int:

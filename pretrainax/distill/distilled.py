@@ -21,7 +21,6 @@ from pretrainax.distill.soft_targets import SOFT_TARGETS
 from pretrainax.distill.states import States, run_with_states
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_mask import Mask
-from pretrainax.layers.compute import Compute
 from pretrainax.layers.sums import Sums
 from pretrainax.models import AnyModel, Model, Outputs
 from pretrainax.models.heads import HEADS
@@ -99,14 +98,6 @@ class Distilled(Wrapped):
     teacher: Model
     distillation: "Distillation"
     chunk: int  # tokens of a device whose logits exist at a time
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.student.config
-
-    @property
-    def compute(self) -> Compute:
-        return self.student.compute
 
     @property
     def plain(self) -> AnyModel:

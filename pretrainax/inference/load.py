@@ -10,7 +10,7 @@ import jax
 
 from pretrainax import config as config_lib
 from pretrainax import models
-from pretrainax.adapt import Adapted, Tuning
+from pretrainax.adapt import Tuning
 from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.config import Experiment, MeshConfig, ModelConfig, UserError, nearest
 from pretrainax.inference.language_model import LanguageModel
@@ -68,7 +68,7 @@ def load_origin(
         described = dataclasses.replace(experiment, model=config)
         built = models.build(config, compute)
         if experiment.tuning is not None:
-            built = Adapted(built, cast(Tuning, experiment.tuning), experiment.draws_heads)
+            built = cast(Tuning, experiment.tuning).adapted(built, experiment)
         return LanguageModel(described, built, params, tokenizer, mesh, origin.description, generator)
 
     if experiment.model.generator is None:

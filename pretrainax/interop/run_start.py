@@ -10,7 +10,7 @@ from pretrainax import models
 from pretrainax.checkpoints.params import Params
 from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import AUTO, Experiment, TrainConfig
-from pretrainax.distill import TEACHER, Distillation, Distilled
+from pretrainax.distill import TEACHER, Distillation
 from pretrainax.interop.adaptations import Adaptation, WiderVocabulary
 from pretrainax.interop.adapted_start import AdaptedStart, adapted_start
 from pretrainax.interop.origin import Origin, find_origin
@@ -127,14 +127,14 @@ def _read_teacher(run: Run, workdir: str, is_new: bool) -> None:
     Raises:
       UserError: the teacher is not there any more, or another one, or its ids are of another tokenizer.
     """
-    distillation, model = cast(Distillation, run.experiment.distill), run.model
-    assert isinstance(model, Distilled) and run.abstract_frozen is not None
+    distillation, teacher = cast(Distillation, run.experiment.distill), run.work.teacher
+    assert teacher is not None and run.abstract_frozen is not None  # of a distillation
     origin = find_teacher(distillation) if is_new else find_known_start(workdir, TEACHER_START)
     _check_commit("config.distill.teacher", origin)
     check_tokenizer_of(origin, run.prepared.tokenizer, "the teacher")
     abstract = run.abstract_frozen[TEACHER]
     # Of a teacher whose answers nobody asks for, heads need not be there.
-    params = load_start(origin, model.teacher.config, abstract, None if distillation.soft else zeros_of(abstract))
+    params = load_start(origin, teacher, abstract, None if distillation.soft else zeros_of(abstract))
     run.freeze({TEACHER: params})
     if is_new and run.is_primary:
         remember_start(workdir, origin, TEACHER_START)

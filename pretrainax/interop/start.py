@@ -255,8 +255,7 @@ def load_run(
     whole = placed_start(abstract, mesh) if is_start else _placed(abstract, mesh)
     if experiment.tuning is None:
         return load_plain(steps, whole, folder)
-    tuning = cast(adapt.Tuning, experiment.tuning)
-    model = adapt.Adapted(models.build(experiment.model, Compute()), tuning, experiment.draws_heads)
+    model = cast(adapt.Tuning, experiment.tuning).adapted(models.build(experiment.model, Compute()), experiment)
     trained = jax.eval_shape(lambda params: model.start(params, jax.random.key(0)), whole)
     trained = load_steps(steps, _placed(trained, mesh), folder)
     fresh = zeros_of(whole) if experiment.draws_heads else None  # heads are trained then

@@ -81,6 +81,7 @@ def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row
     epochs = _epochs(run)
     tokens = sum(part.work.tokens_per_step * part.steps for part in run.parts)
     times = " and ".join(three_digits(times) for _, times in epochs)
+    of_objective = experiment.validation_objective.warnings_of(experiment, run.train_batches)
     described = [
         *describe(run),
         ("source", _source(experiment, run.prepared, paper.source)),
@@ -93,7 +94,7 @@ def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row
         *([("deviations", paper.deviations)] if paper.deviations else []),
         *(("WARNING", warning) for warning in _warnings(experiment, epochs)),
         *more,
-        *(("WARNING", warning) for warning in _objective_warnings(run)),
+        *(("WARNING", warning) for warning in of_objective),
     ]
     return sorted(described, key=lambda row: row[0] == "WARNING")
 
@@ -150,10 +151,6 @@ def _layer_warnings(experiment: Experiment) -> Iterator[str]:
             f"NOT ALL ARE TRAINED: with config.layers.unfreeze_every {layers.unfreeze_every:,} the lowest layer begins "
             f"after {start:,} steps, and the run has {steps:,}: set it lower, or config.train.steps higher"
         )
-
-
-def _objective_warnings(run: Run) -> Iterator[str]:
-    return run.experiment.validation_objective.warnings_of(run.experiment, run.train_batches)
 
 
 def _warnings(experiment: Experiment, epochs: list[tuple[str, float]]) -> Iterator[str]:

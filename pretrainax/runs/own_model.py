@@ -12,7 +12,7 @@ from pretrainax.interop.run_start import TrainedStart
 from pretrainax.layers.compute import Compute, compute_for
 from pretrainax.models import AnyModel, Outputs
 from pretrainax.sharding.param_paths import PyTree
-from pretrainax.training.wrapped import Frozen, Wrapped, plain
+from pretrainax.training.wrapped import Frozen, Wrapped, counted, merged, plain, teacher_config
 
 # (outputs of the model, batch) -> {name: (sum, count)}, scalars of the batch. Each name ends in "_loss"; sum / count is
 # added to the objective and is a metric of that name. With `config.train.accumulate` a micro-batch counts as much as
@@ -31,20 +31,12 @@ class WithLoss(Wrapped):
     extra_loss: ExtraLoss
 
     @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def compute(self) -> Compute:
-        return self.model.compute
-
-    @property
     def plain(self) -> AnyModel:
         return plain(self.model)
 
     @property
     def teacher_config(self) -> Optional[ModelConfig]:
-        return self.model.teacher_config if isinstance(self.model, Wrapped) else None
+        return teacher_config(self.model)
 
     def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
         return self.model.init(rngs, batch, deterministic=deterministic)
@@ -56,10 +48,10 @@ class WithLoss(Wrapped):
         return self.model.frozen(params) if isinstance(self.model, Wrapped) else None
 
     def merged(self, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
-        return self.model.merged(params, frozen) if isinstance(self.model, Wrapped) else (self.model, params)
+        return merged(self.model, params, frozen)
 
     def counted(self, params: PyTree, frozen: Frozen) -> PyTree:
-        return self.model.counted(params, frozen) if isinstance(self.model, Wrapped) else params
+        return counted(self.model, params, frozen)
 
     def describe(self, run) -> Iterator[tuple[str, str]]:
         if isinstance(self.model, Wrapped):
@@ -95,8 +87,10 @@ class OwnStart(TrainedStart):
         return model if self._extra_loss is None else WithLoss(model, self._extra_loss)
 
 
-def check_own(experiment: Experiment, extra_loss: Optional[ExtraLoss]) -> None:
-    """Raises UserError where a run has no place for a loss beside those of its model."""
+def check_own(experiment: Experiment, extra_loss: Optional[ExtraLoss], build: Optional[BuildModel]) -> None:
+    """Raises UserError where a run has no place for a loss beside those of its model, or for another model."""
+    if build is not None and experiment.wrapper is not None:
+        raise UserError("config.tuning and config.distill wrap models of this package: set them to None for your own")
     if extra_loss is not None and experiment.mesh.pipeline != 1 and experiment.train.pipeline_schedule == "1f1b":
         raise UserError(
             "extra_loss needs the outputs of whole batches, and config.train.pipeline_schedule is '1f1b': set it to "

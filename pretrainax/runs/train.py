@@ -4,8 +4,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Optional
 
-import jax
-
 from pretrainax.config import Experiment
 from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.interop.run_start import TrainedStart
@@ -14,7 +12,6 @@ from pretrainax.runs.answer_writer import AnswerWriter, check_answers
 from pretrainax.runs.export_check import ExportCheck
 from pretrainax.runs.final_report import FinalReport
 from pretrainax.runs.samples import Samples
-from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.training import run
 from pretrainax.training import train as training
 from pretrainax.training.callbacks import Callback
@@ -50,12 +47,3 @@ def open_run(
     check_answers(experiment)
     with run.open_run(experiment, prepare_data, start=start or TrainedStart(), write=AnswerWriter()) as opened:
         yield opened
-
-
-def build_run(
-    experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mesh, peers: Optional[Watchdog] = None
-) -> Run:
-    """Builds a run on data that is prepared; arguments as of `training.run.build_run`."""
-    check_answers(experiment)
-    peers = peers or Watchdog(experiment.train.stuck_after)
-    return run.build_run(experiment, prepared, mesh, peers, TrainedStart(), AnswerWriter())

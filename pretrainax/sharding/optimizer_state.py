@@ -38,21 +38,21 @@ def opt_state_specs(optimizer: optax.GradientTransformation, params: PyTree) -> 
     Raises:
       ValueError: as `param_specs`.
     """
-    return _of_state(optimizer, params, lambda *array: _spec_of(*array) or P(), P())
+    return _of_state(optimizer, params, lambda _, spec: P() if spec is None else spec, P())
 
 
 def replicated_bytes(optimizer: optax.GradientTransformation, params: PyTree) -> int:
     """Counts the bytes of arrays of the state that are replicated because they have another shape than their
     parameter."""
 
-    def size(array: jax.ShapeDtypeStruct, *of: PyTree) -> int:
-        return array.size * array.dtype.itemsize if _spec_of(array, *of) is None else 0
+    def size(array: jax.ShapeDtypeStruct, spec: Optional[P]) -> int:
+        return array.size * array.dtype.itemsize if spec is None else 0
 
     return sum(jax.tree.leaves(_of_state(optimizer, params, size, 0)))
 
 
 def _of_state(optimizer: optax.GradientTransformation, params: PyTree, of: Callable, others: object) -> PyTree:
-    """Returns `of(array, parameter, its spec)` of each array of the state that has a parameter, else `others`."""
+    """Returns `of(array, its spec or None)` of each array that belongs to a parameter, else `others`."""
     init = functools.partial(jax.eval_shape, optimizer.init)  # Optax would run it, and the devices may be absent ones
 
     def each(array: PyTree, param: PyTree, spec: P) -> PyTree:
@@ -61,8 +61,8 @@ def _of_state(optimizer: optax.GradientTransformation, params: PyTree, of: Calla
         if isinstance(array, list):  # several for this parameter
             return [each(x, param, spec) for x in array]
         if isinstance(array, Placed):
-            return Placed(of(array.array, param, logical_spec(*array.axes), True), array.axes)
-        return of(array, param, spec)
+            return Placed(of(array.array, logical_spec(*array.axes)), array.axes)
+        return of(array, _spec_of(array, param, spec))
 
     return optax.tree_utils.tree_map_params(
         init,
@@ -80,12 +80,12 @@ def opt_state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, par
     return jax.tree.map(lambda spec: named_sharding(mesh, spec), opt_state_specs(optimizer, params))
 
 
-def _spec_of(array: PyTree, param: PyTree, spec: P, is_own: bool = False) -> Optional[P]:
+def _spec_of(array: PyTree, param: PyTree, spec: P) -> Optional[P]:
     """Returns the PartitionSpec of one array of the state; None where its axes are not some of its parameter's.
 
-    spec: of the parameter; is_own: of the array itself.
+    spec: of the parameter.
     """
-    if is_own or array.shape == param.shape:
+    if array.shape == param.shape:
         return spec
     if array.size == 1:
         return P()  # a scalar of each parameter, or the placeholder of a statistic that it does not have

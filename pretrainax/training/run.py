@@ -35,7 +35,7 @@ from pretrainax.training.start import FRESH, Start
 from pretrainax.training.train_step import Frozen, Params
 from pretrainax.training.validation import Validation
 from pretrainax.training.work import Work
-from pretrainax.training.wrapped import Wrapped, plain, trained_model
+from pretrainax.training.wrapped import counted, merged, plain, trained_model
 
 # Writes the answers of a validation: (run, params, task) -> (what a task's `metrics` takes, the notes of the records).
 Write = Callable[["Run", Params, Objective], tuple[Sequence, list[Note]]]
@@ -155,14 +155,13 @@ class Run:
     def plain(self, params: Params) -> tuple[models.AnyModel, Params]:
         """Returns the model and the parameters that are used after training: a tuning is merged into them, a student
         is without its teacher."""
-        return self.model.merged(params, self.frozen) if isinstance(self.model, Wrapped) else (self.model, params)
+        return merged(self.model, params, self.frozen)
 
     @functools.cached_property
     def parameters(self) -> int:
         """Counts the numbers of the model, trained or not; not those of a teacher, nor of the maps to its states."""
-        trained, frozen, model = self.abstract_state.params, self.abstract_frozen, self.model
-        counted = model.counted(trained, frozen) if isinstance(model, Wrapped) else trained
-        return sum(p.size for p in jax.tree.leaves(counted))
+        own = counted(self.model, self.abstract_state.params, self.abstract_frozen)
+        return sum(p.size for p in jax.tree.leaves(own))
 
     @functools.cached_property
     def trained_parameters(self) -> int:
@@ -250,9 +249,9 @@ def build_run(
     runs = []
     batches_of_phases = phase_batches(experiment, prepared, *processes).phases
     for phase, train_batches in zip(phases_of(experiment), batches_of_phases, strict=True):
-        e, rows = phase.experiment, phase.experiment.train.global_batch_size
+        e, rows, lengths = phase.experiment, phase.experiment.train.global_batch_size, train_batches.lengths
         # The first batch may be of a short bucket. What needs a trace, and what is said of it, is of the longest rows.
-        longest = collate([[train_batches.template]], train_batches.lengths, pad=0)
+        longest = collate([[train_batches.template]], lengths, pad=0)
         first_shapes, longest_shapes = (
             train_step.global_shapes(batch, rows) for batch in (train_batches[phase.start], longest)
         )
@@ -273,7 +272,9 @@ def build_run(
             step=steps.step,
             abstract_state=steps.abstract_state,
             abstract_frozen=steps.abstract_frozen,
-            work=_work(phase, steps, train_batches, first_shapes, mesh),
+            work=Work(
+                e, steps.model, steps.attention_specs, train_batches.lengths, first_shapes, train_batches, mesh.size
+            ),
             validation=Validation(experiment, valid_batches, steps.eval_step, steps.answer_step, mesh, peers),
             start=start,
             write=write,
@@ -283,17 +284,6 @@ def build_run(
     for run in runs:
         run.phases = tuple(runs) if experiment.phases else ()
     return runs[0]
-
-
-def _work(
-    phase: RunPhase,
-    steps: Steps,
-    batches: Batches,
-    shapes: dict[str, jax.ShapeDtypeStruct],
-    mesh: jax.sharding.Mesh,
-) -> Work:
-    """Returns the work of a phase's step."""
-    return Work(phase.experiment, steps.model, steps.attention_specs, batches.lengths, shapes, batches, mesh.size)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from pretrainax.layers.attention_spec import AttentionSpec
 from pretrainax.models import AnyModel, flops
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.sharding.mesh import platform
-from pretrainax.training.wrapped import Wrapped
+from pretrainax.training.wrapped import teacher_config
 
 
 @dataclasses.dataclass
@@ -77,4 +77,4 @@ class Work:
     @property
     def teacher(self) -> Optional[ModelConfig]:
         """Returns the config of the teacher; None: there is no teacher."""
-        return self.model.teacher_config if isinstance(self.model, Wrapped) else None
+        return teacher_config(self.model)

@@ -8,7 +8,7 @@ import jax
 
 from pretrainax import models
 from pretrainax.config import Experiment, ModelConfig, TrainConfig
-from pretrainax.layers.compute import compute_for
+from pretrainax.layers.compute import Compute, compute_for
 from pretrainax.models import AnyModel
 from pretrainax.sharding.param_paths import PyTree
 
@@ -25,6 +25,14 @@ class Wrapped(AnyModel, abc.ABC):
     @abc.abstractmethod
     def plain(self) -> AnyModel:
         """Returns the model of the config."""
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.plain.config
+
+    @property
+    def compute(self) -> Compute:
+        return self.plain.compute
 
     @abc.abstractmethod
     def start(self, params: PyTree, key: jax.Array) -> PyTree:
@@ -72,3 +80,18 @@ def trained_model(experiment: Experiment, train: TrainConfig, teacher: Optional[
 def plain(model: AnyModel) -> AnyModel:
     """Returns the model of the config without what wraps it in training."""
     return model.plain if isinstance(model, Wrapped) else model
+
+
+def merged(model: AnyModel, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
+    """Returns the model that is used after training and its parameters."""
+    return model.merged(params, frozen) if isinstance(model, Wrapped) else (model, params)
+
+
+def counted(model: AnyModel, params: PyTree, frozen: Frozen) -> PyTree:
+    """Returns the parameters that count as the model's own; arrays, or shapes."""
+    return model.counted(params, frozen) if isinstance(model, Wrapped) else params
+
+
+def teacher_config(model: AnyModel) -> Optional[ModelConfig]:
+    """Returns the config of a second model that computes in each step; None: there is no such model."""
+    return model.teacher_config if isinstance(model, Wrapped) else None

@@ -6,6 +6,7 @@ import shutil
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -30,6 +31,7 @@ from pretrainax.layers.compute import for_this_machine
 from pretrainax.models.flops import flops_per_step
 from pretrainax.planning.memory import estimate
 from pretrainax.runs.description import describe
+from pretrainax.runs.own_model import OwnStart
 from pretrainax.runs.train import open_run, train
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.param_paths import flat
@@ -189,6 +191,16 @@ def test_a_student_is_validated_without_its_teacher(student, teacher, text, cach
         params = load_plain(find_origin(str(student)).steps, run.abstract_state.params)
         found = run.validate(params)
     assert found["loss"] == lines(student, "valid")[-1]["loss"]
+
+
+def test_a_loss_of_a_user_stands_beside_the_teacher(teacher, text, cache, tmp_path):
+    def own_loss(outputs, batch):
+        return {"own_loss": (jnp.float32(3.0), jnp.float32(2.0))}
+
+    with without_finish():
+        assert train(narrow(teacher, text, cache), str(tmp_path), start=OwnStart(own_loss)) == 0
+    first = lines(tmp_path, "train")[0]
+    assert first["own_loss"] == 1.5 and first["distillation_loss"] > 0
 
 
 # --- layers to start with --------------------------------------------------------------------------------------------

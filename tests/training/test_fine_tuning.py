@@ -20,7 +20,7 @@ from pretrainax.inference.load import load
 from pretrainax.interop import directories, start
 from pretrainax.interop.run_start import TrainedStart
 from pretrainax.runs import header
-from pretrainax.runs.train import build_run, train
+from pretrainax.runs.train import train
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.scoring.record_scores import score_records
 from pretrainax.sharding.mesh import make_mesh
@@ -29,6 +29,7 @@ from pretrainax.tasks import Chunks, Classification, Regression
 from pretrainax.training import loss_spikes
 from pretrainax.training.metrics import read_metrics
 from tests.support import tiny
+from tests.support.built import build_run
 from tests.support.runs import arrays, lines, run_json
 from tests.support.tiers import few
 

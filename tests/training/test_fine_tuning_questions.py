@@ -15,7 +15,7 @@ from pretrainax.data.sources import JsonLines
 from pretrainax.inference import answers
 from pretrainax.inference.load import load
 from pretrainax.interop import directories
-from pretrainax.runs.train import build_run, train
+from pretrainax.runs.train import train
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
@@ -25,6 +25,7 @@ from pretrainax.training.metrics import read_metrics
 from pretrainax.zoo.family import without_heads
 from tests.golden import CASES
 from tests.support import tiny
+from tests.support.built import build_run
 from tests.support.huggingface_weights import write_directory
 from tests.support.tiers import few
 

@@ -11,11 +11,11 @@ from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import PythonDocs, SourceMixture, TextFiles
 from pretrainax.runs import header
 from pretrainax.runs.export_check import ExportCheck
-from pretrainax.runs.train import build_run
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training.run import Run
 from tests.support import tiny
+from tests.support.built import build_run
 
 
 @pytest.fixture(scope="module")

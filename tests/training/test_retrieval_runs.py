@@ -12,7 +12,7 @@ from pretrainax.config.config_file import read_config_file
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines
 from pretrainax.inference.load import load
-from pretrainax.runs.train import build_run, train
+from pretrainax.runs.train import train
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.scoring.record_scores import score_records
 from pretrainax.sharding.mesh import make_mesh
@@ -20,6 +20,7 @@ from pretrainax.tasks import Retrieval
 from pretrainax.training.metrics import read_metrics
 from tests.golden import CASES
 from tests.golden.case import weights
+from tests.support.built import build_run
 from tests.support.exports import write_workdir
 
 WORDS = ["aus", "le", "mir", "ten", "lost", "sie", "wo", "kann", "nun", "bei", "da"]  # a record each

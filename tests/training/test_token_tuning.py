@@ -17,7 +17,7 @@ from pretrainax.interop import directories
 from pretrainax.interop.origin import find_origin
 from pretrainax.interop.start import fit_of
 from pretrainax.interop.weights import open_start
-from pretrainax.runs.train import build_run, train
+from pretrainax.runs.train import train
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
@@ -28,6 +28,7 @@ from pretrainax.training.metrics import read_metrics
 from pretrainax.zoo.family import without_heads
 from tests.golden import CASES
 from tests.support import tiny
+from tests.support.built import build_run
 from tests.support.huggingface_weights import write_directory
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")

@@ -31,12 +31,13 @@ from pretrainax.data.sources import SourceMixture, TextFiles
 from pretrainax.interop.origin import find_origin
 from pretrainax.runs import final_report, header
 from pretrainax.runs.description import describe
-from pretrainax.runs.train import build_run, train
+from pretrainax.runs.train import train
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training.metrics import add_up, read_metrics, summarize
 from tests.support import tiny
+from tests.support.built import build_run
 
 
 def config(variant, objective, text, cache):

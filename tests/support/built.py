@@ -1,0 +1,10 @@
+"""Runs that are built on data that is prepared, as the commands build them."""
+
+from pretrainax.interop.run_start import TrainedStart
+from pretrainax.runs.answer_writer import AnswerWriter, check_answers
+from pretrainax.training import run
+
+
+def build_run(experiment, prepared, mesh, peers):
+    check_answers(experiment)
+    return run.build_run(experiment, prepared, mesh, peers, TrainedStart(), AnswerWriter())
