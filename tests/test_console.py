@@ -13,7 +13,9 @@ from tests.test_structure import COMMANDS
 
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
-NAMES = {"train" if c == "main" else c.replace("_", "-") for c in COMMANDS if c not in ("cli", "__main__")} | {"zoo"}
+NAMES = {"train" if c == "main" else c.replace("_", "-") for c in COMMANDS if c not in ("cli", "__main__", "api")} | {
+    "zoo"
+}
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pretrainax.optim.schedules import (
     WarmupStableDecay,
     WarmupSteps,
 )
+from pretrainax.optim.soap import SOAP
 from pretrainax.optim.sophia import Sophia
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
     "SM3",
     "Muon",
     "Sophia",
+    "SOAP",
     "ScheduleFreeAdamW",
 ]

@@ -2,7 +2,7 @@
 
 `python -m tests.golden.make [NAME …]` (extra `parity`) writes the .npz files, which tests without torch compare with,
 and the largest differences, which `python -m pretrainax.zoo` prints. What transformers has not is computed by
-tests/support/written.py.
+tests/support/written.py. The parameters after three updates by torch are in updates/, of one model of each kind.
 """
 
 import sys
@@ -10,15 +10,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from pretrainax.config import ModelConfig, RandomBlocks, SlidingWindows
+from pretrainax.optim.decay import decay_mask
+from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.zoo.convert import from_huggingface, to_huggingface
 from tests.golden import CASES
 from tests.golden.case import Case, batch, weights
-from tests.support import written
+from tests.support import updates, written
 
 FOLDER = Path(__file__).parent
+# Every further brick has its gradient in the golden file of some model; a kind is how an update comes about.
+UPDATED = ("bert", "electra_small", "llama3", "deepseek_v3", "t5_1_1")
 
 
 def golden(name: str) -> dict[str, np.ndarray]:
@@ -145,10 +150,6 @@ def state_of(case: Case, model: Any, gradients: bool = False) -> Any:
 
 def reference(name: str) -> dict[str, np.ndarray]:
     """Runs transformers: "logits", …, "hidden …", "loss", and "gradient <path>" of each of our parameters."""
-    import jax
-
-    from pretrainax.sharding.param_paths import parameter_names
-
     if name in written.CASES:
         return written.reference(name)
     case = CASES[name]
@@ -161,10 +162,28 @@ def reference(name: str) -> dict[str, np.ndarray]:
     return arrays | dict(zip(names, jax.tree.leaves(gradients), strict=True))
 
 
+def updated(name: str) -> dict[str, np.ndarray]:
+    """Returns our parameters, by path, after three updates by torch: of its model, its AdamW and its clipping."""
+    case = CASES[name]
+    model, table = oracle(case), case.family.huggingface.names(case.config)
+    params = weights(case.config)
+    decays = jax.tree.map(lambda decay, x: np.full(x.shape, decay), decay_mask(params), params)
+    named = dict(model.named_parameters(remove_duplicate=False))
+    decayed = {n: bool(x.any()) for n, x in to_huggingface(table, decays).items()}
+    if case.config.experts is not None:  # some have other names in the class than in files
+        known = {id(named[n]) for n in decayed if n in named}  # by one name of a tied one
+        decayed |= {n: p.ndim > 1 for n, p in model.named_parameters() if id(p) not in known}
+    updates.update_torch(named, decayed, lambda: forward(case, model, batch(case))["loss"])
+    theirs = state_of(case, model)
+    return dict(zip(parameter_names(theirs), jax.tree.leaves(theirs), strict=True))
+
+
 if __name__ == "__main__":
     from tests.support.parity import ALL, write_differences
 
     for name in sys.argv[1:] or ALL:
         np.savez_compressed(FOLDER / f"{name}.npz", allow_pickle=False, **reference(name))
+        if name in UPDATED:
+            np.savez_compressed(FOLDER / "updates" / f"{name}.npz", allow_pickle=False, **updated(name))
         print(name, (FOLDER / f"{name}.npz").stat().st_size, "bytes", flush=True)
     write_differences(sys.argv[1:] or ALL)

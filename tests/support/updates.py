@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,7 @@ from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupConstant
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import tree_shardings
 from pretrainax.training import train_step
 from tests.golden.case import Case, batch, weights
@@ -25,11 +27,12 @@ ADAMW = {"b1": 0.9, "b2": 0.95, "epsilon": 1e-6, "weight_decay": 0.1}
 CLIP = 1.0
 
 
-def updated(case: Case, copies: int = 1, **sizes: int) -> Any:
+def updated(case: Case, copies: int = 1, accumulate: int = 1, **sizes: int) -> Any:
     """Our parameters after three updates of the real training step.
 
     Args:
       copies: how often the rows of the batch are in it, one after the other.
+      accumulate: in how many micro-batches the gradient is taken.
       sizes: of the mesh; none: one device.
     """
     mesh = make_mesh(MeshConfig(**{"data": 1} | sizes), jax.devices()[: int(np.prod(list(sizes.values()), dtype=int))])
@@ -41,7 +44,7 @@ def updated(case: Case, copies: int = 1, **sizes: int) -> Any:
         params = jax.device_put(weights(config), tree_shardings(mesh, weights(config)))
         optimizer = AdamW(learning_rate=LEARNING_RATE, clip_norm=CLIP, **ADAMW).build(schedule, params)
         state = train_step.TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
-        train = for_this_machine(TrainConfig(steps=STEPS, global_batch_size=3 * copies))
+        train = for_this_machine(TrainConfig(steps=STEPS, global_batch_size=3 * copies, accumulate=accumulate))
         step = train_step.make_train_step(model, optimizer, schedule, train, mesh)
         for _ in range(STEPS):
             state, metrics = step(state, put_batch(arrays, mesh))
@@ -66,3 +69,18 @@ def update_torch(named: Mapping[str, Any], decayed: Mapping[str, bool], loss: Ca
         loss().backward()
         torch.nn.utils.clip_grad_norm_([*groups[0], *groups[1]], CLIP)
         optimizer.step()
+
+
+def assert_updates_land_at(theirs: Mapping[str, np.ndarray], case: Case, **changes: int) -> None:
+    """Our parameters after three updates are those of torch, by path, and moved.
+
+    Args:
+      changes: arguments of `updated`: the same rows on another mesh, or in micro-batches.
+    """
+    start = weights(case.config)
+    names = parameter_names(start)
+    ours = dict(zip(names, jax.tree.leaves(updated(case, **changes)), strict=True))
+    # of steps of up to 3e-3: an epsilon of 1e-6 keeps Adam from blowing up gradients that are rounding alone
+    chex.assert_trees_all_close(ours, dict(theirs), atol=1e-4, rtol=0)
+    moved = [np.abs(theirs[name] - x).max() for name, x in zip(names, jax.tree.leaves(start), strict=True)]
+    assert max(moved) > STEPS * LEARNING_RATE / 2
