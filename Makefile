@@ -1,4 +1,4 @@
-# make quickstart | check | test | test-slow | lint | format | install [EXTRAS=tpu] | constraints | clean
+# make quickstart | check | test [P=layers] | test-all | lint | format | install [EXTRAS=tpu] | constraints | clean
 #
 # .venv is made with the first Python >= 3.11 found (or PYTHON=/path/to/python3) and holds the versions of
 # constraints.txt. uv installs them where it is on PATH, else pip.
@@ -10,28 +10,29 @@ UV := $(shell command -v uv)
 PIP := $(if $(UV),$(UV) pip,$(BIN)/python -m pip --disable-pip-version-check)
 # Worker processes of the tests, each with 8 fake devices on few cores
 WORKERS := 2
-# What `make check` runs: much of the code in little time
-FAST := tests/config tests/files tests/test_structure.py tests/test_docs.py tests/sharding tests/optim tests/models/test_flops.py \
-	$(addprefix tests/data/test_,packing.py permutation.py corpus.py files.py long_lines.py) \
-	$(addprefix tests/layers/test_,norm.py linear.py) \
-	$(addprefix tests/planning/test_,hlo.py roofline.py traffic.py shapes.py)
+# What `make check` runs: the shape of the code, three updates of each family, and arithmetic that has worked examples
+FAST := tests/test_structure.py tests/zoo/test_golden_steps.py tests/config tests/sharding tests/data/objectives \
+	tests/optim tests/layers/test_attention.py $(addprefix tests/layers/positions/test_,relative_buckets.py rotary.py)
+# Files of tests that a change in these parts of the package can break: make test P="layers data/packing"
+P :=
+CHOSEN = $(if $(P),$(or $(shell $(BIN)/python -m tests.affected $(P)),$(error P=$(P))))
 
-.PHONY: quickstart check test test-slow lint format install constraints clean
+.PHONY: quickstart check test test-all lint format install constraints clean
 
 quickstart: $(VENV)/installed
 	@echo "training a small T5 on the documentation that is installed here: about 3 minutes on 2 cores"
 	$(BIN)/python -m pretrainax.main --config=configs/quickstart.py
 
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(PYTEST_ARGS) $(CHOSEN)
 
-# More models in tests that `make test` runs with a few (tests/support/tiers.py)
-test-slow: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow $(PYTEST_ARGS)
+# What takes long too: every model, several processes, killed ones, stores, compilers of accelerators
+test-all: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) $(CHOSEN)
 
-# Before each commit: two minutes on two cores
+# Before each commit: a minute on two cores
 check: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --quiet $(FAST)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist load -m "not slow" --quiet $(FAST)
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 Runs before any test module is imported, so that it may still decide how JAX starts.
 """
 
+import collections
 import gc
 import os
 import pathlib
@@ -35,10 +36,18 @@ def pytest_make_parametrize_id(val):
     return f"{len(val)} bytes" if isinstance(val, bytes) and not val.isascii() else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that are not slow are chosen
 def pytest_collection_modifyitems(items):
-    """Refuses the other names that differ from process to process: those with an address."""
+    """Refuses the other names that differ from process to process: those with an address. Makes all cases slow but the
+    first few that a test's mark `first` says."""
     wrong = [item.nodeid for item in items if " at 0x" in item.nodeid]
     assert not wrong, f"give these parameters ids: {wrong}"
+    seen = collections.Counter()
+    for item in items:
+        seen[item.nodeid.partition("[")[0]] += 1
+        mark = item.get_closest_marker("first")
+        if mark is not None and seen[item.nodeid.partition("[")[0]] > mark.args[0]:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish():

@@ -15,6 +15,8 @@ from pretrainax.config import UserError
 from pretrainax.planning.topologies import Topology
 from tests.support.runs import FAST, ROOT
 
+pytestmark = pytest.mark.slow
+
 TINY = "--config=tests/support/tiny.py:gpt"
 NUMBERS = 2 * 8_544 + (512 + 64) * 32 + 2 * 32  # of tiny.py:gpt: 2 blocks, embeddings, the last norm
 SMALL = ["--config.data.sequence_length=64", "--config.train.global_batch_size=4", "--config.model.num_layers=1"]

@@ -49,6 +49,7 @@ def test_a_workdir_is_at_home_and_utf_8():
     assert ended.stderr.count(b"\n") == 1
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "words, said",
     [
@@ -71,6 +72,7 @@ def test_deviations_are_those_of_the_ledger_and_of_the_flags(words, said):
     assert said in ended.stdout.decode(), ended.stderr
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_ledger_is_named_and_stops_nothing(tmp_path):
     (tmp_path / "mine.py").write_text("from tests.support.tiny import get_config")
     (tmp_path / "mine.toml").write_text("steps = 5")

@@ -93,6 +93,7 @@ def test_a_mixture_has_a_weight_for_each_of_its_sources():
     assert start == 0.0 and weights == pytest.approx([w / 130 for w in (12, 4, 76, 38)])
 
 
+@pytest.mark.slow
 def test_the_flag_is_read_by_the_command_as_it_stands_in_the_docstring():
     (words,) = commands("bert_base")
     done = run([sys.executable, *words[1:], "--help"])
@@ -100,6 +101,7 @@ def test_the_flag_is_read_by_the_command_as_it_stands_in_the_docstring():
     assert f'--config.data.source="{source("bert_base")}"' in done.stdout
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["bert_base", "transformer"])
 def test_the_header_is_given_the_flag_in_one_line(name):
     script = "import sys\nfrom pretrainax import cli\ndef main():\n    return print(cli.papers_source())\ncli.run(main)"

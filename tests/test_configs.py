@@ -173,6 +173,7 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
     experiment.evaluate.every, experiment.evaluate.batches = 2, 1
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", few(VARIANTS, QUICK))
 def test_a_config_trains_two_steps_or_one_of_each_phase(name, tmp_path, text, cache):
     experiment = load(name, VARIANTS[name][-1])

@@ -43,6 +43,7 @@ def test_an_unknown_command_names_the_nearest_and_ends_with_2(pretrainax, monkey
     assert capsys.readouterr().err == "pretrainax: no command 'trian', did you mean 'train'?\n"
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "command, module, flags, code",
     [
@@ -72,6 +73,7 @@ def test_a_run_with_loader_workers_starts_by_its_name(tmp_path, text, cache):
     assert (tmp_path / "curves.png").exists()
 
 
+@pytest.mark.slow
 def test_a_config_file_may_import_what_lies_beside_it(tmp_path):
     """The script of an installation is in another folder: `python -m` adds the one that the user is in."""
     (tmp_path / "mine.py").write_text("STEPS = 7")

@@ -257,6 +257,7 @@ def test_what_counts_are_fields():
         get(tiny.get_config(), path)
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line_each(folder):
     of_run, text = f"--from={folder}/run", f"--source=TextFiles(path='{folder}/text')"
     mistakes = [

@@ -38,6 +38,7 @@ def evaluate(models, *flags):
     return run([sys.executable, "-m", "pretrainax.evaluate", *words])
 
 
+@pytest.mark.slow
 def test_two_models_pay_for_the_same_spans(models, tmp_path):
     flags = "--bytes-of-spans", "--span-share=0.2", "--span-bytes=4", "--span-context=8", f"--beside={models['gpt2']}"
     done = evaluate(models, *flags, f"--output={tmp_path}/out.json")

@@ -157,6 +157,7 @@ def test_a_loop_of_ones_own_with_a_loss_and_a_model(package, text, cache):
     assert run(package, LOOP, text, cache).stdout.endswith("done\n")
 
 
+@pytest.mark.slow
 def test_the_program_with_a_loss_a_model_an_optimizer_a_callback_and_an_evaluator(package, text, cache, tmp_path):
     done = run(package, PROGRAM, text, cache, tmp_path / "runs")
     assert done.stderr.count("standard deviations after step 2: ") == 2

@@ -29,6 +29,7 @@ def write(path, lines):
     return path
 
 
+@pytest.mark.slow
 def test_a_prompt_goes_on_and_the_rates_are_told(model):
     out = generate(f"--from={model}", "the cat", "--max_new_tokens=6", "--log_probs")
     assert out.returncode == 0, out.stderr

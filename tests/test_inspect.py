@@ -14,6 +14,7 @@ def test_importing_it_loads_no_jax():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("variant", "expected"), [("bert", "[MASK→"), ("t5", "<extra_id_0>"), ("gpt", "loss tokens a batch")]
 )
@@ -35,6 +36,7 @@ def test_the_command(tmp_path, variant, expected):
     assert Tags((tmp_path / "page.html").read_text()).tags.count("h3") >= 4
 
 
+@pytest.mark.slow
 def test_rows_of_a_later_step_are_those_of_its_phase(text, cache):
     def shown(*words):
         command = [

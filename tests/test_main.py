@@ -59,6 +59,7 @@ def test_an_interrupted_run_ends_bit_identical_to_a_whole_one(number, whole, tmp
     assert_same_run(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_a_workdir_of_another_config_is_refused_with_the_fields(whole, text, cache):
     out = run(
         command("tests/support/tiny.py:t5", whole, text, cache, "--config.train.seed=1", "--config.train.log_every=7")
@@ -67,6 +68,7 @@ def test_a_workdir_of_another_config_is_refused_with_the_fields(whole, text, cac
     assert "train.seed: 0 -> 1" in out.stderr and "log_every" not in out.stderr
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "flags, message",
     [
@@ -98,6 +100,7 @@ def test_help_says_what_the_command_does_and_ends_with_0(word):
     assert "With --config=FILE, --help shows every field of that config." in out.stdout
 
 
+@pytest.mark.slow
 def test_help_with_a_config_shows_its_file_and_its_fields_as_they_are_overridden():
     out = run(
         [sys.executable, "-m", "pretrainax.main", "--help", "--config=tests/support/tiny.py:gpt"]

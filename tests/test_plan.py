@@ -36,6 +36,7 @@ def candidate():
     return search.assess(tiny.get_config("gpt"), Topology.parse("v5e:2x2"))
 
 
+@pytest.mark.slow
 def test_the_command_says_whether_it_fits_what_it_sends_and_what_it_costs():
     done = run(*TINY, "--topology=v5e:2x2", "--nocompile")
     assert done.returncode == 0, done.stderr
@@ -43,6 +44,7 @@ def test_the_command_says_whether_it_fits_what_it_sends_and_what_it_costs():
         assert words in done.stdout
 
 
+@pytest.mark.slow
 def test_the_best_meshes_are_listed():
     done = run(*TINY, "--topology=v5e:2x2", "--search")
     assert done.returncode == 0, done.stderr
@@ -57,6 +59,7 @@ def test_what_does_not_fit_comes_with_what_would():
     assert "what would fit, the cheapest change first" in done.stdout and "--config.train.accumulate=" in done.stdout
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "words, line",
     [
@@ -128,6 +131,7 @@ def test_the_page_has_a_row_for_every_config_on_every_topology():
     assert cells == [(config, topology) for config in configs for topology in plans_page.TOPOLOGIES]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["bert_base", "gpt2", "t5_base"])  # all of them take some minutes
 def test_the_page_in_docs_is_what_the_code_says_today(name, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -75,6 +75,7 @@ def test_a_bad_flag_of_beam_gets_one_line_before_the_work(folder, flag, said):
     assert "pretrainax: Beam cannot use these flags: " in done.stderr and said in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_without_beam_a_line_says_what_to_install(folder):
     (folder / "apache_beam.py").write_text("raise ImportError('as if it were not there')")
     done = command(folder, "prepare_beam", "--runner=DirectRunner")

@@ -13,6 +13,8 @@ from tests.support import tiny
 from tests.support.runs import ROOT
 from tests.support.xspace import xspace
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):

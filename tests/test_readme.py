@@ -76,6 +76,7 @@ def test_own_text_is_trained_on_evaluated_and_prepared(tmp_path, text, cache):
     assert "documents" in run([*prepare, "--config.tokenizer.vocab_size=400", cached], tmp_path)
 
 
+@pytest.mark.slow
 def test_a_model_learns_a_task_and_labels_records(tmp_path, text, cache):
     cached, started = f"--config.data.cache_dir={cache}", [sys.executable, "-m", "pretrainax.main"]
     source = f"--config.data.source=TextFiles(path='{text}')"
@@ -93,6 +94,7 @@ def test_a_model_learns_a_task_and_labels_records(tmp_path, text, cache):
     }
 
 
+@pytest.mark.slow
 def test_rows_are_shown_and_tokenizers_compared(tmp_path, text, cache):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (compare,), (inspect,) = (commands(f"python -m pretrainax.{x} ") for x in ("tokenizer", "inspect"))
@@ -113,16 +115,19 @@ def test_every_object_a_flag_is_given_is_one():
     assert len(objects) >= 5 and all(isinstance(Choice.parse(text), Choice) for text in objects)
 
 
+@pytest.mark.slow
 def test_the_zoo_is_printed():
     (zoo,) = commands("python -m pretrainax.zoo ")
     assert "Gemma 2" in run(zoo, ROOT)
 
 
+@pytest.mark.slow
 def test_a_recipe_is_shown_with_its_sources():
     (recipe,) = commands("python -m pretrainax.recipe ")
     assert "create_pretraining_data.py" in run(recipe, ROOT)
 
 
+@pytest.mark.slow
 def test_a_run_is_planned_and_a_budget_spent(tmp_path):
     run_of_a_config, budget = commands("python -m pretrainax.plan ")
     said = run([*run_of_a_config, "--nocompile"], ROOT)

@@ -183,6 +183,7 @@ def shown(*words: str) -> str:
     return " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_it_shows_each_number_with_its_source_and_what_a_flag_has_changed():
     said = shown("--config=llama:2_7b", "--config.optimizer.b1=0.8")
     assert (
@@ -192,6 +193,7 @@ def test_it_shows_each_number_with_its_source_and_what_a_flag_has_changed():
     assert "What the source has" not in said
 
 
+@pytest.mark.slow
 def test_it_shows_what_the_source_has_and_one_part_alone():
     said = shown("--preset=macbert_base")
     assert "model.vocab_size 21,128 paper Cui et al. 2020" in said

@@ -42,6 +42,7 @@ def start(words: list[str], **kwargs) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, *words], env=ENV | {"PYTHONPATH": str(ROOT)}, text=True, **kwargs)
 
 
+@pytest.mark.slow
 def test_every_config_of_a_recipe_is_sound(tmp_path):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "words.txt").write_text("床前\n")
@@ -63,6 +64,7 @@ def test_every_config_of_a_recipe_is_sound(tmp_path):
     assert [command for command, code in zip(lines, out.split(), strict=True) if code != "0"] == [], err
 
 
+@pytest.mark.slow
 def test_every_other_flag_is_one_of_its_command():
     started = {name: start(["-m", "pretrainax", name, "--help"], stdout=subprocess.PIPE) for name in NAMES}
     helps = {name: process.communicate()[0] for name, process in started.items()}

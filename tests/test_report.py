@@ -94,6 +94,7 @@ def test_folders_without_runs_are_named(tmp_path):
     assert "give the folders of runs" in report().stderr
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize(
     "field, value",
     [
@@ -122,6 +123,7 @@ def test_a_value_that_cannot_be_drawn_is_left_out_and_counted(field, value, tmp_
         assert "Infinity" not in page and "NaN" not in page
 
 
+@pytest.mark.slow
 def test_the_command_says_which_values_are_left_out(tmp_path):
     write_run(tmp_path / "a", [5.0, 1e308, 3.5], text_tokens=512)
     command = [sys.executable, "-m", "pretrainax.report", str(tmp_path / "a"), f"--output={tmp_path}/r"]

@@ -127,6 +127,7 @@ def run(*flags, stdin=""):
     return subprocess.run(command, input=stdin, cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_command_trains_and_encodes(text, cache, tmp_path):
     flags = [f"--config.data.source.path={text}", f"--config.data.cache_dir={cache}", f"--to={tmp_path / 'made'}"]
     # two processes: they find the classes of the config under the names that this one gives them
@@ -142,6 +143,7 @@ def test_help_has_the_commands_and_their_flags():
     assert "encode --tokenizer=DIR" in said and "--sizes" in said and "--config" in said
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "flags, said",
     [

@@ -15,6 +15,8 @@ from tests.support.classifiers import named_labels, with_head
 from tests.support.huggingface_weights import write_directory, write_run
 from tests.support.runs import ROOT, command, run
 
+pytestmark = pytest.mark.slow
+
 PAGE = (ROOT / "docs" / "use.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 FLAGS = "--config.checkpoint.every=10", "--config.evaluate.every=20", "--config.evaluate.prompts=('once', 'we')"

@@ -52,6 +52,7 @@ def test_phases_keep_their_shares_of_the_short_run():
     assert found == [(2, ""), (6, "sequence_length 16"), (8, "")] and experiment.checkpoint.keep_at == ()
 
 
+@pytest.mark.slow
 def test_batches_that_are_not_the_same_again_are_found(text, cache, tmp_path):
     (tmp_path / "restless.py").write_text(
         textwrap.dedent(

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.runs import ENV, ROOT, last_line
 
+pytestmark = pytest.mark.slow
+
 SOURCE = ("pretrainax", "configs", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 SMALL = (
     "--config.tokenizer.vocab_size=400 --config.train.steps=2 --config.schedule.warmup_steps=1 "

@@ -78,6 +78,7 @@ MERGED = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", few(MERGED))
 def test_a_tuning_starts_as_the_model_and_merges_into_one(name):
     model, start, frozen = adapted(name, MERGED[name])
@@ -135,6 +136,7 @@ def in_front(ids, arrays, side):
 IDS = np.array([7, 40, 11])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("name", "side"), (("gpt2", ""), ("t5_1_1", "encoder_")))
 def test_a_prompt_of_embeddings_is_read_as_their_tokens_are(name, side):
     model, _, frozen = adapted(name, PromptTuning(len(IDS)))
@@ -164,6 +166,7 @@ def test_a_prefix_of_the_keys_and_values_of_tokens_is_seen_as_they_are():
     np.testing.assert_allclose(got, wanted, atol=1e-4, rtol=0)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["t5_1_1", "t5gemma_9b_2b"])
 def test_prefixes_of_an_encoder_decoder_are_in_all_its_attentions(name):
     model, start, frozen = adapted(name, PrefixTuning(3, hidden=4))
@@ -217,6 +220,7 @@ def test_the_merged_update_is_alpha_over_the_rank_times_the_product():
     np.testing.assert_allclose(merged[f"{path}/kernel"] - kernels[f"{path}/kernel"], 2.0 * product, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_no_gradient_passes_through_the_norm_of_dora():
     """Liu et al. 2024, section 4.3: the norm counts as a constant, so the direction gets m / ‖V‖ of the gradient of the
     merged kernel."""
@@ -243,6 +247,7 @@ def test_no_gradient_passes_through_the_norm_of_dora():
         np.testing.assert_allclose(of_update[f"{path}/{name}"], gradient, atol=1e-4 * largest, rtol=0, err_msg=name)
 
 
+@pytest.mark.slow
 def test_dropout_is_of_what_an_update_reads_and_of_training_alone():
     """Hu et al. 2021 leave W x as it is; a model that answers drops nothing."""
     config = dataclasses.replace(config_of("gpt2"), dropout_rate=0.0, attention_dropout_rate=0.0)
@@ -263,6 +268,7 @@ def test_dropout_is_of_what_an_update_reads_and_of_training_alone():
     np.testing.assert_allclose(logits(0.5, training=True), logits(0.0, training=False), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_vectors_of_outputs_are_merged_into_their_biases_too():
     """(x W + b) * v is x (W v) + b v; of what `down` reads it is (x * v) W + b."""
     rng, key, down = np.random.RandomState(0), "s/blocks/self_attention/key", "s/blocks/mlp/down"

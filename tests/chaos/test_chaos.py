@@ -15,6 +15,8 @@ from tests.chaos.workdirs import Workdirs
 from tests.support import runs, tiny
 from tests.support.tiers import few
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory) -> runs.Whole:

@@ -111,6 +111,7 @@ def flip(path, position):
         f.write(bytes([byte ^ 1]))
 
 
+@pytest.mark.slow
 def test_a_step_with_one_flipped_bit_is_never_used(copy):
     """Every file in turn, the manifest and Orbax's metadata too, at a random position."""
     rng = random.Random(0)
@@ -309,6 +310,7 @@ def test_a_kill_while_saving_leaves_a_valid_checkpoint(tmp_path):
         shutil.rmtree(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_clear_line_and_earlier_steps_stay(tmp_path):
     """A limit on the size of a file stands in for the disk: writes fail in the same places."""
     program = """

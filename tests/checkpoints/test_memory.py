@@ -2,6 +2,8 @@
 
 import gc
 
+import pytest
+
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from tests.support.checkpoints import make_state
 
@@ -11,6 +13,7 @@ def lists() -> int:
     return sum(type(o) is list for o in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_saves_leave_no_lists_behind(tmp_path):
     """TensorStore's metrics, which Orbax would read around each save, leak some 40 a save."""
     checkpoints, state, found = Checkpoints(str(tmp_path), keep=1), make_state(0), []

@@ -39,6 +39,7 @@ NAMES = (
 # --- paths -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_workdir_of_any_name_is_read_back(name, tmp_path):
     workdir = tmp_path / name

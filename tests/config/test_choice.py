@@ -36,6 +36,7 @@ def test_the_alternatives_of_a_kind_are_its_classes_and_no_base():
     assert "TFDS" in {cls.__name__ for cls in Choice.alternatives(kinds.Source)}
 
 
+@pytest.mark.slow
 def test_a_base_cannot_be_chosen():
     with pytest.raises(UserError, match="unknown choice 'Schedule'"):
         Choice.parse("Schedule()")

@@ -60,6 +60,7 @@ def config_file(package: pathlib.Path, type_name: str) -> str:
     return str(package / "config.json")
 
 
+@pytest.mark.slow
 def test_an_entry_point_is_found_when_a_config_is_loaded(package):
     install(package, "Tiger = mypackage.optim:Tiger")
     assert run(package, LOAD, config_file(package, "mypackage.optim:Tiger")).startswith("Tiger(learning_rate=")

@@ -5,8 +5,12 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = """
+import pytest
+
 from pretrainax import cli
 from pretrainax.config import Choice
 from pretrainax.config import validation
@@ -38,6 +42,7 @@ OVERRIDES = {
 }
 
 
+@pytest.mark.slow
 def test_flags_give_every_kind_of_choice_and_words(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM.replace("PATHS", repr(list(OVERRIDES))))
     flags = [f"--config.{path}={value}" for path, value in OVERRIDES.items()]

@@ -130,6 +130,7 @@ def test_index_of_shards_with_more_than_31_bits_of_tokens(tmp_path):
     assert Corpus(str(tmp_path)).num_tokens == Corpus(str(tmp_path)).token_counts.sum() == 2**31 + 3
 
 
+@pytest.mark.slow
 def test_folder_without_index_is_no_corpus(tmp_path):
     with pytest.raises(ValueError, match="holds no prepared corpus"):
         Corpus(str(tmp_path))

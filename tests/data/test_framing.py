@@ -38,6 +38,7 @@ def test_a_decoder_of_two_stacks_starts_as_its_family_does():
     assert decoder_start(ROBERTA) == ROBERTA.eos and decoder_start(T5) == T5.pad
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=3), st.integers(0, 60))
 def test_the_longest_gives_way_token_by_token(sizes, room):
     wanted = list(sizes)

@@ -10,6 +10,8 @@ import pytest
 from tests.support.fake_hub import serving
 from tests.support.runs import ROOT
 
+pytestmark = pytest.mark.slow
+
 LINES = b"".join(b'{"text": "line %d of some text"}\n' % i for i in range(50))
 # The client reads where the hub is when it is imported.
 READ = """

@@ -42,6 +42,7 @@ def test_broken_line_is_an_error(monkeypatch, end, message):
         long_lines.parse(bytearray(b'{"text": "' + b"a" * 30 + end))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 40)), st.booleans())
 def test_lines_are_those_of_the_file(lengths, ends):

@@ -267,6 +267,7 @@ def test_the_thread_gives_batches_in_order(start, stop):
     assert all(same(batch, batches[start + i]) for i, batch in enumerate(made))
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_batches_in_the_same_order():
     batches = make(SpanCorruption())
     made = list(iterate(batches, 3, 10, workers=2))
@@ -274,6 +275,7 @@ def test_two_processes_give_the_same_batches_in_the_same_order():
     assert all(same(batch, batches[3 + i]) for i, batch in enumerate(made))
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_packed_and_mixed_batches(tmp_path):
     batches = packed_and_mixed(str(tmp_path))
     made = list(iterate(batches, 3, 10, workers=2))
@@ -328,6 +330,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_loader_process_leaves_signals_to_its_parent_and_ends_with_it(tmp_path):
     (tmp_path / "loading.py").write_text(LOADING)
     pipe = subprocess.PIPE

@@ -38,6 +38,7 @@ def flat(tree):
 
 
 # A bias, in two stacks; groups of keys, turned, a cap, some layers with a window; norms of queries and keys; one layer
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", ("t5_1_1", "gemma2", "qwen3", "albert"))
 def test_logits_are_those_that_attention_takes_its_softmax_of(name):
     """What the softmax of them weighs of the values is what the map after attention reads."""

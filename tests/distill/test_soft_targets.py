@@ -55,6 +55,7 @@ def test_soft_targets_of_words_are_of_each_word_by_itself():
     np.testing.assert_allclose(found, words[0].sum() + words[1, :3].sum(), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_soft_targets_of_a_chain_are_marginals_of_its_softened_tags():
     def said():
         logits, between, start, end = drawn(B, T, 2), drawn(2, 2), drawn(2), drawn(2)

@@ -7,6 +7,8 @@ import pytest
 from tests.fuzz.__main__ import fuzz
 from tests.fuzz.formats import formats
 
+pytestmark = pytest.mark.slow
+
 # Without those that start JAX in a process of their own; they are in the long form.
 QUICK = [name for name in formats() if not name.startswith(("config_", "checkpoint", "safetensors"))]
 

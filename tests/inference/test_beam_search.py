@@ -129,6 +129,7 @@ def written_down(last, table, beams, penalty, limit):
     return finished
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("beams, penalty", [(1, 1.0), (2, 1.0), (2, 0.0), (3, 2.0), (4, -1.0), (4, 0.5)])
 def test_what_a_table_of_trigrams_writes_is_what_lists_write(beams, penalty):
     """Each beam goes on from its own state, and a prompt is done neither too early nor too late."""
@@ -156,6 +157,7 @@ def test_a_row_with_no_room_gets_no_text():
     assert found.lengths[0].tolist() == [0, 0] and (found.lengths[1] > 0).all()
 
 
+@pytest.mark.slow
 def test_what_stands_behind_a_short_prompt_was_not_said():
     """Rows are padded with token 0, which a penalty of what was read must leave as it is."""
     rules, table = RULES._replace(repetition_penalty=3.0), TABLE.at[:, 0].add(3.0)

@@ -95,6 +95,7 @@ def places(logits, prompts, steps):
     return np.take_along_axis(logits, (prompts[:, None] - 1 + np.arange(steps + 1))[:, :, None], axis=1)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", few(WRITERS))
 def test_each_step_has_the_logits_of_the_whole_text_in_transformers(name):
     case, steps = CASES[name], 4  # which leaves the shortest text one token to begin with; windows are 4 too
@@ -143,6 +144,7 @@ def test_windows_are_passed_on_one_device_as_on_eight(config, mesh):
     np.testing.assert_allclose(got, places(whole(config, texts(config)), PROMPTS, STEPS), atol=1e-4)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", few(["palm", "grok", "deepseek", "st_moe"], ["palm", "grok"]))
 def test_each_step_of_a_model_that_transformers_lacks_has_the_logits_of_the_whole_text(name):
     config = dataclasses.replace(written.CONFIGS[name], vocab_size=100)

@@ -71,6 +71,7 @@ def test_a_text_does_not_depend_on_the_batch(alphabet):
     assert generate(alphabet, prompts, dataclasses.replace(sampling, seed=4)) != together
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_is_all_that_is_said(alphabet):
     def text(**options):
         return generate(alphabet, ["ab"], Sampling(max_new_tokens=8, **options))[0].text
@@ -122,6 +123,7 @@ def test_what_cannot_be_done_is_one_line(name, prompts, options, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_eight_devices_write_what_one_does():
     prompts = ["the cat", "a", "no dog here, "]  # which eight do not divide
     for sampling in (Sampling(max_new_tokens=6), Sampling(max_new_tokens=6, num_beams=2)):

@@ -46,6 +46,7 @@ KINDS = {
 }
 
 
+@pytest.mark.first(1)
 @needs_transformers
 @pytest.mark.parametrize("name", KINDS)
 def test_candidates_are_those_of_the_fill_mask_pipeline(name, tmp_path):
@@ -205,6 +206,7 @@ def test_an_encoder_whose_tokenizer_has_no_mask_is_told_so():
         fill(dataclasses.replace(loaded_case("bert"), tokenizer=tokenizer), "[MASK]")
 
 
+@pytest.mark.slow
 def test_of_a_run_of_electra_the_generator_fills_in():
     run = with_config("electra_small", **{f.name: getattr(joint(), f.name) for f in dataclasses.fields(joint())})
     config, params = models.electra.generator(run.model.config, run.params)

@@ -73,6 +73,7 @@ def logs_after(loaded, read: list[int], rows: list[list[int]], prefix: int = 0) 
     return np.asarray(jax.nn.log_softmax(loaded(batch).heads["lm"].logits()))
 
 
+@pytest.mark.first(1)
 @KINDS
 def test_the_candidates_are_the_likeliest_of_all_fillings(kind, models):
     loaded = models[kind]

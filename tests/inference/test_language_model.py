@@ -24,6 +24,7 @@ def face(name: str) -> LanguageModel:
     return LanguageModel(**{field.name: getattr(loaded_case(name), field.name) for field in fields})
 
 
+@pytest.mark.slow
 def test_a_decoder_generates_scores_and_embeds():
     gpt2 = face("gpt2")
     drawn = dict(max_new_tokens=4, temperature=1.0, seed=3)
@@ -36,6 +37,7 @@ def test_a_decoder_generates_scores_and_embeds():
         gpt2.generate("a", max_tokens=3)
 
 
+@pytest.mark.slow
 def test_of_electra_the_generator_fills_in_and_scores_and_the_discriminator_embeds(tmp_path):
     model = load(write_run(tmp_path / "run", tiny("small")))
     assert model.fill("a <mask>xt", top=2) == fill(model.generator, "a <mask>xt", top=2)

@@ -31,6 +31,7 @@ def logits(model, arrays):
     return np.asarray(model(arrays).logits)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["gpt2", "t5_1_1", "bert_masked_lm"])
 def test_an_export_gives_the_logits_of_its_workdir(tmp_path, name):
     case = CASES[name]
@@ -60,6 +61,7 @@ def test_the_mean_of_checkpoints_is_that_of_float64(made_run):
     assert_same(load(made_run).params, weights_at(30))
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("kind", ["run", "mean", "directory"])
 def test_each_device_reads_its_own_shards(made_run, tmp_path, kind):
     source = {"run": made_run, "mean": f"{made_run}@average"}.get(kind) or write_directory(tmp_path / "it", "gpt2")
@@ -95,6 +97,7 @@ def test_a_model_is_split_by_default_where_a_device_has_no_room_for_it():
         default_mesh(gpt2, jax.devices()[:3], 1)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("shared", ["all", "gradient_disentangled"])
 def test_a_run_of_electra_is_its_discriminator_beside_its_generator(tmp_path, shared):
     config = tiny("small")
@@ -160,6 +163,7 @@ def test_a_notebook_whose_event_loop_runs_can_load(made_run):
     assert asyncio.run(cell()) == f"{made_run}, step 30"
 
 
+@pytest.mark.slow
 def test_the_package_imports_nothing_until_it_is_used():
     code = (
         "import sys, pretrainax; heavy = ('jax', 'numpy', 'flax', 'absl', 'pretrainax.config')\n"

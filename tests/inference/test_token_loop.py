@@ -63,6 +63,7 @@ def test_a_draw_does_not_depend_on_the_batch():
     np.testing.assert_array_equal(same, lengths[[2, 0]])
 
 
+@pytest.mark.slow
 def test_copies_of_a_prompt_are_other_draws_and_the_first_is_that_of_one_alone():
     tokens, *_ = write(PROMPTS[:2], [9] * 2, DRAWN, copies=3)
     alone, *_ = write(PROMPTS[:2], [9] * 2, DRAWN)

@@ -20,6 +20,8 @@ from tests.golden.make import oracle
 from tests.support.loaded import loaded_case
 from tests.support.tiers import few
 
+pytestmark = pytest.mark.slow
+
 # Learned positions and alternating windows; rotary ones, a window and grouped heads; both kinds of two stacks.
 NAMES = "gpt_neo", "mistral", "phi2", "smollm3", "bart", "t5_1_1", "switch", "t5gemma_9b_2b"
 PROMPTS = "the cat sat, and", "a", "no dog. i say no more"

@@ -28,6 +28,7 @@ def exported(name, changes, tmp_path):
     return config, params
 
 
+@pytest.mark.first(2)
 @needs_transformers
 @pytest.mark.parametrize("name", few(BIASED))
 def test_transformers_computes_the_same_with_zeros(name, tmp_path):

@@ -56,6 +56,7 @@ class Closed(Encoder):
 # --- families --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", few(["gpt2", "llama3", "gemma2", "qwen3_moe"], ["gpt2", "gemma2"]))
 def test_with_its_mask_kept_closed_an_encoder_says_what_the_decoder_did(name, tmp_path):
     model, arrays = dataclasses.replace(CASES[name].config, family="encoder"), batch(CASES[name])
@@ -100,6 +101,7 @@ def test_both_stacks_are_the_decoder_s_and_cross_attention_is_self_attention_of_
 # --- experts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "top_k"),
     few([("llama3", 1), ("gemma2", 2), ("qwen2", 3), ("t5gemma_9b_2b", 2)], [("t5gemma_9b_2b", 2)]),
@@ -136,6 +138,7 @@ def test_layers_between_stay_as_they_are_where_every_second_has_experts(tmp_path
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(["gpt2", "t5_1_1"], ["t5_1_1"]))
 def test_a_feed_forward_behind_the_experts_adds_nothing_at_first(name, tmp_path):
     source = dataclasses.replace(CASES[name].config, num_layers=4)
@@ -186,6 +189,7 @@ def test_biases_are_copied_too_and_what_is_dropped_is_said(tmp_path):
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     "there, ours, layers, expected",
     [
@@ -272,6 +276,7 @@ def test_layers_that_positions_turned_and_do_not_here_are_said(tmp_path):
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "bert_masked_lm"])  # tied, untied, with a bias
 def test_logits_of_old_tokens_stay_and_those_of_new_ones_are_their_mean(name, tmp_path):
     source = CASES[name].config
@@ -296,6 +301,7 @@ def test_rows_that_no_token_had_are_made_like_new_ones(tmp_path):
     )
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["gpt2", "roberta", "bart"])  # the last two have rows that no position uses
 def test_a_longer_context_leaves_learned_positions_as_they_were_and_repeats_them(name, tmp_path):
     source = CASES[name].config
@@ -342,6 +348,7 @@ def windowed(window):
     )
 
 
+@pytest.mark.slow
 def test_windows_say_the_same_of_rows_that_they_hold(tmp_path):
     case = CASES["roberta"]
     start, arrays = write_run(tmp_path / "start", case.config, pad_id=case.pad_id), batch(case)
@@ -359,6 +366,7 @@ def test_maps_of_global_tokens_begin_as_copies(tmp_path):
         np.testing.assert_array_equal(own, copied)
 
 
+@pytest.mark.slow
 def test_what_is_sparse_already_is_not_narrowed(tmp_path):
     start = write_run(tmp_path / "start", windowed(4), pad_id=1)
     with pytest.raises(UserError, match=r"FullToSparse\(\), .* must be None: leave the adaptation out"):

@@ -80,6 +80,7 @@ WIDE = changed(
 )
 
 
+@pytest.mark.slow
 def test_adaptations_follow_one_another_and_every_parameter_is_copied_or_made_by_something_that_is_said(starts):
     start = planned(starts["llama"], WIDE, *WHOLE)
     assert start.copied.keys() | start.made.keys() == flat(models.abstract_params(WIDE)).keys()
@@ -107,6 +108,7 @@ def test_each_side_has_the_decoder_s_table_of_tokens_where_they_have_one_each(tm
         np.testing.assert_array_equal(params[f"{side}token_embedding/embedding"][:99], table)
 
 
+@pytest.mark.slow
 def test_on_a_mesh_that_does_not_divide_the_start_each_device_has_its_part_of_the_model(starts):
     """99 rows are not divided by two devices, 128 are."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=2, expert=2, tensor=2))
@@ -156,6 +158,7 @@ def test_heads_that_the_start_lacks_are_drawn_anew_where_that_is_asked_for(start
 # --- directories of others -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hugging_face_directory_is_a_start_too(tmp_path):
     source = write_directory(tmp_path / "llama", "llama3")
     params = flat(taken(source, WIDE, *WHOLE))
@@ -165,6 +168,7 @@ def test_a_hugging_face_directory_is_a_start_too(tmp_path):
         np.testing.assert_array_equal(params[path], x, err_msg=path)
 
 
+@pytest.mark.slow
 @needs_transformers
 def test_the_decoder_of_a_llama_that_transformers_has_written_says_what_that_does(tmp_path):
     import torch

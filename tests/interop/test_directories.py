@@ -51,6 +51,7 @@ def source(tmp_path):
 # --- there and back --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", few(CASES))
 def test_import_and_export_keep_every_bit(name, tmp_path):
     source = write_directory(tmp_path / "source", name)
@@ -74,6 +75,7 @@ def test_parameters_go_through_in_blocks(tmp_path, monkeypatch):
     test_import_and_export_keep_every_bit("t5_1_1", tmp_path)
 
 
+@pytest.mark.first(2)
 @needs_transformers
 @pytest.mark.parametrize("name", few(PUBLISHED))
 def test_transformers_saves_what_we_read_and_loads_what_we_write(name, tmp_path):
@@ -118,6 +120,7 @@ def test_the_encoder_of_deberta_v3_is_loaded_without_the_authors_head(tmp_path):
     np.testing.assert_allclose(got, out.last_hidden_state.numpy()[real], atol=2e-4, rtol=0)  # as all parity tests
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("part", ["discriminator", "generator"])
 @pytest.mark.parametrize("sharing", ["all", "gradient_disentangled"])
 def test_either_part_of_an_electra_is_exported(sharing, part, tmp_path):
@@ -213,6 +216,7 @@ def test_names_of_a_bare_and_old_file_are_understood(source, tmp_path):
 # --- a start for training --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("through", few(["directory", "workdir"], ["directory"]))
 def test_training_goes_on_from_a_directory(through, tmp_path, text, cache):
     source = write_directory(tmp_path / "source", "gpt2")
@@ -269,6 +273,7 @@ def run(*words, module="huggingface"):
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_command_imports_and_exports(source, tmp_path):
     done = run("import", f"--from={source}", f"--workdir={tmp_path / 'run'}")
     assert done.returncode == 0 and "parameters imported" in done.stdout, done.stderr
@@ -277,6 +282,7 @@ def test_the_command_imports_and_exports(source, tmp_path):
     assert {x.dtype.name for x in stored(tmp_path / "out").values()} == {"bfloat16"}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "words, message",
     [

@@ -20,6 +20,7 @@ def numbers(config, path=()):
             yield (*path, name)
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("value", [10**9, 10**18, 10**30, -1, 0])
 @pytest.mark.parametrize("family", ["gpt", "bert", "t5"])
 def test_a_number_of_a_run_that_is_huge_ends_within_seconds(family, value, tmp_path):

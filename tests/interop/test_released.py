@@ -53,6 +53,7 @@ def test_released_names_are_read(name, tmp_path):
     assert_same(read(tmp_path / "source"), weights(case.config))
 
 
+@pytest.mark.first(1)
 @needs_transformers
 @pytest.mark.parametrize(
     "name", few(name for name in RELEASED if name not in ("deberta-v3", "deepseek-moe"))

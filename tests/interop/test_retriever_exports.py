@@ -19,6 +19,8 @@ from tests.golden import CASES
 from tests.golden.case import needs_transformers, weights
 from tests.support.exports import write_workdir
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["aus mir", "le"]
 
 

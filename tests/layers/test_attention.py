@@ -128,6 +128,7 @@ DECODER = ModelConfig(
 )
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("mesh", [{}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=["one device", "8 devices"])
 def test_of_a_decoder_all_see_the_prefix_and_none_what_comes_after_it(mesh):
     rows = dict(segment_ids=[1, 1, 1, 1, 2, 2, 2, 0], positions=[0, 1, 2, 3, 0, 1, 2, 0], tokens=range(8))
@@ -226,6 +227,7 @@ def test_kernels_give_the_output_and_gradients_of_the_reference(interpreted, imp
     assert_close(got, expected, 2e-5)  # float32 sums of <= 200 terms near 1, in another order
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("causal", (True, False))
 @pytest.mark.parametrize("windowed", (None, True, False))
 def test_splash_has_windows_and_a_cap(interpreted, causal, windowed):

@@ -119,11 +119,13 @@ PREFIXES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", few(SHAPES, ["decoder with bias"]))
 def test_xla_compiles_for_tpu(tpu_mesh, shape):
     assert compile_attention(tpu_mesh, "xla", SHAPES[shape])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "implementation, shape",
     [("tpu_splash", shape) for shape in WITHOUT_BIAS] + [("tpu_flash", shape) for shape in SHAPES],
@@ -133,6 +135,7 @@ def test_tpu_kernels_compile_to_three_kernels(tpu_mesh, implementation, shape):
     assert text.count('custom_call_target="tpu_custom_call"') == 3  # forward; gradients of q; gradients of k and v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", few(WINDOWS, ["mixed with a cap"]))
 def test_splash_compiles_with_windows(tpu_mesh, shape):
     text = compile_attention(tpu_mesh, "tpu_splash", WINDOWS[shape]).as_text()
@@ -140,6 +143,7 @@ def test_splash_compiles_with_windows(tpu_mesh, shape):
     assert text.count('custom_call_target="tpu_custom_call"') == 3 * kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", few(SHAPES | WINDOWS | PREFIXES, ["mixed"]))
 def test_xla_compiles_for_h100(gpu_mesh, shape):
     assert compile_attention(gpu_mesh, "xla", (SHAPES | WINDOWS | PREFIXES)[shape])
@@ -204,6 +208,7 @@ def test_loss_never_holds_a_devices_logits(mesh, request):
 SMOOTH = {"z_loss": 1e-4, "label_smoothing": 0.1}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "options",
     few(

@@ -19,6 +19,7 @@ def random_params():
     return jax.tree.unflatten(structure, [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
 
 
+@pytest.mark.first(1)
 def test_a_token_is_seen_with_its_neighbours_of_the_same_segment(variant):
     params = random_params()
     got = variant(lambda x: MODULE.apply({"params": params}, x, SEGMENTS, True))(X).convolved

@@ -59,6 +59,7 @@ def test_module_drops_in_training_alone_and_by_its_key():
     np.testing.assert_array_equal(Dropout(RATE).apply({}, X, deterministic=True), X)
 
 
+@pytest.mark.slow
 def test_eight_devices_drop_what_one_does():
     run = jax.jit(functools.partial(dropped, RATE))
     expected = np.asarray(run(X, KEYS["hashed"]))

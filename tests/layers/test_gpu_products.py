@@ -29,6 +29,7 @@ def inputs(dtype, inner=96, outer=200):
     return [jax.random.normal(key, shape).astype(dtype) for key, shape in zip(keys, shapes, strict=True)]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_each_row_meets_the_matrix_of_its_expert(interpreted, sizes, dtype):
@@ -46,6 +47,7 @@ def test_each_row_meets_the_matrix_of_its_expert(interpreted, sizes, dtype):
     chex.assert_trees_all_close(np.float64(dx), np.einsum("SE,SF,EDF->SD", of, gradient, kernel), atol=atol, rtol=0)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_the_gradient_of_a_matrix_is_summed_over_its_rows_in_float32(interpreted, sizes, dtype):
@@ -59,6 +61,7 @@ def test_the_gradient_of_a_matrix_is_summed_over_its_rows_in_float32(interpreted
     )
 
 
+@pytest.mark.slow
 def test_every_row_is_in_one_block():
     for sizes in SIZES.values():
         first, last, expert = (np.asarray(a) for a in gpu_products.blocks_of(jnp.array(sizes), ROWS))

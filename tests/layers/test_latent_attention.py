@@ -46,6 +46,7 @@ def init(config):
     return module.init(jax.random.key(1), X, X, Mask(True), terms(config, POSITIONS))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("query_rank", [14, None])
 def test_token_by_token_as_the_whole_text(query_rank):
     config = dataclasses.replace(

@@ -84,6 +84,7 @@ def test_bfloat16_stays_bfloat16_and_the_router_sees_float32():
     np.testing.assert_allclose(y.astype(np.float32), want, atol=0.5)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("use_bias", few([False, True], [True]), ids=("", "biases"))
 @pytest.mark.parametrize("capacity", [None, 1.0], ids=("dropless", "room for as many"))
 @pytest.mark.parametrize(
@@ -240,6 +241,7 @@ def test_padding_counts_for_nothing():
     assert got["layers/expert_tokens"][0].sum() == 2 * 13
 
 
+@pytest.mark.first(2)
 @needs_transformers
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_the_balance_loss_is_that_of_transformers_by_choice(top_k):

@@ -14,7 +14,7 @@ from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.rules import tree_shardings
 
-pytestmark = pytest.mark.aot
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
 EXPERTS, WIDTH, INSIDE, TOKENS = 16, 512, 1024, 256  # tokens of each device
 

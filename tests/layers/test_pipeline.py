@@ -60,12 +60,14 @@ def output_and_gradients(model, mesh=None, rows=ROWS, **compute):
     return y, gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", few([1, 2, 8], [2]))
 def test_any_number_of_parts_gives_the_stream_and_gradients_of_one_device(parts):
     got = output_and_gradients("rotary", MESH, pipeline_parts=parts)
     chex.assert_trees_all_close(got, output_and_gradients("rotary"), rtol=2e-5, atol=2e-6)  # float32, another order
 
 
+@pytest.mark.slow
 def test_a_bias_that_rows_share_has_its_gradient():
     got, expected = (output_and_gradients("buckets", mesh) for mesh in (MESH, None))
     assert float(jnp.abs(expected[1][0]["relative_bias"]["embedding"]).max()) > 1e-5
@@ -109,6 +111,7 @@ def test_dropout_is_another_one_for_each_row_and_layer_and_the_same_for_the_same
     assert len({row.tobytes() for row in first}) == ROWS
 
 
+@pytest.mark.slow
 def test_the_stream_goes_on_by_permutes_and_no_device_has_all_layers():
     params, arrays = inputs("rotary")
     devices = make_mesh(MeshConfig(data=1, pipeline=2, fsdp=4))

@@ -39,6 +39,7 @@ def changed(variant, place):
     return differs[:, :4].any(-1).tolist(), differs[:, 4:].any(-1).tolist()
 
 
+@pytest.mark.first(1)
 def test_each_half_reads_in_its_direction_and_never_another_text(variant):
     forward, backward = changed(variant, 4)
     assert forward == [False, False, False, False, True, True, False, False]
@@ -50,6 +51,7 @@ def test_padding_is_read_by_nothing_that_counts(variant):
     assert not any(forward[:6] + backward[:6])
 
 
+@pytest.mark.first(1)
 def test_the_stream_is_in_the_dtype_of_activations(variant):
     x = jax.random.normal(jax.random.key(1), (1, 8, 4))
     exact, rounded = stack(variant, x), stack(variant, x.astype(jnp.bfloat16), dtype="bfloat16")

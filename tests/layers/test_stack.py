@@ -69,6 +69,7 @@ def test_unrolled_gives_the_same_with_the_same_dropout():
     np.testing.assert_allclose(run(scan_unroll=3), run(), atol=1e-5)  # float32, compiled otherwise
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("remat, unroll", [("block", 1), ("block", 3), ("dots", 1)])
 def test_rematerialisation_gives_the_same_gradients(remat, unroll):
     got, want = gradients(remat=remat, scan_unroll=unroll), gradients()
@@ -222,6 +223,7 @@ class Counting(Block):
         return x, side.replace(state={"calls": state["calls"] + 1, "seen": state["seen"] + x[..., 0] * 0 + 1})
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("changes", [{}, {"share_layers": True}], ids=("own", "shared"))
 @pytest.mark.parametrize("compute", few([{}, {"scan_unroll": 3}, {"remat": "block"}], [{}]), ids=str)
 def test_a_block_hands_its_state_on(variant, changes, compute):
@@ -276,6 +278,7 @@ def test_sums_of_all_blocks_are_added_up(monkeypatch):
     assert 0 < float(metric) and "hidden" in state["intermediates"]["blocks"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compute", few([{"remat": "block"}, {"remat": "dots", "scan_unroll": 3}], [{"remat": "block"}]), ids=str
 )

@@ -12,6 +12,7 @@ from pretrainax.layers.sum_by_id import BLOCK, sorted_sum_by_id
 TOLERANCE = dict(rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize(
     ("count", "rows", "highest"),
     [

@@ -55,6 +55,7 @@ def in_a_row(params, every):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", few([2, 4], [2]))
 def test_it_is_the_layers_one_after_the_other(every):
     config = config_of(every)
@@ -79,6 +80,7 @@ def test_it_is_the_layers_one_after_the_other(every):
     assert together.shape == X.shape
 
 
+@pytest.mark.first(1)
 @EVERY
 def test_parameters_of_a_kind_are_one_array_and_their_numbers_are_known(every):
     config = config_of(every)
@@ -126,6 +128,7 @@ class Counting(Block):
         return y, SideOutputs(None if state is None else state + layer.number, side.sums)
 
 
+@pytest.mark.first(1)
 @EVERY
 def test_the_states_of_blocks_are_in_the_order_of_the_layers(every):
     config = config_of(every)
@@ -135,6 +138,7 @@ def test_the_states_of_blocks_are_in_the_order_of_the_layers(every):
     np.testing.assert_array_equal(side.state, [0, 11, 22, 33])
 
 
+@pytest.mark.slow
 def test_a_deeper_stack_is_no_longer_program():
     def program(layers):
         config = config_of(2, num_layers=layers)

@@ -73,6 +73,7 @@ def read(q, k, v, allowed):
 # --- what is computed ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("window", [2, 5, 6, 16, 100])  # of lengths that blocks divide and do not, and beyond the row
 def test_blocks_read_what_a_mask_leaves_of_all_pairs(window):
     q, k, v = vectors(23)
@@ -97,6 +98,7 @@ def test_others_see_the_first_token_once_and_their_window(window):
     np.testing.assert_allclose(got[~is_first], read(q, k, v, allowed)[~is_first], atol=1e-6)  # as above
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("window, count", [(2, 4), (6, 4), (6, 9), (100, 23)])
 def test_others_see_the_question_once_and_their_window_and_it_sees_all_of_its_text(window, count):
     q, k, v = vectors(23)
@@ -159,6 +161,7 @@ def test_a_token_knows_of_one_far_away_by_the_first():
     assert moved(*model_and_params(**asking)).all()  # so does the question
 
 
+@pytest.mark.slow
 def test_training_drops_weights():
     model, params = model_and_params(attention_dropout_rate=0.5)
     arrays = batch([[1] * 20])
@@ -266,6 +269,7 @@ def test_rotary_positions_turn_the_global_maps_too():
     np.testing.assert_allclose(output(model, params, later), output(model, params, arrays), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_mesh_that_splits_the_length_is_refused():
     experiment = tiny.get_config("gpt")
     experiment.model = CONFIG

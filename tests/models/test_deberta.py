@@ -54,6 +54,7 @@ def long_batch(length, config):
     }
 
 
+@pytest.mark.slow
 @needs_transformers
 def test_published_buckets_past_the_last_one_are_those_of_transformers():
     case = CASES["deberta"]
@@ -137,6 +138,7 @@ def test_only_the_last_block_sees_absolute_positions():
     assert np.abs(states[0][1] - states[1][1]).max() > 0.1
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("compute", [Compute(remat="block"), Compute(remat="dots"), Compute(scan_unroll=4)], ids=str)
 @pytest.mark.parametrize("name", few(["deberta_v2", "deberta_v3"], ["deberta_v3"]))
 def test_how_it_runs_does_not_change_gradients(name, compute):
@@ -156,6 +158,7 @@ def test_how_it_runs_does_not_change_gradients(name, compute):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4, err_msg=path)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["deberta_v2", "deberta_v3"])
 def test_dropout_is_everywhere_and_follows_its_key(name):
     config = dataclasses.replace(CASES[name].config, dropout_rate=0.2)
@@ -191,6 +194,7 @@ def test_the_mask_decoder_is_the_generators():
     assert parameter_names(joined) == parameter_names(params)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("mesh", [dict(data=8), dict(fsdp=4, tensor=2), dict(data=2, fsdp=2, tensor=2)], ids=str)
 @pytest.mark.parametrize("name", few(["deberta_convolution", "deberta_v2", "deberta_v3"], ["deberta_v3"]))
 def test_split_over_devices_it_is_the_same(name, mesh):

@@ -154,6 +154,7 @@ EMBEDDINGS = {"token_embedding", "position_embedding", "token_type_embedding", "
 DIFFERENCES = {f"embedding_difference/{name}_embedding/embedding" for name in ("token", "position")}
 
 
+@pytest.mark.slow
 def test_shared_embeddings_learn_from_both_and_the_generator_from_its_own_loss():
     config = joint("all")
     assert reached(config, "loss") == {"generator"} | EMBEDDINGS
@@ -325,6 +326,7 @@ def test_micro_batches_change_nothing_but_the_draw():
     check_same(found, on_one_device("all", certain=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", few(SHARING, ["all"]))
 def test_in_bfloat16_losses_are_float32_and_near(sharing):
     config, (_, batch) = joint(sharing), masked_batch()

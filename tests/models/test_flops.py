@@ -41,6 +41,7 @@ CASES = {
 }
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", CASES)
 def test_agrees_with_xla(name):
     config, lengths, changes = CASES[name]

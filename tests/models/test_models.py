@@ -134,6 +134,7 @@ def test_a_packed_text_has_the_features_it_has_alone(case):
     np.testing.assert_allclose(features(config, params, alone), before[:, 4:7], atol=2e-5)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_abstract_params_are_those_of_the_model(family):
     config = CONFIGS[family]
@@ -149,6 +150,7 @@ def test_parameters_are_float32_and_features_in_the_compute_dtype():
     assert (outputs.heads["lm"].features.dtype, outputs.heads["lm"].logits().dtype) == (jnp.bfloat16, jnp.float32)
 
 
+@pytest.mark.first(2)
 def test_bfloat16_is_near_float32(case):
     _, config, params, inputs, _ = case
 
@@ -170,6 +172,7 @@ def test_token_types_default_to_zero():
     assert not np.allclose(features(config, params, inputs | {"token_types": ones}), without)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("position", [LearnedPositions(16), SinusoidalPositions(), RotaryPositions(16)])
 def test_positions_come_from_the_batch(position):
     config, inputs = dataclasses.replace(CONFIGS["decoder"], position=position), batch("decoder")
@@ -179,6 +182,7 @@ def test_positions_come_from_the_batch(position):
     assert not np.allclose(before[:, 4:7], after[:, 4:7])
 
 
+@pytest.mark.first(2)
 def test_every_parameter_gets_a_gradient(case):
     _, config, params, inputs, _ = case
     model = models.build(config, Compute())
@@ -204,6 +208,7 @@ def test_unknown_family_names_those_there_are():
 # --- sides of their own ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(1)
 def test_what_is_encoded_once_is_decoded_again(variant):
     config, inputs = CONFIGS["encoder_decoder"], batch("encoder_decoder")
     model = models.build(config, Compute())
@@ -241,6 +246,7 @@ def test_an_axis_that_would_broadcast_is_named(name):
         models.build(CONFIGS["decoder"], Compute()).init(jax.random.key(0), inputs, deterministic=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(["mixtral", "deepseek_v3", "switch"], ["deepseek_v3"]))
 def test_of_any_depth_a_model_with_experts_is_the_same_program(name):
     """So that it is compiled in the same time: a scan over layers, of first layers without experts, or over turns."""

@@ -174,6 +174,7 @@ def test_on_eight_devices_and_after_a_restart_layers_are_trained_as_on_one(tmp_p
     assert all(x[0].max() == 0 < x[1].max() for x in jax.tree.leaves(blocks))
 
 
+@pytest.mark.slow
 def test_the_gradient_norm_is_that_of_what_is_trained():
     *_, state = stepping("1 device")
     norm = train("1 device", copy(state), 1)[1]["gradient_norm"]

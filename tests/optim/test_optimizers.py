@@ -94,6 +94,7 @@ SCHEDULES = (
 )
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_without_a_warmup_the_first_rate_is_the_peak(schedule):
     assert rates(schedule(warmup_steps=0), 2000)[0] == 1.0
@@ -195,6 +196,7 @@ def test_rms_scaling_takes_an_unstacked_matrix_whole():
     np.testing.assert_allclose(moved, np.full((4, 1), 2.5), rtol=1e-6)  # float32 rounding
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("optimizer", [adamw(scale_by_parameter_rms=True), Lamb()], ids=["AdamW", "Lamb"])
 @pytest.mark.parametrize("path", ["encoder/blocks/mlp/up/kernel", "token_embedding/embedding"])
 def test_an_update_keeps_shapes_and_dtypes_and_is_finite(optimizer, path):
@@ -403,6 +405,7 @@ def test_moments_of_gradients_in_bfloat16_are_float32():
     chex.assert_type(means, jnp.float32)
 
 
+@pytest.mark.slow
 def test_what_is_not_set_is_as_in_the_papers():
     # Kingma and Ba 2014, algorithm 1; LAMB's epsilon is that of ALBERT's code
     assert (AdamW().b1, AdamW().b2, AdamW().epsilon) == (Lamb().b1, Lamb().b2, 1e-8) == (0.9, 0.999, 1e-8)

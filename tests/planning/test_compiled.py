@@ -20,6 +20,8 @@ from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training.run import build_steps
 from tests.support.tiers import few
 
+pytestmark = pytest.mark.slow
+
 GIB = 2**30
 get_config = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "support" / "tiny.py"))["get_config"]
 

@@ -46,6 +46,7 @@ def shards(tree):
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("family", ["t5", "t5_narrow", "bert", "gpt"])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_parameters_moments_and_batch_are_the_shards_of_the_real_state(family, mesh):
@@ -105,6 +106,7 @@ def test_with_remat_block_a_layer_keeps_its_input_alone():
     assert [(x.dtype, x.bytes) for x in stacked] == [("bfloat16", 2 * 8 * 32 * 32 * 2)]
 
 
+@pytest.mark.slow
 def test_each_policy_keeps_less_than_the_one_before_it():
     sizes = {}
     for policy in ("none", "dots", "block"):
@@ -128,6 +130,7 @@ def test_parameters_of_layers_in_turns_are_not_kept_for_the_backward_too():
     assert shapes and not [shape for shape in shapes if {(3, 32, 24), (3, 24, 32)} & {shape[-3:]}]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("family", ["t5", "t5_narrow", "bert", "gpt", "experts"])
 def test_the_parameters_of_a_device_are_those_of_its_local_model(family):
     """What `local` says a device of `tensor` computes has the shapes that PARTITION_RULES gives it."""
@@ -140,6 +143,7 @@ def test_the_parameters_of_a_device_are_those_of_its_local_model(family):
     assert split.parameters == alone.parameters - (4 * 32 * 32 // 2 if family == "bert" else 0)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("family", few(["t5", "t5_narrow", "bert", "gpt"], ["t5_narrow", "gpt"]))
 def test_the_estimate_is_near_what_a_cpu_is_compiled_for(family):
     experiment = tiny.get_config(family)

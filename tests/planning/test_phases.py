@@ -26,6 +26,7 @@ def candidate(experiment):
     return search.assess(experiment, TOPOLOGY)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_largest_and_hours_and_price_add_up(experiment, candidate):
     alone = []
     for phase in phases_of(experiment):

@@ -16,6 +16,8 @@ from pretrainax.training.run import build_steps
 from tests.planning.test_compiled import absent, config
 from tests.support.tiers import few
 
+pytestmark = pytest.mark.slow
+
 
 def total(text: str) -> float:
     program = Program(text)

@@ -276,6 +276,7 @@ def test_an_optimizer_that_keeps_rows_and_columns_reads_gradients_more_often(onl
     assert only(experiment, "factored") == sum(4 * math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("family", ["gpt", "t5"])
 def test_a_loop_of_a_gpu_copies_what_layers_keep_into_stacks_and_out_again(family):
     experiment = tiny.get_config(family)
@@ -302,6 +303,7 @@ def run_of():
     return functools.cache(lambda name: calibrate["planned"](name, PUBLISHED[name]))
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", few(sorted(PUBLISHED), QUICK))
 def test_a_published_run_lies_within_what_is_printed(name, run_of):
     run = run_of(name)

@@ -46,6 +46,7 @@ def test_what_does_not_fit_is_tried_on_more_devices():
     assert larger.shape == (2, 4) and found[0].fits
 
 
+@pytest.mark.slow
 def test_meshes_that_fit_come_first_and_the_fastest_of_them_first():
     found = best(large(), FOUR)
     assert len(found) == 6 + 3  # data x fsdp x tensor of 4 devices, and of 2 beside 2 stages of a layer each
@@ -58,6 +59,7 @@ def test_a_little_too_much_is_cured_by_rematerialisation_alone():
     assert first.flags(experiment) in ("--config.train.remat=dots", "--config.train.remat=block")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("family", few(["gpt", "t5", "bert"], ["gpt", "t5"]))
 @pytest.mark.parametrize("share", few([0.9, 0.4, 0.2], [0.4]))
 def test_what_it_proposes_fits_and_each_later_proposal_is_faster(family, share):

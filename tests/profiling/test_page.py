@@ -4,6 +4,8 @@ import os
 import pathlib
 import re
 
+import pytest
+
 from pretrainax.config.validation import MOST_PROFILED
 from pretrainax.profile import __doc__ as COMMAND
 from pretrainax.runtime.recorder import FOLDER, ON_REQUEST, STEP, files_of
@@ -24,6 +26,7 @@ def test_marks_and_limits_are_those_of_the_code():
     assert ON_REQUEST == 3 and "one of the next three steps" in PAGE
 
 
+@pytest.mark.slow
 def test_the_flags_of_the_command_are_those_that_it_has():
     source = (ROOT / "pretrainax" / "profile.py").read_text()
     flags = set(re.findall(r"--(step|process|topology|picture)\b", PAGE))

@@ -150,6 +150,7 @@ def wait_for(file, process):
     return file.read_text()
 
 
+@pytest.mark.slow
 def test_a_signal_is_passed_on_and_a_second_one_too(grid):
     process, _ = start_waiting(grid)
     process.send_signal(signal.SIGTERM)
@@ -164,6 +165,7 @@ def test_a_signal_is_passed_on_and_a_second_one_too(grid):
     assert [json.loads(line)[0] for line in (grid.folder / "made").read_text().splitlines()] == ["seed-0"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_a_grid_that_is_killed_takes_its_run_with_it(grid):
     process, child = start_waiting(grid)
@@ -176,6 +178,7 @@ def test_a_grid_that_is_killed_takes_its_run_with_it(grid):
     assert not (grid.folder / "asked").exists()
 
 
+@pytest.mark.slow
 def test_a_grid_in_several_processes_is_refused(tmp_path, text, cache):
     args = command("tests/support/tiny.py:gpt", tmp_path / "runs", text, cache, "--seeds=2")
     done = run(args, ENV | {"JAX_NUM_PROCESSES": "2"})

@@ -49,6 +49,7 @@ def values(card: str) -> dict[str, str]:
     return dict(re.findall(r"^\| (\w+) \| ([\d.,]+) \|", card, re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_a_model_goes_to_the_hub_and_comes_back(trained, hub_server, tmp_path, monkeypatch):  # noqa: F811
     env = ENV | {"HF_ENDPOINT": hub_server.url, "HF_TOKEN": "hf_known", "HF_HUB_DISABLE_XET": "1"}
     done = run([*exporting(trained, "")[:-1], "--push=me/tiny", "--license=mit", "--private"], env=env)

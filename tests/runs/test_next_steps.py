@@ -99,6 +99,7 @@ def test_the_python_is_that_of_the_run(tmp_path, monkeypatch):
     assert shlex.split(next_steps.to_resume("run", []))[0] == "python"
 
 
+@pytest.mark.slow
 def test_the_commands_of_a_run_do_what_they_say(tmp_path, text, cache):
     workdir = tmp_path / ODD
     flags = "--config.train.steps=2", "--config.evaluate.batches=1"
@@ -118,6 +119,7 @@ def test_the_commands_of_a_run_do_what_they_say(tmp_path, text, cache):
     assert (pathlib.Path(f"{workdir}-more") / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_a_signal_ends_prints_the_command_that_resumes_it(tmp_path, text, cache):
     """Also where the command had no --workdir, and would start another run."""
     code = (

@@ -173,6 +173,7 @@ def test_one_model_is_compiled_once_for_all_texts(monkeypatch):
     assert len(traced) == 1
 
 
+@pytest.mark.slow
 def test_prompts_are_filled_in_or_gone_on_with_and_a_wrong_one_says_why():
     filled, wrong = prompted(loaded_case("bert"), ["a[MASK]c \n d", "no mask"])
     assert re.fullmatch(r"a\[MASK\]c d ⟶ a.c d", filled)
@@ -181,6 +182,7 @@ def test_prompts_are_filled_in_or_gone_on_with_and_a_wrong_one_says_why():
     assert told.startswith("abc ⟶ ") and "\n" not in told
 
 
+@pytest.mark.slow
 def test_prompts_stop_when_they_are_told_to_and_when_time_is_up(monkeypatch):
     asked = []
     assert (

@@ -108,6 +108,7 @@ NASTY = [
 ]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("pattern, said", NASTY)
 def test_a_regular_expression_that_explodes_is_one_line(pattern, said, tokenizer, monkeypatch):
     pytest.importorskip("outlines_core", reason="outlines-core is not installed: pip install 'pretrainax[regex]'")
@@ -121,6 +122,7 @@ def test_a_regular_expression_that_explodes_is_one_line(pattern, said, tokenizer
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB, in this process
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_regular_expression_at_once():
     pytest.importorskip("outlines_core", reason="outlines-core is not installed: pip install 'pretrainax[regex]'")
     code = (
@@ -164,6 +166,7 @@ def soon(monkeypatch):
     confined.close()
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("template", ENDLESS, ids=range(len(ENDLESS)))
 def test_a_template_that_never_ends_is_one_line(template, tokenizer, soon):
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
@@ -217,6 +220,7 @@ def test_no_template_leaves_the_sandbox(template, tokenizer):
 # --- patterns of names ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*b", "(a|aa)+b", "(a|aa)" * 32])
 def test_a_pattern_that_backtracks_is_one_line(pattern):
     began = time.monotonic()

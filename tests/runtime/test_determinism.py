@@ -56,6 +56,7 @@ def test_xla_knows_the_flags_and_reads_a_path_with_a_space(tmp_path):
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(("backend", "is_kept"), [("gpu", True), ("cpu", False), ("tpu", False)])
 def test_programs_are_kept_with_a_run_on_a_gpu(backend, is_kept, tmp_path, monkeypatch):
     changed = {}

@@ -54,6 +54,7 @@ def test_processes_of_several_machines_listen_as_jax_has_it(address):
     assert _bind_address(address) is None
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("platform, code", [("cpu", 0), ("gpux", 2), ("rocm", 2)])
 def test_a_platform_that_jax_cannot_start_is_one_line(platform, code):
     env = os.environ | {"JAX_PLATFORMS": platform}
@@ -64,6 +65,7 @@ def test_a_platform_that_jax_cannot_start_is_one_line(platform, code):
         assert f"JAX_PLATFORMS is {platform!r}, which JAX cannot start" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_plugin_that_fails_is_named_without_its_traceback():
     breaks = (
         "import jax._src.xla_bridge as bridge\n"

@@ -35,6 +35,7 @@ def test_what_a_user_tells_libtpu_is_kept(told, own):
     assert told(own) == own
 
 
+@pytest.mark.slow
 def test_the_libtpu_that_is_installed_knows_the_flags():
     """One that does not would end every run with its first array."""
     found = importlib.util.find_spec("libtpu")

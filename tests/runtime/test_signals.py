@@ -84,6 +84,7 @@ def test_a_run_under_nohup_does_not_hear_that_the_terminal_is_closed():
         child.kill()
 
 
+@pytest.mark.slow
 def test_a_signal_saves_and_exits_75_within_10_seconds(tmp_path, text, cache):
     flags = ["--config.train.steps=100000", "--config.checkpoint.every=100000", "--config.evaluate.every=100000"]
     args = command("tests/support/tiny.py:gpt", tmp_path, text, cache, *flags)

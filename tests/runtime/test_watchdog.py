@@ -106,6 +106,7 @@ def test_several_processes_read_the_batches_of_one(count, family, runs):
         np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", few([2, 4], [2]))
 def test_processes_that_share_a_row_have_the_losses_of_one_and_read_the_same_rows(count, runs):
     """Each row lies over all 8 devices: of 2 processes each has a half of its length, of 4 a quarter."""
@@ -140,6 +141,7 @@ def test_each_process_writes_a_profile_of_its_own_devices(runs):
     assert "ms a step" not in said[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), few(RESUMED, [(1, 2)]))
 def test_a_checkpoint_resumes_on_other_processes_and_another_mesh(before, after, runs):
     name, begun = f"{before}-to-{after}", f"{before}-{RESUMED[before, after][0]}"
@@ -201,6 +203,7 @@ def test_when_one_process_is_frozen_the_other_ends_and_names_it(group):
     assert "has not been heard of for 20 s" in group.said(0)
 
 
+@pytest.mark.slow
 def test_when_process_0_is_killed_the_other_ends_and_names_it(group):
     group.signal(0, signal.SIGKILL)
     code, seconds = group.end(1)
@@ -208,6 +211,7 @@ def test_when_process_0_is_killed_the_other_ends_and_names_it(group):
     assert group.said(1).splitlines()[-1].startswith("pretrainax: process 0 of 2, which all others meet at, is gone")
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_saves_the_same_step_in_all(group):
     group.signal(1, signal.SIGTERM)
     (first, seconds), (second, _) = group.end(0), group.end(1)
@@ -216,6 +220,7 @@ def test_a_signal_to_one_process_saves_the_same_step_in_all(group):
     assert (group.workdir / "checkpoints" / saved / "manifest.sha256").exists()
 
 
+@pytest.mark.slow
 def test_what_is_wrong_in_one_process_ends_all_with_its_exit_code(tmp_path, text, cache):
     flags = ["train.seed=<process>", f"data.source.path={text}", f"data.cache_dir={cache}"]
     children = several.start(
@@ -324,6 +329,7 @@ def test_what_comes_before_the_first_step_and_after_the_last_may_take_as_long_as
     time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_a_run_whose_devices_hang_ends_with_exit_code_1(tmp_path, text, cache):
     """One whose steps stop, in a process of its own."""
     code = (

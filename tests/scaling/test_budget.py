@@ -149,6 +149,7 @@ def test_tables_are_not_counted_without_embeddings():
     assert everything - rest == 2 * 128_256 * 4096
 
 
+@pytest.mark.slow
 def test_a_decoder_costs_a_little_more_than_6_n_d(spaces):
     # Hoffmann et al. 2022, table A4: 1.10 to 0.99 times, from 305 M to 6.8 B, whose heads read and write tied tables;
     # ours are untied: a sixth of the smallest is read and costs nothing
@@ -236,6 +237,7 @@ def test_twice_the_mfu_is_half_the_time():
     assert times[0] / times[1] == pytest.approx(2, rel=0.01)  # three digits
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("family", RECIPES)
 def test_the_printed_flags_make_a_sound_config(family, tmp_path):
     text = report(Budget(flops=1e18, family=family, vocab_size=8192))

@@ -66,6 +66,7 @@ def test_planted_constants_come_back_exactly_without_noise():
         assert getattr(law, name) == pytest.approx(getattr(PLANTED, name), rel=1e-3)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_planted_constants_come_back_from_noisy_runs(seed):
     law, resampled = fit(runs_of(PLANTED, 0.003, seed), "decoder", "", seed)
@@ -80,6 +81,7 @@ def test_planted_constants_come_back_from_noisy_runs(seed):
         assert low - spare < getattr(PLANTED, name) < high + spare
 
 
+@pytest.mark.slow
 def test_more_noise_makes_wider_intervals():
     widths = []
     for noise in (0.001, 0.01):

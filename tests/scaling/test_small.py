@@ -59,6 +59,7 @@ def test_no_published_model_has_such_a_name_and_another_size():
             assert (config.num_layers, config.d_model) == (size.num_layers, size.d_model), name
 
 
+@pytest.mark.slow
 @needs_transformers
 @pytest.mark.parametrize("name", few((*CONFIGS, *OTHERS), ["llama"]))
 def test_a_preset_trains_and_its_export_has_equal_logits_in_transformers(name, tmp_path, text, cache):

@@ -42,6 +42,7 @@ def said(loaded, example) -> np.ndarray:
     return np.asarray(loaded(row).heads["lm"].logits()[0])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_score_is_what_a_plain_loop_over_examples_and_targets_adds_up_to(name):
     loaded, context = loaded_case(name), CONTEXT[name]
@@ -59,6 +60,7 @@ def test_a_score_is_what_a_plain_loop_over_examples_and_targets_adds_up_to(name)
     assert found.bytes == (len(text) if name != "t5_1_0" else 3)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_text_has_one_score_whatever_stands_beside_it(name):
     loaded, texts, context = loaded_case(name), texts_of(name), CONTEXT[name]
@@ -189,6 +191,7 @@ def test_another_checkpoint_is_asked_by_what_is_compiled_with_its_own_parameters
     assert len(traced) == 2  # the one that has taken nothing traces it again
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_that_are_likeliest_are_counted_among_targets_alone(name):
     """Texts of several lengths are a batch: what fills the shorter rows is no target, whatever the model says there."""

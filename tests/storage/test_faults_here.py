@@ -19,6 +19,7 @@ def await_(condition):
         time.sleep(0.05)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left on device"), ValueError("a bug"), MemoryError()]
 )

@@ -101,6 +101,7 @@ def test_shards_are_those_of_the_index(server):
     assert names(folder) == {*SMALL, *index, *shards}
 
 
+@pytest.mark.slow
 def test_the_client_is_imported_where_a_model_of_the_hub_is_named():
     code = "import sys, pretrainax.cli, pretrainax.interop.origin; sys.exit('huggingface_hub' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ).returncode == 0

@@ -48,6 +48,7 @@ KEPT = {
 }
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("kept", KEPT)
 def test_what_a_bucket_has_lost_is_sent_again_by_the_machine_that_has_it(url, kept, monkeypatch, capsys):
     _, files = finished(url)
@@ -160,6 +161,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_part_of_the_metrics_that_is_missing_stops_a_run_in_one_line(url, fault, monkeypatch, tmp_path):
     break_it, _, after = FAULTS[fault]
@@ -175,6 +177,7 @@ def test_a_part_of_the_metrics_that_is_missing_stops_a_run_in_one_line(url, faul
         assert os.path.exists(os.path.join(folder, "config.json"))
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_reader_gets_the_metrics_before_a_part_that_is_missing(url, fault, monkeypatch, tmp_path, capsys):
     break_it, parts, _ = FAULTS[fault]
@@ -263,6 +266,7 @@ def test_a_checkpoint_of_which_a_store_has_lost_a_part_is_whole_where_it_is_kept
     assert "has lost 2 objects (checkpoints/20/manifest.sha256, …)" in capsys.readouterr().err
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("name", ["params/d/a", "manifest.sha256"])
 def test_a_file_that_was_damaged_here_is_fetched_and_replaces_no_good_one(url, name, monkeypatch, capsys):
     with places.at_work(url) as folder:
@@ -275,6 +279,7 @@ def test_a_file_that_was_damaged_here_is_fetched_and_replaces_no_good_one(url, n
     assert f"has other contents of 1 object (checkpoints/20/{name}) than were saved" in capsys.readouterr().err
 
 
+@pytest.mark.first(2)
 def test_a_step_that_is_saved_again_is_sent_also_when_sending_broke_off(url, monkeypatch):
     """Files of both saves are in the store then, and no manifest."""
     with places.at_work(url) as folder:

@@ -45,6 +45,7 @@ def test_a_folder_of_this_machine_is_itself():
         assert (folder, output, cache, places.here("e@best")) == ("runs/a", "b/c", "~/d", "e@best")
 
 
+@pytest.mark.first(2)
 def test_what_a_run_writes_is_there_at_its_end(url, monkeypatch, tmp_path):
     with places.at_work(url) as folder:
         write(folder, {"config.json": "{}", **checkpoint(10)})
@@ -273,6 +274,7 @@ def test_two_processes_of_a_machine_do_not_work_at_the_same_time(url):
         pass
 
 
+@pytest.mark.first(1)
 def test_a_lease_of_a_machine_that_is_silent_is_taken(url, monkeypatch):
     monkeypatch.setattr(lease, "SILENCE", 0.3)
     first = Lease(Store(url), "first")
@@ -281,6 +283,7 @@ def test_a_lease_of_a_machine_that_is_silent_is_taken(url, monkeypatch):
         assert second.previous == 1 and second.number == 2
 
 
+@pytest.mark.first(2)
 def test_of_many_that_take_a_silent_lease_one_gets_it(url, monkeypatch):
     import threading
 
@@ -405,6 +408,7 @@ def whole_steps(url):
     return steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_other_machine", few([False, True], [True]), ids=["same_machine", "other_machine"])
 def test_of_a_run_that_is_killed_at_any_moment_whole_checkpoints_are_there(
     gcs, is_other_machine, tmp_path, monkeypatch

@@ -12,6 +12,8 @@ import pytest
 from pretrainax.storage.store import Store
 from tests.support import runs
 
+pytestmark = pytest.mark.slow
+
 RUN, CACHE, TEXT = "gs://bucket/runs/a", "gs://bucket/cache", "gs://bucket/text/*.txt"
 FLAGS = ("--config.train.steps=12", "--config.evaluate.every=6", runs.SAVING)
 

@@ -106,6 +106,7 @@ def test_patterns_stand_for_objects(url):
     assert store.matches("*.txt") == ["a.txt", "b.txt"]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("status", [429, 503, 500])
 def test_a_store_that_is_busy_is_asked_again(status, gcs):
     store = Store("gs://bucket/a")
@@ -198,6 +199,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
         Store("az://b/a")
 
 
+@pytest.mark.slow
 def test_a_plain_run_imports_no_library_of_stores():
     names = ("gcsfs", "s3fs", "adlfs", "boto3", "botocore")
     code = f"import sys, pretrainax.main, pretrainax.training.loop; print([m for m in sys.modules if m in {names}])"

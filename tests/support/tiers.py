@@ -1,4 +1,4 @@
-"""The slow tier of the tests: what `make test` leaves to `make test-slow`, case by case.
+"""The slow tier of the tests: what `make test` leaves to `make test-all`, case by case.
 
 A test over all models always runs with a few that have every brick between them. Each model's logits, hidden states and
 gradients are held to the golden files in any case. A test over meshes runs with those that split the most axes.

@@ -75,6 +75,7 @@ class Conll2003(tfds.core.GeneratorBasedBuilder):
 """
 
 
+@pytest.mark.slow
 def test_the_names_of_2003_are_read_from_tfds(tmp_path, monkeypatch):
     """From a prepared set of TFDS' name, splits and fields: its own program needs TensorFlow."""
     package = tmp_path / "conll_of_tfds"

@@ -167,6 +167,7 @@ BUILDERS = {  # of each kind of set: the name of its builder, its config, its ve
 }
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("name", BUILDERS)
 def test_a_set_is_read_by_its_name_in_tfds(name, tmp_path):
     tfds = pytest.importorskip("tensorflow_datasets")

@@ -145,6 +145,7 @@ def answers(*rows):
     return {"tags": np.array([row + [-1] * (8 - len(row)) for row in rows])}
 
 
+@pytest.mark.slow
 def test_the_figures_of_spans():
     notes = [{"tags": [1, 2, 0, 3], "parts": [1, 2, 3, 4]}, {"tags": [0, 1], "parts": [1, 2]}]
     found = task().metrics(answers([1, 2, 3, 3], [0, 2]), notes)  # A right, B of too much, B right; A by I-A

@@ -20,6 +20,8 @@ from tests.support import tiny
 from tests.support.runs import ENV, ROOT, lines
 from tests.training.test_loss_spikes import plant, rare, settings
 
+pytestmark = pytest.mark.slow
+
 SECRET = "hunter2hunter2hunter2hunter2hunter2hunter2"
 OF_EXTRAS = {"wandb": WandB(mode="offline"), "mlflow": MLflow()}
 

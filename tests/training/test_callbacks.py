@@ -81,6 +81,7 @@ def test_each_step_is_seen_to_the_end(experiment, tmp_path, capsys):
     assert "\n  my_figure  " in (said := capsys.readouterr().err) and " parameters\n" in said
 
 
+@pytest.mark.slow
 def test_a_config_names_its_callbacks_and_one_without_any_is_written_as_before(experiment, tmp_path):
     assert train(experiment, str(tmp_path / "none")) == 0
     assert "callbacks" not in json.loads((tmp_path / "none" / "config.json").read_text())
@@ -103,6 +104,7 @@ class Asking(Callback):
             loop.ask_for("evaluation", "checkpoint")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_is_saved_and_goes_on_with_the_same_command(experiment, tmp_path, capsys):
     assert train(experiment, str(tmp_path), callbacks=[Stopping()]) == 0
     assert "stopped after step 3: as good as it gets\n" in capsys.readouterr().err
@@ -111,6 +113,7 @@ def test_a_run_that_is_stopped_is_saved_and_goes_on_with_the_same_command(experi
     assert (tmp_path / "checkpoints" / "6").is_dir()
 
 
+@pytest.mark.slow
 def test_a_validation_and_a_checkpoint_that_are_asked_for_are_made(experiment, tmp_path):
     experiment.checkpoint.keep = 9
     assert train(experiment, str(tmp_path), callbacks=[Asking()]) == 0
@@ -130,6 +133,7 @@ def test_an_exception_ends_the_run_with_one_line(experiment, tmp_path, method):
     assert str(error.value) == f"callback Failing.{method} failed: ValueError: no such thing"
 
 
+@pytest.mark.slow
 def test_at_the_end_it_is_a_line_and_the_run_is_whole(experiment, tmp_path, capsys):
     def fail(self, *args):
         raise ValueError("no such thing")
@@ -140,6 +144,7 @@ def test_at_the_end_it_is_a_line_and_the_run_is_whole(experiment, tmp_path, caps
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_slow_one_is_a_part_of_the_time_in_the_end(experiment, tmp_path, capsys):
     class Slow(Callback):
         def on_log(self, loop, state, metrics):
@@ -152,6 +157,7 @@ def test_a_slow_one_is_a_part_of_the_time_in_the_end(experiment, tmp_path, capsy
     assert goodput.total([start])["callback Slow"] == start["seconds"]["callback Slow"]
 
 
+@pytest.mark.slow
 def test_training_alone_refuses_what_it_cannot_start_from(experiment, tmp_path):
     experiment.checkpoint.init_from = str(tmp_path)
     with pytest.raises(

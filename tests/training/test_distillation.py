@@ -193,6 +193,7 @@ def test_a_student_is_validated_without_its_teacher(student, teacher, text, cach
     assert found["loss"] == lines(student, "valid")[-1]["loss"]
 
 
+@pytest.mark.slow
 def test_a_loss_of_a_user_stands_beside_the_teacher(teacher, text, cache, tmp_path):
     def own_loss(outputs, batch):
         return {"own_loss": (jnp.float32(3.0), jnp.float32(2.0))}
@@ -206,6 +207,7 @@ def test_a_loss_of_a_user_stands_beside_the_teacher(teacher, text, cache, tmp_pa
 # --- layers to start with --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("kind", "chosen", "layers"), (("run", "evenly", [0, 2]), ("huggingface", (3, 1), [3, 1])))
 def test_a_student_starts_with_the_layers_that_are_chosen(kind, chosen, layers, teacher, text, cache, folder, tmp_path):
     if kind == "huggingface":

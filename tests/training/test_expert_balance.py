@@ -24,6 +24,8 @@ from pretrainax.training.metrics import add_up, summarize
 from tests.support import tiny
 from tests.support.runs import lines as untimed
 
+pytestmark = pytest.mark.slow
+
 SUMS = {
     "loss": (np.float32(6.0), np.float32(2.0)),
     "layers/decoder/0:1/expert_tokens": (np.array([[4.0, 0.0, 2.0, 2.0], [2.0, 2.0, 2.0, 2.0]]), np.ones(2)),

@@ -103,6 +103,7 @@ def test_the_header_names_what_is_fresh_and_what_is_left_out(pretrained, records
     assert "pair_head/dense" not in said and "pair_head/output" in said
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "task, redrawn",
     [
@@ -124,6 +125,7 @@ def test_answers_of_a_start_are_kept_where_they_are_those_of_the_task(task, redr
     assert before.keys() - same == ({"classifier/output/kernel", "classifier/output/bias"} if redrawn else set())
 
 
+@pytest.mark.slow
 def test_spikes_are_looked_for_in_the_loss(pretrained, records, cache, tmp_path, monkeypatch):
     """Whatever the figure that the model is kept for: accuracy may leap."""
     seen, observe = [], loss_spikes.observe_step
@@ -163,6 +165,7 @@ def test_a_validation_has_each_record_once_and_the_figures(tuned):
     assert right == pytest.approx(round(right))
 
 
+@pytest.mark.slow
 def test_it_resumes_bit_for_bit(pretrained, records, cache, tuned, tmp_path):
     shutil.copytree(tuned, again := tmp_path / "run")
     shutil.rmtree(again / "checkpoints" / "4")
@@ -216,6 +219,7 @@ def test_it_goes_to_transformers_and_back(tuned, tmp_path):
     assert all((x == theirs[path]).all() for path, x in flat(mine.params).items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tuning", few([LoRA(rank=2), PrefixTuning(length=2)], [LoRA(rank=2)]))
 def test_under_a_tuning_the_head_of_the_task_is_trained_too(tuning, pretrained, records, cache, tmp_path):
     experiment = fine_tuning(pretrained, records, cache)

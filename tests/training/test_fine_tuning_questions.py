@@ -29,6 +29,8 @@ from tests.support.built import build_run
 from tests.support.huggingface_weights import write_directory
 from tests.support.tiers import few
 
+pytestmark = pytest.mark.slow
+
 TRAIN, VALID = 24, 13  # records; a batch has 16
 WORDS = "the red fox saw a small dog near old house and ran into green forest where birds sing".split()
 

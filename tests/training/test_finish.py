@@ -26,6 +26,7 @@ def experiment(text, cache):
     return experiment
 
 
+@pytest.mark.slow
 def test_what_fails_at_the_end_is_a_line_and_the_run_is_whole(experiment, tmp_path, monkeypatch, capsys):
     def fail(*args, **kwargs):
         assert (tmp_path / "checkpoints" / "1" / "manifest.sha256").exists()  # saved before

@@ -14,6 +14,8 @@ from pretrainax.training import longer
 from tests.support import tiny
 from tests.support.runs import arrays, lines, steps
 
+pytestmark = pytest.mark.slow
+
 
 def make(steps, schedule, source=None):
     experiment = tiny.get_config("gpt")

@@ -54,6 +54,7 @@ def validating(monkeypatch, losses, accuracies=(0.0, 0.0, 0.0, 0.0)):
     monkeypatch.setattr(Run, "validate", lambda run, params: next(figures))
 
 
+@pytest.mark.slow
 def test_patience_ends_a_run_and_the_best_checkpoint_stays(experiment, tmp_path, monkeypatch):
     validating(monkeypatch, [3.0, 4.0, 5.0, 5.0])
     experiment.train.steps, experiment.evaluate.patience = 20, 2
@@ -72,6 +73,7 @@ def test_a_run_out_of_patience_trains_no_further_when_started_again(experiment, 
         assert [line["step"] for line in lines(tmp_path, "train")] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_first_validation_loss_that_is_no_number_is_not_the_best(experiment, tmp_path, monkeypatch):
     validating(monkeypatch, [float("nan"), 4.0, 5.0, 5.0])
     experiment.checkpoint.every, experiment.checkpoint.keep = 2, 1
@@ -144,6 +146,7 @@ def test_damage_that_is_found_later_names_the_checkpoints_that_may_have_seen_it(
     assert steps(tmp_path / "run") == [2]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_over_before_the_corpus_is_compared_says_so(experiment, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(CorpusCheck, "_run", lambda self: None)
     assert train(experiment, str(tmp_path)) == 0
@@ -279,6 +282,7 @@ def test_an_update_that_is_not_finite_stops_the_run(experiment, tmp_path, poison
         train(experiment, str(tmp_path))
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_is_left_out_and_counted(experiment, tmp_path, poisoned):
     experiment.train.on_nonfinite = "skip"
     assert train(experiment, str(tmp_path)) == 0
@@ -287,6 +291,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(experiment, tmp_pa
     assert all(line["loss"] is not None for line in lines(tmp_path, "valid"))
 
 
+@pytest.mark.slow
 def test_init_from_takes_the_parameters_of_another_run(experiment, tmp_path):
     assert train(experiment, str(tmp_path / "first")) == 0
     experiment.checkpoint.init_from, experiment.train.steps = str(tmp_path / "first"), 1
@@ -337,6 +342,7 @@ def compiled(run):
     return run.step.jitted._cache_size(), run.validation.eval_step._cache_size()
 
 
+@pytest.mark.slow
 def test_steps_evaluations_and_a_resumption_compile_once(experiment, tmp_path, finished, monkeypatch):
     limit_traces(monkeypatch)
     experiment.evaluate.batches, experiment.checkpoint.every, experiment.checkpoint.keep = 2, 2, 9

@@ -253,6 +253,7 @@ def test_a_second_spike_within_what_is_run_again_goes_back_to_the_oldest_checkpo
     assert loop_state["rollbacks"] == [{"spike": 13, "step": 9, "skipped": 6}, {"spike": 11, "step": 8, "skipped": 6}]
 
 
+@pytest.mark.slow
 def test_a_spike_that_began_before_the_only_checkpoint_costs_no_more_than_needed(experiment, tmp_path, planted):
     """Of steps 13 and 14 it is seen after 14; the only checkpoint is that of 13: better than to begin anew."""
     experiment.checkpoint.every, experiment.checkpoint.keep, experiment.train.log_every = 13, 1, 1
@@ -353,6 +354,7 @@ def whole_and_late(text, cache, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_a_kill_between_a_save_and_its_deletions_does_not_change_where_a_run_goes_back_to(
     whole_and_late, experiment, tmp_path, planted, monkeypatch
 ):
@@ -371,6 +373,7 @@ def test_a_kill_between_a_save_and_its_deletions_does_not_change_where_a_run_goe
     assert_same_run(tmp_path, whole_and_late)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("at", [(9,), (11,), (11, 17)])
 def test_signals_do_not_change_where_a_run_goes_back_to(at, whole_and_late, experiment, tmp_path, planted, monkeypatch):
     """Each has a step saved that the schedule has not; a run that counts it among `keep` deletes an older one."""
@@ -413,6 +416,7 @@ def test_a_loss_that_is_not_finite_is_rolled_back_too(experiment, tmp_path, monk
     assert all(line["loss"] is not None for line in lines(tmp_path))
 
 
+@pytest.mark.slow
 def test_one_more_rollback_than_allowed_is_one_line(experiment, tmp_path, monkeypatch):
     plant(monkeypatch, range(12, 100), rare)
     experiment.train.max_rollbacks = 1

@@ -63,6 +63,7 @@ def test_a_checkpoint_of_an_older_version_and_another_process_check_nothing(tmp_
     assert other.size() is None and "lost" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_records_the_size_in_each_checkpoint_and_warns_when_it_resumes(
     text, cache, tmp_path, capsys, monkeypatch
 ):

@@ -31,6 +31,8 @@ from pretrainax.training.restore import check_room_for_ema
 from tests.support import tables, tiny
 from tests.support.runs import arrays, lines
 
+pytestmark = pytest.mark.slow
+
 DECAY = 0.75
 
 # --- the update ------------------------------------------------------------------------------------------------------

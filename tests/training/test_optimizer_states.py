@@ -110,6 +110,7 @@ def test_updates_on_eight_devices_are_those_of_one(name):
     assert jax.tree.map(lambda x: x.sharding, state) == shardings
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_saved_state_goes_on_bit_for_bit(name, tmp_path):
     update, _, once, shardings = updated(name, "2 data 2 fsdp 2 tensor")
@@ -157,6 +158,7 @@ def two_steps(optimizer, mesh_name, **train):
 SERVED = {"schedule-free": ScheduleFreeAdamW(1e-2), "Sophia": Sophia(1e-2, interval=1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(SERVED, ["schedule-free"]))
 def test_a_step_on_eight_devices_in_micro_batches_is_that_of_one(name):
     alone, _ = two_steps(SERVED[name], "1 device")

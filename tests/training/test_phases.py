@@ -86,6 +86,7 @@ def test_what_is_validated_is_the_same_in_each_phase(whole):
     assert {line["loss_tokens"] for line in lines(whole[0], "valid")} == {8 * 32}
 
 
+@pytest.mark.slow
 def test_a_run_of_the_first_phase_alone_is_as_far_the_same_bit_for_bit(experiment, whole, quick, tmp_path):
     alone = dataclasses.replace(experiment, phases=())
     alone.data = dataclasses.replace(experiment.data, sequence_length=16)
@@ -117,6 +118,7 @@ def test_run_json_names_the_phase_and_spikes_are_judged_by_the_losses_of_one(who
     assert found == {2: (1, 2), 4: (2, 1), 6: (2, 3)}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 1, "fsdp": 8}], ids=["the same mesh", "another mesh"])
 def test_a_resumption_across_the_boundary_is_bit_exact(experiment, whole, quick, mesh, tmp_path):
     """On another mesh it has the same batches bit for bit; sums over devices are taken in another order there."""

@@ -110,11 +110,13 @@ def config(variant, objective, text):
     return experiment
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", few(MASKED, ["spans", "a rate that changes"]))
 def test_masked(name, text, cache, tmp_path):
     run(config("bert", MASKED[name], text), tmp_path, cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(PAIRS, ["next sentence"]))
 def test_pairs_of_sentences(name, text, cache, tmp_path):
     experiment = config("bert", PAIRS[name], text)
@@ -123,6 +125,7 @@ def test_pairs_of_sentences(name, text, cache, tmp_path):
         assert 0 < line["pair_loss"] < 5
 
 
+@pytest.mark.slow
 def test_replaced_tokens(text, cache, tmp_path):
     experiment = config("bert", ReplacedTokenDetection(), text)
     model = experiment.model
@@ -148,6 +151,7 @@ def test_decoders(name, text, cache, tmp_path):
     run(experiment, tmp_path, cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask_documents", few([False, True], [True]))
 def test_both_directions(mask_documents, text, cache, tmp_path):
     lines = run(config("elmo", BidirectionalLM(mask_documents), text), tmp_path, cache)
@@ -155,6 +159,7 @@ def test_both_directions(mask_documents, text, cache, tmp_path):
         assert line["total_loss"] == pytest.approx(line["loss"] + line["backward_loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "packing", few([FirstFit(), BestFit(), OneEach(), OneEach(buckets=(16,))], [FirstFit()]), ids=repr
 )
@@ -170,6 +175,7 @@ def test_rows_of_single_documents(variant, packing, translations, cache, tmp_pat
     assert (lines[0]["padding_fraction"] > 0.5) == (packing == OneEach())
 
 
+@pytest.mark.slow
 def test_sequence_to_sequence(translations, cache, tmp_path):
     experiment = config("t5", SequenceToSequence(target_length=32), translations)
     experiment.data.source = JsonLines(path=translations, target_field="sorted", valid_fraction=0.2)

@@ -22,6 +22,8 @@ from pretrainax.training.profiles import Profiles
 from tests.support import tiny
 from tests.support.runs import lines
 
+pytestmark = pytest.mark.slow
+
 
 def of(text, cache, steps=6, profile_steps="3:4"):
     experiment = tiny.get_config("gpt")

@@ -23,6 +23,8 @@ from tests.golden.case import weights
 from tests.support.built import build_run
 from tests.support.exports import write_workdir
 
+pytestmark = pytest.mark.slow
+
 WORDS = ["aus", "le", "mir", "ten", "lost", "sie", "wo", "kann", "nun", "bei", "da"]  # a record each
 
 

@@ -31,6 +31,8 @@ from tests.support import tiny
 from tests.support.built import build_run
 from tests.support.huggingface_weights import write_directory
 
+pytestmark = pytest.mark.slow
+
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 TRAIN, VALID = 40, 13  # sentences; a batch has 8
 

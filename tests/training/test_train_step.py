@@ -323,6 +323,7 @@ def collectives(family, mesh):
     return [(name, shapes) for shapes, name in re.findall(pattern, run_of(family, mesh, 4).compiled.as_text())]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("family", MODELS)
 def test_fsdp_gathers_parameters_and_sums_gradients_and_moves_no_row(family):
     found = collectives(family, "8 fsdp")
@@ -333,6 +334,7 @@ def test_fsdp_gathers_parameters_and_sums_gradients_and_moves_no_row(family):
     assert not [shapes for shapes in gathered if shapes.startswith("s32")]
 
 
+@pytest.mark.slow
 def test_data_parallel_devices_exchange_sums_alone():
     assert {name for name, _ in collectives("decoder", "8 data")} == {"all-reduce"}
 
@@ -355,6 +357,7 @@ def two_steps():
     return run, (first, second, third), (metrics, more)
 
 
+@pytest.mark.slow
 def test_the_state_is_donated(two_steps):
     _, (first, second, _), _ = two_steps
     assert all(x.is_deleted() for x in jax.tree.leaves((first, second)))

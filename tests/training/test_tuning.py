@@ -121,6 +121,7 @@ def test_a_tuned_run_starts_another(tuned, text, cache, tmp_path):
         TrainedStart().describe(again, str(tmp_path / "again"))
 
 
+@pytest.mark.slow
 def test_heads_that_the_start_lacks_are_trained_beside(base, text, cache, tmp_path):
     headless, whole = tmp_path / "headless", pretrainax.load(str(base)).parameters
     described = config_lib.load(str(base / "config.json"))

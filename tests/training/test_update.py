@@ -77,6 +77,7 @@ def test_another_seed_draws_other_dropout(monkeypatch):
     assert not set(one.keys) & set(other.keys)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "seeds, init_is_another, dropout_is_another",
     [
@@ -193,6 +194,7 @@ def test_the_gradient_is_taken_where_the_optimizer_says(monkeypatch):
     assert min(abs(norm - norms[0]) for norm in norms[1:]) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_curvature_is_that_of_the_loss_of_all_micro_batches(monkeypatch):
     (start, state), _ = toy_steps(Toy(), [ONES], monkeypatch, Sophia(b2=0.0, clip_norm=None), accumulate=4)
     hessian = jax.hessian(lambda x: toy_loss({"a": {"bias": x[:8]}, "b": {"bias": x[8:]}}))(

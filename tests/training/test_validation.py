@@ -39,6 +39,8 @@ from pretrainax.training.metrics import add_up, read_metrics, summarize
 from tests.support import tiny
 from tests.support.built import build_run
 
+pytestmark = pytest.mark.slow
+
 
 def config(variant, objective, text, cache):
     experiment = tiny.get_config(variant)

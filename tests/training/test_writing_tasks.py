@@ -25,6 +25,8 @@ from tests.golden.case import weights
 from tests.support import tiny
 from tests.support.exports import write_workdir
 
+pytestmark = pytest.mark.slow
+
 VALID = 11  # records; a batch has 8
 
 

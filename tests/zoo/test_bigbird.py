@@ -25,6 +25,7 @@ def rows(length):
     }
 
 
+@pytest.mark.first(1)
 @needs_transformers
 @pytest.mark.parametrize(
     "drawn", few(["always", "training"], ["training"])

@@ -11,6 +11,8 @@ from tests.golden.case import Case, batch, needs_transformers, packed
 from tests.support.heads import assert_same_gradients, gradients_of, oracle, ours_of
 from tests.support.tiers import few
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("bert", "distilbert", "roberta", "electra_small", "albert", "deberta", "modernbert")
 LABELS = np.array([2], np.int32)
 

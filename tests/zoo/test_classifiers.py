@@ -108,18 +108,21 @@ def answers_of(out, t):
     return logits.swapaxes(1, 2).detach().numpy(), loss.item()
 
 
+@pytest.mark.first(1)
 @needs_transformers
 @pytest.mark.parametrize("name", few(NAMES))
 def test_as_transformers(name):
     compare(with_head(name))
 
 
+@pytest.mark.first(1)
 @needs_transformers
 @pytest.mark.parametrize("name", few(OF_WORDS, ["bert", "modernbert", "longformer"]))
 def test_of_words_as_transformers(name):
     compare(with_head(name, Tag))
 
 
+@pytest.mark.first(1)
 @needs_transformers
 # BigBird's rows are long enough for it to draw blocks
 @pytest.mark.parametrize("name", few([*NAMES, "bigbird"], ["bert", "longformer", "bigbird"]))

@@ -319,6 +319,7 @@ def test_stacks_of_equal_depth_may_be_said_in_two_ways():
     assert written == BART.huggingface.write_config(BART.preset("base"))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name, dropped", [("t5_1_1", True), ("bart", False), ("transformer", False)])
 def test_features_are_dropped_after_a_last_norm_only(name, dropped):
     config = dataclasses.replace(CASES[name].config, dropout_rate=0.5)
@@ -350,6 +351,7 @@ def test_an_encoder_starts_from_the_one_of_two_stacks(tmp_path):
         open_start(str(tmp_path), dataclasses.replace(config, d_ff=40), True)
 
 
+@pytest.mark.first(4)
 @needs_transformers
 @pytest.mark.parametrize("name", CASES)
 def test_from_pretrained_gives_the_logits_of_the_oracle(name, tmp_path):

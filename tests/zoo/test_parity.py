@@ -19,11 +19,12 @@ from tests.support.tiers import few
 from tests.support.updates import assert_updates_land_at, updated
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", few(ALL))
 def test_as_the_golden_file(name):
     check(differences(name, make.golden(name)))
 
 
+@pytest.mark.first(3)
 @needs_transformers
 @pytest.mark.parametrize("name", few(CASES))
 def test_as_transformers(name):
@@ -31,6 +32,7 @@ def test_as_transformers(name):
 
 
 # The blocks of BigBird are those of a row, whatever texts there are in it.
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "name",
     few(n for n, x in ALL.items() if not (x.config.pair_head or isinstance(x.config.sparse_attention, RandomBlocks))),
@@ -58,6 +60,7 @@ ON_EIGHT = dict.fromkeys(ALL, dict(data=2, fsdp=2, tensor=2)) | {"elmo": dict(da
 ON_EIGHT |= dict.fromkeys(["palm", "gemma1", "gemma3_1b", "t5gemma_9b_2b"], dict(data=2, fsdp=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(ON_EIGHT, ["palm"]))
 def test_three_updates_land_on_eight_devices_where_they_do_on_one(name):
     case = ALL[name]._replace(config=dataclasses.replace(ALL[name].config, vocab_size=100))
@@ -82,6 +85,7 @@ def test_there_and_back_is_the_same_bit_for_bit(name):
         assert a.tobytes() == np.asarray(b).tobytes(), path
 
 
+@pytest.mark.slow
 def test_gathered_head_gives_the_same_logits_at_its_positions():
     case = CASES["bert_masked_lm"]
     model, arrays = models.build(case.config, Compute()), batch(case)

@@ -37,6 +37,7 @@ def test_these_rows_of_the_page_are_those_of_today(only):
     assert len(lines) > 4 and set(lines) <= set((ROOT / "docs" / "zoo.md").read_text().splitlines()), header
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_rows_asked_for():
     done = run("--only=gpt2_124m")
     assert done.returncode == 0, done.stderr
@@ -45,6 +46,7 @@ def test_the_command_prints_the_rows_asked_for():
     assert "124,439,808" in row and "1,024" in row and "Radford et al. 2019" in row
 
 
+@pytest.mark.slow
 def test_no_such_row_is_one_line():
     done = run("--only=gtp")
     assert done.returncode == 2

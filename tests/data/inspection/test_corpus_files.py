@@ -3,6 +3,8 @@
 import json
 import types
 
+import pytest
+
 from pretrainax.config import Experiment
 from pretrainax.data.inspection.corpus_files import write_report
 from pretrainax.data.preparation.prepare import Prepared, prepare
@@ -32,6 +34,7 @@ def test_report_of_a_prepared_corpus(tmp_path):
     assert (tmp_path / "report" / "corpus.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_components_of_a_mixture_are_numbered(tmp_path):
     one = prepared(tmp_path)
     both = types.SimpleNamespace(tokenizer=one.tokenizer, train=one.train * 2, valid=one.valid)

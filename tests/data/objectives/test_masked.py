@@ -101,6 +101,7 @@ def test_the_three_fates_of_hairy():
 # --- published figures, on 1,000,000 tokens ------------------------------------------------------------------------
 
 
+@pytest.mark.first(3)
 @of_each_unit
 def test_published_fractions(unit):
     objective = MaskedLM(mask_unit=unit)

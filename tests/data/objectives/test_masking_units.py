@@ -80,6 +80,7 @@ def test_published_lengths(unit):
     assert abs(found.measured - found.asked) < 5 * deviation / np.sqrt(runs)  # 5 standard deviations
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("unit", [NGrams(), Spans()])
 def test_every_place_but_the_ends_is_chosen_alike(unit):
     counts = np.zeros(128)

@@ -226,6 +226,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_run_goes_on_where_it_was(tmp_path, lines, workers):
     (tmp_path / "slow.py").write_text(SLOW)
@@ -282,6 +283,7 @@ def wait_until_gone(pids):
     return not any(map(runs, pids))
 
 
+@pytest.mark.slow
 def test_two_runs_at_a_time_end_with_one_corpus(tmp_path, lines):
     (tmp_path / "slow.py").write_text(SLOW)
     run(tmp_path / "whole", JsonLines(str(lines), valid_fraction=0.3)).tokenizer.save(str(tmp_path / "tokenizer"))
@@ -406,12 +408,14 @@ def command(tmp_path, *flags):
     )
 
 
+@pytest.mark.slow
 def test_command_prepares_and_prints_the_summary(tmp_path, lines):
     done = command(tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("train ") and files(tmp_path / "cache", "train/index.json")
 
 
+@pytest.mark.slow
 def test_command_prepares_a_share(tmp_path, lines):
     done = command(tmp_path, "--shard=1/2")
     assert done.returncode == 0, done.stderr
@@ -420,6 +424,7 @@ def test_command_prepares_a_share(tmp_path, lines):
     assert command(tmp_path, "--shard=2/2").stderr.startswith("pretrainax: --shard is '2/2', it must be i/n")
 
 
+@pytest.mark.slow
 def test_command_ends_with_one_line_on_bad_input(tmp_path, lines):
     done = command(tmp_path, "--config.data.source.path=nowhere")
     assert done.returncode == 2

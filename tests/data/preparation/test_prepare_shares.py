@@ -45,6 +45,7 @@ def contents(folder):
     return {str(f.relative_to(folder)): f.read_bytes() for f in files}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("options", [{}, {"drop_duplicates": True}], ids=["all", "without duplicates"])
 def test_shares_in_any_order_write_what_one_call_writes(tmp_path, lines, options):
     plain = prepare(experiment(tmp_path / "plain", lines, workers=2, **options), quietly)

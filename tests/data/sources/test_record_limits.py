@@ -69,6 +69,7 @@ def test_line_takes_no_more_memory_than_the_limit(tmp_path, kind):
     assert peak < 48 << 20
 
 
+@pytest.mark.slow
 def test_table_that_swells_takes_memory_by_what_is_decoded(tmp_path, monkeypatch):
     """One value of 1 MB that 400 rows share, in a file of a few kB: a few rows are in memory at a time."""
     monkeypatch.setattr("pretrainax.data.sources.parquet._DECODED_BYTES", 8 << 20)

@@ -1,9 +1,11 @@
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pretrainax.layers.positions.sinusoidal import sinusoidal
 
 
+@pytest.mark.first(1)
 def test_sinusoidal_by_hand(variant):
     got = variant(lambda positions: sinusoidal(positions, 4))(jnp.array([[0, 1, 50]]))
     # wavelengths 2 pi and 2 pi * 100, sines first

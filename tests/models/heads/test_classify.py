@@ -10,6 +10,7 @@ SEGMENTS = np.array([[1, 1, 1, 2, 2, 3, 0, 0], [1, 2, 2, 2, 2, 2, 3, 3], [0] * 8
 POOLED = {"cls": lambda x: x[0], "last": lambda x: x[-1], "mean": lambda x: x.mean(0), "max": lambda x: x.max(0)}
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("pooling", POOLED)
 def test_each_text_is_pooled_by_itself(pooling):
     x = np.random.RandomState(0).standard_normal((3, 8, 4)).astype(np.float32)

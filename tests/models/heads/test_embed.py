@@ -29,6 +29,7 @@ def by_hand(head: Embed, vectors: np.ndarray) -> tuple[float, float]:
     return total, float((scores.argmax(1) == np.arange(6) * 2).sum())
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "fields", [{}, {"normalize": False, "temperature": 1.0}, {"symmetric": True}, {"dimensions": (2, 4)}]
 )

@@ -77,6 +77,7 @@ def losses(features, matrix, targets, dtype):
     return (float(value), gradients), (exact.mean(), expected)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("shared", [0.0, 100.0])
 def test_the_error_of_bfloat16_logits_is_that_of_their_rounding(accelerator, shared):
     """Also where all logits of a token are as far from 0 as those of GPT-2's released weights (-30 to -130)."""

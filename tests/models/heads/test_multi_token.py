@@ -152,6 +152,7 @@ def test_what_cannot_be_is_said(change, said):
         validate(experiment)
 
 
+@pytest.mark.slow
 def test_it_is_of_decoders():
     experiment = get_config("bert")
     experiment.model.multi_token = MultiTokenPrediction()

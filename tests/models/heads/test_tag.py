@@ -37,6 +37,7 @@ def made(batch=BATCH, **head):
     return model, params, model.apply({"params": params}, batch, deterministic=True)
 
 
+@pytest.mark.slow
 def test_the_state_of_a_word_is_the_mean_of_its_tokens():
     x = jax.random.normal(jax.random.key(0), (3, 6, 16))
     head = TaggerHead(config())
@@ -47,6 +48,7 @@ def test_the_state_of_a_word_is_the_mean_of_its_tokens():
         np.testing.assert_allclose(logits[row, place], x[row, jnp.array(tokens)].mean(0) @ kernel + bias, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_loss_of_words_is_theirs_alone():
     _, _, outputs = made()
     value, sums = losses.objective(outputs, BATCH, losses.counts(BATCH))
@@ -57,6 +59,7 @@ def test_the_loss_of_words_is_theirs_alone():
     assert sums["label_loss"][1] == 4 and sums["label_accuracy"][0] == sum(said.argmax(1) == jnp.array(labels))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", few(("softmax", "crf"), ["crf"]))
 def test_micro_batches_of_unequal_rows_add_up(kind):
     model, params, outputs = made(kind=kind)
@@ -75,6 +78,7 @@ def test_micro_batches_of_unequal_rows_add_up(kind):
         assert all(np.abs(whole[1]["tagger"][name]).sum() > 0 for name in ("transitions", "start", "end"))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", ("softmax", "crf"))
 def test_answers_are_tags_and_their_probabilities(kind):
     _, _, outputs = made(kind=kind)
@@ -86,6 +90,7 @@ def test_answers_are_tags_and_their_probabilities(kind):
         np.testing.assert_allclose(found["probabilities"][0, 0], first.max(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_crf_says_no_tag_that_may_not_follow():
     follows = ((), (2,), ())  # 1 after 2 alone
     _, params, _ = made(kind="crf", follows=follows)
@@ -108,6 +113,7 @@ def test_each_token_is_a_word_where_the_batch_has_no_words():
     np.testing.assert_array_equal(outputs.heads["tag"].logits, again.heads["tag"].logits)
 
 
+@pytest.mark.slow
 def test_labels_of_words_need_the_head_and_the_head_needs_labels():
     _, _, outputs = made()
     unlabelled = {name: x for name, x in BATCH.items() if name != "word_labels"}

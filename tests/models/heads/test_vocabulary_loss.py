@@ -241,6 +241,7 @@ def on_mesh(mesh):
     return step, jax.device_put(arguments, shardings)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("config", MESHES, ids=str)
 def test_sharded_loss_and_gradients_are_those_of_one_device(form, config):
     mesh = make_mesh(config)

@@ -113,6 +113,7 @@ def test_a_sentence_of_a_model_that_fills_holes_is_asked_for_word_by_word_behind
     assert sentence_log_likelihoods(loaded, ["a dog runs."]) == pytest.approx([expected], abs=1e-3)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["bert_masked_lm", "t5_1_1"])
 def test_other_families_have_figures_for_all_they_can_be_asked(name, blimp, tmp_path):
     loaded = loaded_case(name)
@@ -201,6 +202,7 @@ def test_a_limit_below_one_is_refused(decoder, blimp, most):
         results(decoder, blimp, most)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["gpt2", "t5_1_1"])
 def test_what_is_written_is_compared_with_the_answer(name, tmp_path):
     loaded, questions = loaded_case(name), ["a:", "b:", "c:"]

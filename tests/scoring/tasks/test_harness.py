@@ -21,6 +21,8 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 
 from pretrainax.scoring.tasks.harness import PretrainAX  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 ANIMALS = [
     {"q": "a cat", "choices": ["dog", "a hat"], "gold": 1},
     {"q": "an ox", "choices": ["sea", "ill", "mud"], "gold": 0},
