@@ -49,7 +49,7 @@ def test_a_workdir_is_at_home_and_utf_8():
     assert ended.stderr.count(b"\n") == 1
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, said",
     [

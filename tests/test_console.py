@@ -43,7 +43,7 @@ def test_an_unknown_command_names_the_nearest_and_ends_with_2(pretrainax, monkey
     assert capsys.readouterr().err == "pretrainax: no command 'trian', did you mean 'train'?\n"
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command, module, flags, code",
     [

@@ -26,6 +26,8 @@ from tests.support import tiny
 from tests.support.huggingface_weights import write_directory
 from tests.support.runs import ROOT, command, lines, run, write_text
 
+pytestmark = pytest.mark.slow
+
 FORKING = """
 import json, pathlib, sys
 from pretrainax import evaluate

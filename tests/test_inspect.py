@@ -14,7 +14,7 @@ def test_importing_it_loads_no_jax():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "expected"), [("bert", "[MASK→"), ("t5", "<extra_id_0>"), ("gpt", "loss tokens a batch")]
 )

@@ -59,7 +59,7 @@ def test_what_does_not_fit_comes_with_what_would():
     assert "what would fit, the cheapest change first" in done.stdout and "--config.train.accumulate=" in done.stdout
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, line",
     [
@@ -131,7 +131,7 @@ def test_the_page_has_a_row_for_every_config_on_every_topology():
     assert cells == [(config, topology) for config in configs for topology in plans_page.TOPOLOGIES]
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert_base", "gpt2", "t5_base"])  # all of them take some minutes
 def test_the_page_in_docs_is_what_the_code_says_today(name, monkeypatch):
     monkeypatch.chdir(ROOT)

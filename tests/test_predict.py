@@ -18,6 +18,8 @@ from tests.support.classifiers import named_labels, with_head
 from tests.support.huggingface_weights import write_directory
 from tests.support.runs import run
 
+pytestmark = pytest.mark.slow
+
 FORKING = """
 import json, pathlib, sys
 from pretrainax import evaluate, predict

@@ -108,6 +108,7 @@ def read_otherwise(row: ledger.Row, read: Callable[[str], dict], path: str) -> d
     return contents
 
 
+@pytest.mark.slow
 def test_any_other_number_word_or_class_in_a_config_is_noticed():
     lived = [
         (name, variant, row.path)
@@ -117,6 +118,7 @@ def test_any_other_number_word_or_class_in_a_config_is_noticed():
     assert len(list(places())) > 200 and lived == []
 
 
+@pytest.mark.slow
 def test_any_other_number_word_or_class_in_a_ledger_is_noticed():
     lived = []
     for name, variant, row in places():

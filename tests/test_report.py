@@ -45,6 +45,7 @@ def made(runs, tmp_path_factory):
     return done, output.with_suffix(".png").read_bytes(), output.with_suffix(".html").read_text()
 
 
+@pytest.mark.slow
 def test_the_page_has_each_run_over_each_axis_that_it_counted(made):
     data = json.loads(re.search(r"^const data = (.*);$", made[2], re.MULTILINE)[1])
     deep, wide = data["runs"]  # as the folder has them
@@ -94,7 +95,7 @@ def test_folders_without_runs_are_named(tmp_path):
     assert "give the folders of runs" in report().stderr
 
 
-@pytest.mark.first(5)
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "field, value",
     [

@@ -143,7 +143,7 @@ def test_help_has_the_commands_and_their_flags():
     assert "encode --tokenizer=DIR" in said and "--sizes" in said and "--config" in said
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "flags, said",
     [

@@ -111,6 +111,7 @@ def test_both_encoders_of_electra_have_their_updates():
         assert np.abs(logits(got[name]) - logits(before[name])).max() > 0.1
 
 
+@pytest.mark.slow
 def test_layers_that_lie_one_by_one_have_their_updates():
     model, start, frozen = adapted("gpt2", LoRA(rank=3, targets=ALL))
     logits, params = logits_of(model, batch(CASES["gpt2"])), {**flat(noisy(start)), **flat(frozen["frozen"])}
@@ -166,7 +167,7 @@ def test_a_prefix_of_the_keys_and_values_of_tokens_is_seen_as_they_are():
     np.testing.assert_allclose(got, wanted, atol=1e-4, rtol=0)
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["t5_1_1", "t5gemma_9b_2b"])
 def test_prefixes_of_an_encoder_decoder_are_in_all_its_attentions(name):
     model, start, frozen = adapted(name, PrefixTuning(3, hidden=4))

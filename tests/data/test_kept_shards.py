@@ -36,6 +36,7 @@ def test_batches_are_the_same_with_any_number_of_shards_on_this_machine(lines, t
         chex.assert_trees_all_equal(made(prepare(of, print), of), expected)
 
 
+@pytest.mark.slow
 def test_room_is_made_where_nobody_has_looked_for_longest(lines, another_machine):
     of = experiment(lines, bucket(), "windows")
     first = prepare(of, print)

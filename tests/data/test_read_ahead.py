@@ -103,6 +103,7 @@ def test_what_fails_is_raised_by_the_batch_that_needs_it(lines, another_machine,
         _ = batches[1]
 
 
+@pytest.mark.slow
 def test_texts_that_rows_draw_are_waited_for_together(lines, another_machine, monkeypatch):
     of, prepared = in_store(lines, another_machine, "sentences")
     expected, waiting, most = made(prepared, of)[0], [0], [0]

@@ -29,6 +29,7 @@ def said(loaded, **options):
     return list(predict(loaded, task_of(loaded), ({"text": text} for text in TEXTS), **options))
 
 
+@pytest.mark.slow
 def test_records_are_answered_in_order_whatever_is_beside_them(loaded):
     together = said(loaded)
     alone = [loaded.predict([text])[0] for text in TEXTS[:4]]
@@ -130,6 +131,7 @@ ASKED = {
 }
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", ASKED)
 def test_other_heads_answer_records_too(name, tmp_path):
     head, fields, records, is_good = ASKED[name]

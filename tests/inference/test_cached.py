@@ -167,6 +167,7 @@ def test_texts_that_grow_past_the_old_context_are_turned_as_long_ones_from_the_s
     np.testing.assert_allclose(got, places(expected, PROMPTS, STEPS), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_prefix_is_seen_from_both_sides():
     arrays = texts(DECODER, prefix=True)
     expected = whole(DECODER, arrays)

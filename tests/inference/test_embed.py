@@ -45,6 +45,7 @@ def test_a_vector_is_what_its_pooling_makes_of_the_real_tokens():
         np.testing.assert_allclose(pooled(loaded_case("gpt2"), rows, pooling), wanted, atol=2e-4, rtol=0)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5_1_1"])
 def test_a_vector_does_not_depend_on_the_other_texts(name):
     together = embed(loaded_case(name), TEXTS)

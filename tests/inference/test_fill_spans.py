@@ -73,7 +73,7 @@ def logs_after(loaded, read: list[int], rows: list[list[int]], prefix: int = 0) 
     return np.asarray(jax.nn.log_softmax(loaded(batch).heads["lm"].logits()))
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @KINDS
 def test_the_candidates_are_the_likeliest_of_all_fillings(kind, models):
     loaded = models[kind]
@@ -96,6 +96,7 @@ def test_the_candidates_are_the_likeliest_of_all_fillings(kind, models):
     assert len(found) == 29 and probabilities == sorted(probabilities, reverse=True)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_a_hole_is_filled_given_those_before_it(kind, models):
     loaded = models[kind]

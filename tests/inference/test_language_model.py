@@ -67,6 +67,7 @@ def test_texts_are_encoded_as_in_training():
         face("gpt2").encode("a")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5_1_1"])
 def test_what_is_encoded_is_what_the_model_takes(name):
     assert np.isfinite(face(name)(face(name).encode(["a text", "b"])).logits).all()

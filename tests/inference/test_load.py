@@ -61,7 +61,7 @@ def test_the_mean_of_checkpoints_is_that_of_float64(made_run):
     assert_same(load(made_run).params, weights_at(30))
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", ["run", "mean", "directory"])
 def test_each_device_reads_its_own_shards(made_run, tmp_path, kind):
     source = {"run": made_run, "mean": f"{made_run}@average"}.get(kind) or write_directory(tmp_path / "it", "gpt2")
@@ -97,7 +97,7 @@ def test_a_model_is_split_by_default_where_a_device_has_no_room_for_it():
         default_mesh(gpt2, jax.devices()[:3], 1)
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", ["all", "gradient_disentangled"])
 def test_a_run_of_electra_is_its_discriminator_beside_its_generator(tmp_path, shared):
     config = tiny("small")
@@ -112,6 +112,7 @@ def test_a_run_of_electra_is_its_discriminator_beside_its_generator(tmp_path, sh
     assert model(arrays).logits.shape == (3, 14) and model.generator(arrays).logits.shape == (3, 14, 99)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", ["gpt2", "albert", "t5_1_1"])  # albert has one block for all layers
 def test_hidden_states_are_those_of_transformers(name):
     model, arrays = loaded_case(name), batch(CASES[name])

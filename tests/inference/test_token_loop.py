@@ -56,6 +56,7 @@ def test_the_length_of_pieces_changes_nothing(piece):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_draw_does_not_depend_on_the_batch():
     tokens, _, lengths = write(PROMPTS, [9] * 4, DRAWN)
     again, _, same = write([PROMPTS[2], PROMPTS[0]], [9, 9], DRAWN, numbers=[2, 0])

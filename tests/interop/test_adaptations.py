@@ -56,7 +56,7 @@ class Closed(Encoder):
 # --- families --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(["gpt2", "llama3", "gemma2", "qwen3_moe"], ["gpt2", "gemma2"]))
 def test_with_its_mask_kept_closed_an_encoder_says_what_the_decoder_did(name, tmp_path):
     model, arrays = dataclasses.replace(CASES[name].config, family="encoder"), batch(CASES[name])
@@ -75,6 +75,7 @@ def test_of_one_token_alone_an_encoder_says_what_the_decoder_did(tmp_path):
     np.testing.assert_allclose(our_logits(model, params, arrays), logits_of("llama3", arrays), **ROUNDING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(["gpt2", "llama3", "gemma1"], ["llama3"]))
 def test_silent_cross_attention_lets_the_decoder_say_what_it_did(name, tmp_path):
     model = dataclasses.replace(CASES[name].config, family="encoder_decoder")
@@ -117,6 +118,7 @@ def test_where_their_weights_add_up_to_one_experts_compute_what_the_feed_forward
     )
 
 
+@pytest.mark.slow
 def test_first_layers_stay_as_they_are_where_the_others_have_experts(tmp_path):
     source = dataclasses.replace(CASES["llama3"].config, num_layers=4)
     model = dataclasses.replace(source, experts=MixtureOfExperts(num_experts=4, top_k=2, first_dense=1))
@@ -189,7 +191,7 @@ def test_biases_are_copied_too_and_what_is_dropped_is_said(tmp_path):
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "there, ours, layers, expected",
     [
@@ -210,6 +212,7 @@ def test_layers_begin_as_those_that_are_taken(there, ours, layers, expected, tmp
         np.testing.assert_array_equal(params[path], x[expected] if "/blocks/" in path else x, err_msg=path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "which"),
     few([("gpt2", "evenly"), ("llama3", "stacked"), ("mixtral", "evenly")], [("llama3", "stacked")]),

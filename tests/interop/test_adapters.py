@@ -60,7 +60,7 @@ def export(workdir, to):
     return adapters.export_adapter(str(workdir), str(to), origin.steps[0])
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @needs_peft
 @pytest.mark.parametrize(("name", "dora"), (("bert_masked_lm", True), ("gpt2", False), ("phi3", True)))
 def test_low_rank_updates_of_peft_give_its_logits_there_and_back(name, dora, tmp_path):

@@ -103,6 +103,7 @@ def test_transformers_saves_what_we_read_and_loads_what_we_write(name, tmp_path)
     assert tokenizer.decode(tokenizer("a cab.", add_special_tokens=False).input_ids).replace(" ", "") == "acab."
 
 
+@pytest.mark.slow
 @needs_transformers
 def test_the_encoder_of_deberta_v3_is_loaded_without_the_authors_head(tmp_path):
     import torch
@@ -282,7 +283,7 @@ def test_the_command_imports_and_exports(source, tmp_path):
     assert {x.dtype.name for x in stored(tmp_path / "out").values()} == {"bfloat16"}
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, message",
     [

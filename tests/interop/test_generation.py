@@ -29,7 +29,7 @@ def export(run, to):
     return described(to), described(to, "generation_config.json")
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "name, objective, start",
     [
@@ -48,7 +48,7 @@ def test_a_decoder_starts_from_what_it_was_trained_to_start_from(name, objective
     assert ids_of(config) == ids_of(generation) == ids
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @needs_transformers
 @pytest.mark.parametrize("name, objective", [("bart", Denoising()), ("transformer", None), ("t5_1_1", None)])
 def test_transformers_generates_from_there(name, objective, tmp_path):
@@ -75,7 +75,7 @@ def test_an_encoder_generates_nothing(tmp_path):
     assert not (tmp_path / "out" / "generation_config.json").exists()
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["t5_1_1", "bart", "llama3"])
 def test_ids_of_an_import_are_exported_as_they_came(name, tmp_path):
     source = write_directory(tmp_path / "source", name)
@@ -93,7 +93,7 @@ def test_ids_of_an_import_are_exported_as_they_came(name, tmp_path):
     assert export(tmp_path / "again", tmp_path / "third") == (config, generation)
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", ["bart", "t5", "opus-mt", "gpt2", "gemma-3"])
 def test_a_released_model_goes_through_with_its_ids(name, tmp_path):
     write_release(tmp_path / "source", name)

@@ -42,6 +42,7 @@ def test_a_number_of_a_run_that_is_huge_ends_within_seconds(family, value, tmp_p
         assert time.monotonic() - began < 20, path
 
 
+@pytest.mark.slow
 def test_a_billion_layers_are_one_line_that_names_the_limit(tmp_path):
     made = tiny.get_config("gpt")
     made.model.num_layers = 10**9

@@ -128,7 +128,7 @@ DECODER = ModelConfig(
 )
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=["one device", "8 devices"])
 def test_of_a_decoder_all_see_the_prefix_and_none_what_comes_after_it(mesh):
     rows = dict(segment_ids=[1, 1, 1, 1, 2, 2, 2, 0], positions=[0, 1, 2, 3, 0, 1, 2, 0], tokens=range(8))
@@ -239,6 +239,7 @@ def test_splash_has_windows_and_a_cap(interpreted, causal, windowed):
     assert_close(got, expected, 2e-5)  # float32 sums of <= 200 terms near 1, in another order
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("implementation, has_bias", [("tpu_splash", False), ("tpu_flash", True)])
 def test_kernels_run_on_each_devices_own_rows_and_heads(interpreted, implementation, has_bias):
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
@@ -283,6 +284,7 @@ def test_what_cudnn_is_asked_for_with_a_prefix_is_the_reference(asked_of_cudnn, 
     assert_close(run(q, k, v, None, mask, "cudnn"), expected, 1e-5)  # float32 sums of <= 32 terms
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("has_bias", (True, False))
 @pytest.mark.parametrize("causal", (True, False))
 def test_cudnn_is_told_the_length_of_the_one_text_of_a_row(asked_of_cudnn, causal, has_bias):

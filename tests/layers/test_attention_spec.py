@@ -50,7 +50,7 @@ def test_positions_of_deberta_are_a_bias_of_each_row():
     assert [spec.bias for spec in collected("deberta_v3_base")] == ["by_row"]
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("preset", ["t5_base", "deberta_v3_base", "gemma2_2b"])
 @pytest.mark.parametrize("remat", ["none", "block"])
 def test_training_traces_the_attentions_that_init_traces(preset, remat):

@@ -125,7 +125,7 @@ def test_xla_compiles_for_tpu(tpu_mesh, shape):
     assert compile_attention(tpu_mesh, "xla", SHAPES[shape])
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "implementation, shape",
     [("tpu_splash", shape) for shape in WITHOUT_BIAS] + [("tpu_flash", shape) for shape in SHAPES],
@@ -149,6 +149,7 @@ def test_xla_compiles_for_h100(gpu_mesh, shape):
     assert compile_attention(gpu_mesh, "xla", (SHAPES | WINDOWS | PREFIXES)[shape])
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("shape", [*SHAPES, "window", "mixed", *PREFIXES])
 def test_cudnn_compiles_to_two_kernels(gpu_mesh, shape):
     if not installed("nvidia.cudnn"):

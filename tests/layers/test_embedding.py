@@ -25,6 +25,7 @@ def test_the_gradient_of_a_row_is_the_sum_of_those_of_its_tokens(variant):
     chex.assert_trees_all_close(gradient["params"]["embedding"], expected)
 
 
+@pytest.mark.slow
 def test_ids_of_one_axis_are_named():
     with pytest.raises(AssertionError, match=r"ids are \[B, T\]"):
         MODULE.apply(PARAMS, IDS[0])

@@ -47,7 +47,7 @@ def test_each_row_meets_the_matrix_of_its_expert(interpreted, sizes, dtype):
     chex.assert_trees_all_close(np.float64(dx), np.einsum("SE,SF,EDF->SD", of, gradient, kernel), atol=atol, rtol=0)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_the_gradient_of_a_matrix_is_summed_over_its_rows_in_float32(interpreted, sizes, dtype):

@@ -46,7 +46,7 @@ def init(config):
     return module.init(jax.random.key(1), X, X, Mask(True), terms(config, POSITIONS))
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("query_rank", [14, None])
 def test_token_by_token_as_the_whole_text(query_rank):
     config = dataclasses.replace(
@@ -97,6 +97,7 @@ def test_flops_are_those_of_the_products():
     assert MultiHeadLatentAttention.flops(CONFIG, 5, 5) == 2 * 5 * maps
 
 
+@pytest.mark.first(7)
 @pytest.mark.parametrize(
     "fields, message",
     [

@@ -213,6 +213,7 @@ def test_an_even_router_has_a_loss_of_one():
     np.testing.assert_allclose(balanced(same, jnp.ones((1, 4)), top_k=1)["balance_loss"][0], 4.0, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_over_rows_the_loss_is_their_mean_by_tokens():
     logits = jax.random.normal(jax.random.key(3), (2, 9, 6))
     counted = (jnp.arange(9)[None] < jnp.array([[9], [4]])).astype(jnp.float32)

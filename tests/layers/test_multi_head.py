@@ -33,6 +33,7 @@ def params():
     return LAYER.init(jax.random.key(0), X, SOURCE, Mask(False, *IDS), PositionTerms())
 
 
+@pytest.mark.slow
 def test_what_is_read_may_have_another_length(params):
     y, _ = LAYER.apply(params, X, SOURCE, Mask(False, *IDS), PositionTerms())
     chex.assert_shape(y, (2, 24, 32))

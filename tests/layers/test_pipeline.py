@@ -74,11 +74,13 @@ def test_a_bias_that_rows_share_has_its_gradient():
     chex.assert_trees_all_close(got, expected, rtol=2e-5, atol=2e-6)  # as above
 
 
+@pytest.mark.slow
 def test_what_is_made_again_is_the_same():
     got = output_and_gradients("rotary", MESH, remat="block")
     chex.assert_trees_all_close(got, output_and_gradients("rotary"), rtol=2e-5, atol=2e-6)  # as above
 
 
+@pytest.mark.slow
 def test_rows_that_the_mesh_does_not_divide_are_computed_too():
     got = output_and_gradients("rotary", MESH, rows=3)
     chex.assert_trees_all_close(got, output_and_gradients("rotary", rows=3), rtol=2e-5, atol=2e-6)  # as above
@@ -96,6 +98,7 @@ def test_who_asks_for_what_is_between_the_layers_gets_all_of_it():
     assert kept["blocks"]["hidden"][0].shape == (LAYERS, ROWS, LENGTH, WIDTH)
 
 
+@pytest.mark.slow
 def test_dropout_is_another_one_for_each_row_and_layer_and_the_same_for_the_same_key():
     config = ModelConfig(**SIZES, dropout_rate=0.5)
     dropping = Stack(config, Compute(), causal=True, num_layers=LAYERS)

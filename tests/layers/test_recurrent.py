@@ -39,7 +39,7 @@ def changed(variant, place):
     return differs[:, :4].any(-1).tolist(), differs[:, 4:].any(-1).tolist()
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 def test_each_half_reads_in_its_direction_and_never_another_text(variant):
     forward, backward = changed(variant, 4)
     assert forward == [False, False, False, False, True, True, False, False]

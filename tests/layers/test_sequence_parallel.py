@@ -77,7 +77,7 @@ def test_keys_and_values_alone_go_around_the_ring():
     assert (sent.count(part), sent.count("i32[2,16]")) == (2 + 2 + 2 + 2, 2)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "implementation, mask, has_bias",
     [

@@ -59,6 +59,7 @@ def test_is_the_layers_one_after_the_other():
     np.testing.assert_allclose(together, x, atol=1e-5)  # float32, compiled apart
 
 
+@pytest.mark.slow
 def test_unrolled_has_the_same_parameters():
     unrolled = stack(scan_unroll=3).init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=True)
     # Two roundings: compiled otherwise, a product and a sum are one instruction.
@@ -69,7 +70,7 @@ def test_unrolled_gives_the_same_with_the_same_dropout():
     np.testing.assert_allclose(run(scan_unroll=3), run(), atol=1e-5)  # float32, compiled otherwise
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("remat, unroll", [("block", 1), ("block", 3), ("dots", 1)])
 def test_rematerialisation_gives_the_same_gradients(remat, unroll):
     got, want = gradients(remat=remat, scan_unroll=unroll), gradients()
@@ -78,6 +79,7 @@ def test_rematerialisation_gives_the_same_gradients(remat, unroll):
     chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("unroll", [1, 3])
 def test_what_an_accelerator_makes_again_gives_the_same_gradients(unroll, monkeypatch):
     want = gradients()
@@ -123,6 +125,7 @@ def temporary_bytes(remat="none", batch=16, dtype=jnp.float32, **changes):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_rematerialisation_keeps_less():
     block, dots, none = (temporary_bytes(remat) for remat in ("block", "dots", "none"))
     assert block < 0.5 * dots
@@ -163,6 +166,7 @@ def test_dropout_follows_its_key():
     assert not np.allclose(run(key=1), run(key=2))
 
 
+@pytest.mark.slow
 def test_shared_layers_are_one_layer_applied_again_and_again():
     shared = ModelConfig(**vars(CONFIG) | {"share_layers": True})
     one = jax.tree.map(lambda p: p[:1], PARAMS["params"]["blocks"])
@@ -223,7 +227,7 @@ class Counting(Block):
         return x, side.replace(state={"calls": state["calls"] + 1, "seen": state["seen"] + x[..., 0] * 0 + 1})
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("changes", [{}, {"share_layers": True}], ids=("own", "shared"))
 @pytest.mark.parametrize("compute", few([{}, {"scan_unroll": 3}, {"remat": "block"}], [{}]), ids=str)
 def test_a_block_hands_its_state_on(variant, changes, compute):
@@ -269,6 +273,7 @@ def weighed(monkeypatch, **compute):
     return lambda params: stack(**compute).apply(params, X, POSITIONS, SEGMENTS, deterministic=True)[1].sums, params
 
 
+@pytest.mark.slow
 def test_sums_of_all_blocks_are_added_up(monkeypatch):
     sums, params = weighed(monkeypatch)
     (size, count), (metric, _) = sums(params)["size_loss"], sums(params)["size"]

@@ -80,7 +80,7 @@ def test_it_is_the_layers_one_after_the_other(every):
     assert together.shape == X.shape
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @EVERY
 def test_parameters_of_a_kind_are_one_array_and_their_numbers_are_known(every):
     config = config_of(every)
@@ -112,6 +112,7 @@ def test_how_it_runs_changes_no_gradient(every):
         chex.assert_trees_all_close(gradients(**compute), want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_is_said_by_layer_has_the_numbers_of_the_layers():
     config = config_of(2)
     _, side = run(config, params_of(config))
@@ -128,7 +129,7 @@ class Counting(Block):
         return y, SideOutputs(None if state is None else state + layer.number, side.sums)
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @EVERY
 def test_the_states_of_blocks_are_in_the_order_of_the_layers(every):
     config = config_of(every)

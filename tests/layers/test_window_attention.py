@@ -73,7 +73,7 @@ def read(q, k, v, allowed):
 # --- what is computed ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("window", [2, 5, 6, 16, 100])  # of lengths that blocks divide and do not, and beyond the row
 def test_blocks_read_what_a_mask_leaves_of_all_pairs(window):
     q, k, v = vectors(23)
@@ -88,6 +88,7 @@ def test_the_first_token_of_each_text_is_known_of_its_row():
     assert first_tokens(rows).tolist() == [[0, 0, 0, 3, 3, 5], [0, 1, 1, 1, 1, 1]]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("window", [2, 6, 16, 100])
 def test_others_see_the_first_token_once_and_their_window(window):
     q, k, v = vectors(23)
@@ -98,7 +99,7 @@ def test_others_see_the_first_token_once_and_their_window(window):
     np.testing.assert_allclose(got[~is_first], read(q, k, v, allowed)[~is_first], atol=1e-6)  # as above
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("window, count", [(2, 4), (6, 4), (6, 9), (100, 23)])
 def test_others_see_the_question_once_and_their_window_and_it_sees_all_of_its_text(window, count):
     q, k, v = vectors(23)
@@ -183,6 +184,7 @@ def test_pairs_are_those_of_three_blocks_and_of_the_first_token():
     assert [WindowAttention.blocks(asking, length).whole for length in (4096, 20)] == [2 * 65, 2 * 20]
 
 
+@pytest.mark.slow
 def test_the_spec_says_so():
     model, _ = model_and_params()
     with collect_attention_specs() as specs:
@@ -261,6 +263,7 @@ def test_a_head_that_pools_all_tokens_needs_no_global_one():
     assert not list(experiment.model.sparse_attention.problems(experiment))
 
 
+@pytest.mark.slow
 def test_rotary_positions_turn_the_global_maps_too():
     model, params = model_and_params(position=RotaryPositions(64))
     arrays = batch([[1] * 20])

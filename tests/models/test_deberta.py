@@ -81,6 +81,7 @@ def test_published_buckets_past_the_last_one_are_those_of_transformers():
         assert np.linalg.norm(a - b) <= 1e-3 * max(np.linalg.norm(b), 1e-4 * whole), path
 
 
+@pytest.mark.first(6)
 @needs_transformers
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_as_many_parameters_as_transformers(name):
@@ -158,7 +159,7 @@ def test_how_it_runs_does_not_change_gradients(name, compute):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4, err_msg=path)
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["deberta_v2", "deberta_v3"])
 def test_dropout_is_everywhere_and_follows_its_key(name):
     config = dataclasses.replace(CASES[name].config, dropout_rate=0.2)

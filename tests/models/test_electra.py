@@ -93,6 +93,7 @@ def test_a_draw_that_hits_the_original_is_an_original():
     assert replaced.sum() == (batch["targets"] != hit)[batch["loss_weights"] > 0].sum() > 0
 
 
+@pytest.mark.slow
 def test_both_forms_of_a_batch_draw_the_same_and_cost_the_same():
     config, (_, batch) = joint(), masked_batch()
     loss, (sums, gathered) = run(config, batch)
@@ -161,6 +162,7 @@ def test_shared_embeddings_learn_from_both_and_the_generator_from_its_own_loss()
     assert reached(config, "replaced_loss") == OWN | EMBEDDINGS
 
 
+@pytest.mark.slow
 def test_disentangled_tables_learn_from_the_generator_and_differences_from_the_discriminator():
     config = joint("gradient_disentangled")
     assert reached(config, "loss") == {"generator", "token_embedding", "position_embedding"}

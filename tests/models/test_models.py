@@ -150,7 +150,7 @@ def test_parameters_are_float32_and_features_in_the_compute_dtype():
     assert (outputs.heads["lm"].features.dtype, outputs.heads["lm"].logits().dtype) == (jnp.bfloat16, jnp.float32)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_bfloat16_is_near_float32(case):
     _, config, params, inputs, _ = case
 
@@ -182,7 +182,7 @@ def test_positions_come_from_the_batch(position):
     assert not np.allclose(before[:, 4:7], after[:, 4:7])
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_every_parameter_gets_a_gradient(case):
     _, config, params, inputs, _ = case
     model = models.build(config, Compute())

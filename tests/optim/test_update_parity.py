@@ -372,7 +372,7 @@ RELEASED = {
 }
 
 
-@pytest.mark.first(5)
+@pytest.mark.first(4)
 @pytest.mark.parametrize("name", RELEASED)
 def test_three_updates_of_a_config_are_those_of_its_release(name):
     step_of = RELEASED[name]

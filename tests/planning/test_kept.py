@@ -34,7 +34,7 @@ def needed(model: ModelConfig, length: int, read: int) -> int:
     return length * own + (2 * queries * length + 2 * keys * read if read else 0)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_block_keeps_its_input_and_what_products_and_attention_give(name):
     path, _, variant = name.partition(":")

@@ -46,7 +46,7 @@ def shards(tree):
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("family", ["t5", "t5_narrow", "bert", "gpt"])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_parameters_moments_and_batch_are_the_shards_of_the_real_state(family, mesh):
@@ -130,7 +130,7 @@ def test_parameters_of_layers_in_turns_are_not_kept_for_the_backward_too():
     assert shapes and not [shape for shape in shapes if {(3, 32, 24), (3, 24, 32)} & {shape[-3:]}]
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("family", ["t5", "t5_narrow", "bert", "gpt", "experts"])
 def test_the_parameters_of_a_device_are_those_of_its_local_model(family):
     """What `local` says a device of `tensor` computes has the shapes that PARTITION_RULES gives it."""
@@ -233,6 +233,7 @@ def test_parts_that_go_back_one_by_one_keep_one_of_them_and_the_inputs_of_a_few(
     assert more.activations - found.activations < 8 * around + 8 * 4 * 32 * 32 * 4  # no layer keeps more
 
 
+@pytest.mark.slow
 def test_a_classifier_has_no_logits_of_a_vocabulary():
     """Of BERT-base and rows of 512 they were 36 of the 57 MB of a batch."""
     experiment = tiny.get_config("bert")

@@ -38,6 +38,7 @@ def test_memory_is_that_of_the_largest_and_hours_and_price_add_up(experiment, ca
     assert candidate.largest.experiment.train.global_batch_size == 64 and candidate.experiment is experiment
 
 
+@pytest.mark.slow
 def test_the_report_has_a_row_for_each_phase(candidate):
     text = report.run_report("tiny", candidate, TOPOLOGY, None, "not compiled")
     rows = [line.split(maxsplit=2) for line in text.splitlines() if line.startswith("  phase ")]
@@ -47,6 +48,7 @@ def test_the_report_has_a_row_for_each_phase(candidate):
     assert f"a step of phase 2 of the model's own, {flops:.3g} in all" in text
 
 
+@pytest.mark.slow
 def test_a_phase_that_no_mesh_divides_is_named(experiment):
     odd = dataclasses.replace(experiment, phases=(Phase(share=0.5), Phase(global_batch_size=6)))
     with pytest.raises(UserError, match=r"phase 2 of config.phases \(global_batch_size 6\): .*global_batch_size 6"):

@@ -254,6 +254,7 @@ def test_logits_with_a_bias_for_each_row_are_charged_for_once_more(only):
     assert only(experiment, "by_row") == only(experiment, "pairs") > 0
 
 
+@pytest.mark.slow
 def test_parameters_of_layers_and_of_experts_are_passed_over_more_often_than_others(only):
     experiment = tiny.get_config("gpt")
     experiment.model.experts = MixtureOfExperts()
@@ -376,6 +377,7 @@ def operands_of(experiment, topology):
     return roofline.product_operands(experiment, sizes, "gpu", memory) / topology.chip.memory_rate
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     "topology, attention, skipped, again",
     [

@@ -117,6 +117,7 @@ def test_the_trend_follows_a_straight_line_and_skips_gaps():
     np.testing.assert_allclose(curves.trend_of(values), 2.0, rtol=1e-12)  # rounding of a weighted mean
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("name", ["dollar$x_{$", "back\\slash", "100%", "new\nline"])
 def test_a_workdir_of_any_name_is_a_title(tmp_path, name):
     curves.draw(str(tmp_path / "curves.png"), points(3), title=name)

@@ -28,6 +28,7 @@ def speak(path, shell: str) -> int:
     return subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60).returncode
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     "shell",
     [
@@ -44,5 +45,6 @@ def test_output_that_nobody_reads_is_dropped(shell, tmp_path):
     assert (tmp_path / "done").read_text() == "done"  # and nothing that was meant for stderr
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_still_an_error(tmp_path):
     assert speak(tmp_path / "done", "speak > /dev/full") == 1

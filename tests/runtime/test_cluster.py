@@ -89,6 +89,7 @@ def metadata():
         server.shutdown()
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     "found, joins",
     [

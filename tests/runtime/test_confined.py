@@ -50,6 +50,7 @@ def test_a_result_comes_back_and_the_process_stays(functions):
     double.close()
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     "name, x, said",
     [
@@ -108,7 +109,7 @@ NASTY = [
 ]
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern, said", NASTY)
 def test_a_regular_expression_that_explodes_is_one_line(pattern, said, tokenizer, monkeypatch):
     pytest.importorskip("outlines_core", reason="outlines-core is not installed: pip install 'pretrainax[regex]'")
@@ -166,7 +167,7 @@ def soon(monkeypatch):
     confined.close()
 
 
-@pytest.mark.first(5)
+@pytest.mark.first(3)
 @pytest.mark.parametrize("template", ENDLESS, ids=range(len(ENDLESS)))
 def test_a_template_that_never_ends_is_one_line(template, tokenizer, soon):
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
@@ -220,7 +221,7 @@ def test_no_template_leaves_the_sandbox(template, tokenizer):
 # --- patterns of names ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*b", "(a|aa)+b", "(a|aa)" * 32])
 def test_a_pattern_that_backtracks_is_one_line(pattern):
     began = time.monotonic()

@@ -54,7 +54,7 @@ def test_processes_of_several_machines_listen_as_jax_has_it(address):
     assert _bind_address(address) is None
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("platform, code", [("cpu", 0), ("gpux", 2), ("rocm", 2)])
 def test_a_platform_that_jax_cannot_start_is_one_line(platform, code):
     env = os.environ | {"JAX_PLATFORMS": platform}

@@ -320,6 +320,7 @@ def test_a_process_without_a_step_for_long_ends_and_says_after_which(count, monk
     assert "no step after 7 for 60 s (config.train.stuck_after): a device or a collective" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_comes_before_the_first_step_and_after_the_last_may_take_as_long_as_it_likes(monkeypatch):
     monkeypatch.setattr(processes, "TICK", 0.001)
     monkeypatch.setattr(processes.Watchdog, "_leave", lambda self, code: pytest.fail("ended"))

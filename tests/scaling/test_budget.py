@@ -157,6 +157,7 @@ def test_a_decoder_costs_a_little_more_than_6_n_d(spaces):
     assert all(1.0 < ratio < 1.2 for ratio in ratios)
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_costs_half_of_6_n_d(spaces):
     # each token of text passes one of two stacks; 568 of text make 512 + 114
     big = spaces["encoder_decoder"].ladder[-1]
@@ -177,6 +178,7 @@ def test_an_encoders_head_costs_what_its_masks_ask(spaces):
     assert more == pytest.approx(0.3 * head, rel=0.01)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("family", RECIPES)
 def test_the_built_model_is_as_large_as_asked(spaces, family):
     law = LAWS["besiroglu"]
@@ -185,6 +187,7 @@ def test_the_built_model_is_as_large_as_asked(spaces, family):
         assert spaces[family].nearest(law, size).parameters == pytest.approx(size, rel=0.06)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("family", RECIPES)
 def test_more_compute_is_more_of_both(spaces, family):
     plans = [make_plan(spaces[family], LAWS["besiroglu"], flops) for flops in (1e18, 1e20, 1e22)]
@@ -237,7 +240,7 @@ def test_twice_the_mfu_is_half_the_time():
     assert times[0] / times[1] == pytest.approx(2, rel=0.01)  # three digits
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("family", RECIPES)
 def test_the_printed_flags_make_a_sound_config(family, tmp_path):
     text = report(Budget(flops=1e18, family=family, vocab_size=8192))

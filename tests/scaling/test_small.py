@@ -75,6 +75,7 @@ def test_a_preset_trains_and_its_export_has_equal_logits_in_transformers(name, t
     assert_transformers_computes_the_same(tmp_path / "out", trained, params_of(tmp_path / "run", trained))
 
 
+@pytest.mark.slow
 @needs_transformers
 @pytest.mark.parametrize(
     ("name", "variant"),

@@ -79,6 +79,7 @@ def test_a_mixture_is_scored_by_part_and_as_a_whole(texts):
     assert whole.counts["documents"] == 6
 
 
+@pytest.mark.slow
 def test_what_is_no_perplexity_is_not_called_so(texts):
     source = JsonLines(path=str(texts / "one.jsonl"))
     encoder = score_source(loaded_case("bert_masked_lm"), source, "all")

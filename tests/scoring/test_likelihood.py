@@ -72,6 +72,7 @@ def test_a_text_has_one_score_whatever_stands_beside_it(name):
     assert [s.nats for s in together] == pytest.approx([s.nats for s in together[::-1]], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_devices_that_share_rows_and_vocabulary_give_the_same_scores():
     loaded = loaded_case("gpt2")
     config = dataclasses.replace(loaded.experiment.model, vocab_size=100)  # which two devices can share
@@ -116,6 +117,7 @@ def test_a_sliding_window_gives_what_the_guide_of_transformers_computes(tmp_path
         assert found.tokens == count and found.nats == pytest.approx(nats, rel=1e-5)
 
 
+@pytest.mark.slow
 @needs_transformers
 def test_a_pseudo_log_likelihood_is_what_transformers_says_of_each_mask(tmp_path):
     import torch
@@ -191,7 +193,7 @@ def test_another_checkpoint_is_asked_by_what_is_compiled_with_its_own_parameters
     assert len(traced) == 2  # the one that has taken nothing traces it again
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_that_are_likeliest_are_counted_among_targets_alone(name):
     """Texts of several lengths are a batch: what fills the shorter rows is no target, whatever the model says there."""

@@ -57,6 +57,7 @@ def test_a_long_name_is_cut_to_the_width(drawn):
     assert drawn(results(name[1:])).texts[1].get_text() == name[1:]
 
 
+@pytest.mark.slow
 def test_panels_that_are_left_over_are_hidden(drawn):
     found = drawn(results("one", measures=("a", "b", "c", "d"), errors=None))
     assert [panel.get_visible() for panel in found.axes] == [True] * 4 + [False] * 2

@@ -29,6 +29,7 @@ def source(folder, name, *records):
     return JsonLines(path=str(path), valid_path=str(path))
 
 
+@pytest.mark.slow
 def test_answers_that_are_not_where_they_should_be_are_left_out_and_counted(tmp_path):
     loaded = pretrainax.load(write_directory(tmp_path / "bert", with_head("bert", Extract())))
     task = ExtractiveQA(wrong_answers="skip", max_question_length=4, stride=4)

@@ -177,7 +177,7 @@ def test_a_row_is_never_longer_than_the_model_reads(form):
 TEXTS = ["the cat sat on the mat and the dog ran, so it is.", "a long day in june. we all went home by train."]
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", few(("gpt2", "bert", "roberta", "deberta", "t5_1_0", "bart"), ("gpt2", "bert", "t5_1_0"))
 )

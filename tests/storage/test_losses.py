@@ -60,6 +60,7 @@ def test_what_a_bucket_has_lost_is_sent_again_by_the_machine_that_has_it(url, ke
     assert names(url) == sorted({**files, "metrics.jsonl.00000": ""}.keys() - {"metrics.jsonl"})
 
 
+@pytest.mark.first(1)
 def test_a_bucket_that_another_machine_has_continued_and_lost_deletes_nothing(url, monkeypatch, tmp_path, capsys):
     first = os.environ["XDG_CACHE_HOME"]
     _, files = finished(url)
@@ -177,7 +178,7 @@ def test_a_part_of_the_metrics_that_is_missing_stops_a_run_in_one_line(url, faul
         assert os.path.exists(os.path.join(folder, "config.json"))
 
 
-@pytest.mark.first(6)
+@pytest.mark.first(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_reader_gets_the_metrics_before_a_part_that_is_missing(url, fault, monkeypatch, tmp_path, capsys):
     break_it, parts, _ = FAULTS[fault]
@@ -224,6 +225,7 @@ def test_a_reader_keeps_what_the_store_has_damaged(url, capsys):
     assert capsys.readouterr().err.count("has lost or damaged 1 object (checkpoints/20/params/d/a), which") == 1
 
 
+@pytest.mark.first(2)
 def test_a_command_keeps_what_the_store_has_lost_of_a_checkpoint_with_its_manifest(url, capsys):
     """`sent` takes away what is here and was never sent, and sends what is new: this is neither."""
     with places.at_work(url) as folder:
@@ -266,7 +268,7 @@ def test_a_checkpoint_of_which_a_store_has_lost_a_part_is_whole_where_it_is_kept
     assert "has lost 2 objects (checkpoints/20/manifest.sha256, …)" in capsys.readouterr().err
 
 
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", ["params/d/a", "manifest.sha256"])
 def test_a_file_that_was_damaged_here_is_fetched_and_replaces_no_good_one(url, name, monkeypatch, capsys):
     with places.at_work(url) as folder:
@@ -279,7 +281,7 @@ def test_a_file_that_was_damaged_here_is_fetched_and_replaces_no_good_one(url, n
     assert f"has other contents of 1 object (checkpoints/20/{name}) than were saved" in capsys.readouterr().err
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_a_step_that_is_saved_again_is_sent_also_when_sending_broke_off(url, monkeypatch):
     """Files of both saves are in the store then, and no manifest."""
     with places.at_work(url) as folder:

@@ -45,7 +45,7 @@ def test_a_folder_of_this_machine_is_itself():
         assert (folder, output, cache, places.here("e@best")) == ("runs/a", "b/c", "~/d", "e@best")
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_what_a_run_writes_is_there_at_its_end(url, monkeypatch, tmp_path):
     with places.at_work(url) as folder:
         write(folder, {"config.json": "{}", **checkpoint(10)})
@@ -58,6 +58,7 @@ def test_what_a_run_writes_is_there_at_its_end(url, monkeypatch, tmp_path):
         assert open(os.path.join(folder, "checkpoints/10/params/d/a")).read() == "array 10"
 
 
+@pytest.mark.first(2)
 def test_other_processes_begin_with_what_the_first_has_done(url):
     """At once, and not with the next of the sender's looks."""
     with places.at_work(url) as first, places.at_work(url, process=1) as second:
@@ -151,6 +152,7 @@ def test_the_machine_that_was_last_at_work_goes_on_with_what_it_had_not_sent(url
     assert sorted(checkpoint(10))[0] in names(url)
 
 
+@pytest.mark.first(2)
 def test_what_another_machine_has_overtaken_is_put_aside(url, monkeypatch, tmp_path, capsys):
     first = os.environ["XDG_CACHE_HOME"]
     with places.at_work(url) as folder:
@@ -211,6 +213,7 @@ def test_what_fails_sends_nothing(url):
     assert names(url) == []
 
 
+@pytest.mark.first(2)
 def test_what_a_machine_that_was_lost_had_sent_of_a_checkpoint_is_deleted(url, monkeypatch, tmp_path):
     with places.at_work(url) as folder:
         write(folder, checkpoint(10))
@@ -274,7 +277,7 @@ def test_two_processes_of_a_machine_do_not_work_at_the_same_time(url):
         pass
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 def test_a_lease_of_a_machine_that_is_silent_is_taken(url, monkeypatch):
     monkeypatch.setattr(lease, "SILENCE", 0.3)
     first = Lease(Store(url), "first")

@@ -106,7 +106,7 @@ def test_patterns_stand_for_objects(url):
     assert store.matches("*.txt") == ["a.txt", "b.txt"]
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [429, 503, 500])
 def test_a_store_that_is_busy_is_asked_again(status, gcs):
     store = Store("gs://bucket/a")

@@ -28,7 +28,7 @@ READ = {
 }
 
 
-@pytest.mark.first(4)
+@pytest.mark.first(3)
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_is_read_by_the_name_of_its_set(name, tmp_path, monkeypatch):
     named = TASKS[name]

@@ -1,5 +1,7 @@
 """Kinds and sizes of tokenizers compared: the metrics are those that counting gives."""
 
+import pytest
+
 from pretrainax.tokenization import Characters, Unigram, WordPiece
 from pretrainax.tokenization.compare import _config, measure
 
@@ -13,6 +15,7 @@ def test_metrics_by_hand():
     assert (found["pieces"], found["pieces_used"], found["pieces_below_10"]) == (28, 3, 28)
 
 
+@pytest.mark.slow
 def test_fields_of_the_config_hold_for_its_kind():
     given = WordPiece(vocab_size=300, lowercase=False)
     assert _config(given, WordPiece, 500) == WordPiece(vocab_size=500, lowercase=False)

@@ -122,6 +122,7 @@ def test_a_validation_and_a_checkpoint_that_are_asked_for_are_made(experiment, t
     assert (tmp_path / "checkpoints" / "3").is_dir()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("method", ["on_step", "on_batch"])  # here, and in the loader's thread
 def test_an_exception_ends_the_run_with_one_line(experiment, tmp_path, method):
     def fail(self, *args):

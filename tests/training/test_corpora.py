@@ -1,10 +1,13 @@
 """What is said of the text of a run that was not compared with its checksums."""
 
+import pytest
+
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.training.corpora import checked_texts
 from tests.support.text_in_store import another_machine, bucket, experiment, lines  # noqa: F401
 
 
+@pytest.mark.slow
 def test_shards_that_stay_in_a_store_are_said_not_to_be_compared(lines, another_machine):  # noqa: F811
     of = experiment(lines, bucket(), "windows")
     prepare(of, print)

@@ -44,6 +44,8 @@ from pretrainax.training.wrapped import trained_model
 from tests.support import tiny
 from tests.support.runs import assert_same_run, lines, run_json
 
+pytestmark = pytest.mark.slow
+
 
 def experiment_of(text, cache, layers, distillation=None, steps=4):
     e = tiny.get_config("bert")

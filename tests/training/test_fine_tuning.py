@@ -103,7 +103,7 @@ def test_the_header_names_what_is_fresh_and_what_is_left_out(pretrained, records
     assert "pair_head/dense" not in said and "pair_head/output" in said
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task, redrawn",
     [

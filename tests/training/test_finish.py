@@ -44,6 +44,7 @@ def test_what_fails_at_the_end_is_a_line_and_the_run_is_whole(experiment, tmp_pa
     assert "validation loss" in said and "goodput" in said  # the table, and what comes after it
 
 
+@pytest.mark.slow
 def test_a_signal_leaves_out_what_is_left_and_the_run_is_done(experiment, tmp_path, monkeypatch, capsys):
     baseline = final_report._baseline
 

@@ -116,6 +116,7 @@ def flip(path):
     path.write_bytes(content)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_a_flipped_bit_of_the_corpus_ends_the_run_before_a_checkpoint_has_seen_it(experiment, tmp_path, split):
     experiment.data.cache_dir, experiment.checkpoint.every = str(tmp_path / "cache"), 1
@@ -127,6 +128,7 @@ def test_a_flipped_bit_of_the_corpus_ends_the_run_before_a_checkpoint_has_seen_i
     assert not steps(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_damage_that_is_found_later_names_the_checkpoints_that_may_have_seen_it(experiment, tmp_path, monkeypatch):
     """Looked for after three steps."""
     experiment.data.cache_dir, experiment.checkpoint.every = str(tmp_path / "cache"), 2
@@ -277,6 +279,7 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(Batches, "__getitem__", batch)
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_stops_the_run(experiment, tmp_path, poisoned):
     with pytest.raises(RunFailed, match=r"not finite at step 3 \(examples 16 to 23\)"):
         train(experiment, str(tmp_path))
@@ -313,6 +316,7 @@ def test_a_batch_that_the_mesh_does_not_divide_is_an_error(experiment, tmp_path)
         train(experiment, str(tmp_path))
 
 
+@pytest.mark.slow
 def test_validation_batches_are_added_before_they_are_divided(experiment):
     """A batch of 1 token with loss 4 and one of 3 tokens with loss 0: the mean is 1, that of the means would be 2."""
     mesh = make_mesh(experiment.mesh)

@@ -373,7 +373,7 @@ def test_a_kill_between_a_save_and_its_deletions_does_not_change_where_a_run_goe
     assert_same_run(tmp_path, whole_and_late)
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [(9,), (11,), (11, 17)])
 def test_signals_do_not_change_where_a_run_goes_back_to(at, whole_and_late, experiment, tmp_path, planted, monkeypatch):
     """Each has a step saved that the schedule has not; a run that counts it among `keep` deletes an older one."""

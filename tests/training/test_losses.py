@@ -37,7 +37,7 @@ def three_heads(rows=6, length=5):
     return outputs, batch
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 def test_an_objective_may_say_what_its_loss_is_divided_by(variant):
     outputs, batch = three_heads()
     asked = {name: x for name, x in batch.items() if name != "pair_labels"}

@@ -98,6 +98,7 @@ def updated(name, mesh_name):
     return on_mesh, before, on_mesh(before, jnp.int32(0)), shardings
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("name", few(OPTIMIZERS, list(OPTIMIZERS)[:4]))
 def test_updates_on_eight_devices_are_those_of_one(name):
     jitted, _, alone, _ = updated(name, "1 device")

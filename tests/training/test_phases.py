@@ -118,7 +118,7 @@ def test_run_json_names_the_phase_and_spikes_are_judged_by_the_losses_of_one(who
     assert found == {2: (1, 2), 4: (2, 1), 6: (2, 3)}
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 1, "fsdp": 8}], ids=["the same mesh", "another mesh"])
 def test_a_resumption_across_the_boundary_is_bit_exact(experiment, whole, quick, mesh, tmp_path):
     """On another mesh it has the same batches bit for bit; sums over devices are taken in another order there."""
@@ -142,6 +142,7 @@ def test_a_resumption_across_the_boundary_is_bit_exact(experiment, whole, quick,
             np.testing.assert_array_equal(got[path], expected[path], err_msg=path)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_loaded_and_exported_as_its_phase_trained_it(whole, tmp_path):
     workdir = str(whole[0])
     models = {step: load(f"{workdir}@{step}").experiment for step in (2, 4)}

@@ -89,7 +89,7 @@ def test_each_gradient_and_each_sum_is_that_of_one_device(name):
     chex.assert_trees_all_close(got, expected, rtol=2e-5, atol=2e-6)  # float32, another order
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", SCHEDULE])
 def test_in_bfloat16_a_step_is_compiled_for_a_cpu_and_near_float32(schedule):
     """XLA's compiler for CPUs aborted at sums of bfloat16 along the axis."""
@@ -101,7 +101,7 @@ def test_in_bfloat16_a_step_is_compiled_for_a_cpu_and_near_float32(schedule):
     np.testing.assert_allclose(got[1][0], expected[1][0], rtol=2e-4)  # a mean over all tokens
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2, 8])
 def test_gradients_are_the_same_for_any_number_of_parts(parts):
     got = made("tied", dict(data=1, pipeline=4, fsdp=2), **LOSS, pipeline_schedule=SCHEDULE, pipeline_parts=parts)

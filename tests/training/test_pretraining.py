@@ -135,6 +135,7 @@ def test_replaced_tokens(text, cache, tmp_path):
     assert {"replaced_accuracy", "replaced_recall"} <= run(experiment, tmp_path, cache)[-1].keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(TO_TEXT, ["span corruption"]))
 def test_encoder_decoders(name, text, cache, tmp_path):
     experiment = config("t5", TO_TEXT[name], text)

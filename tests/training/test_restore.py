@@ -123,6 +123,7 @@ def test_a_run_that_has_saved_no_longer_needs_its_start(experiment, bare, tmp_pa
     assert train(experiment, str(tmp_path / "run")) == 0
 
 
+@pytest.mark.slow
 def test_fresh_heads_of_nothing_are_a_mistake(experiment):
     experiment.checkpoint.init_from, experiment.checkpoint.fresh_heads = None, True
     with pytest.raises(

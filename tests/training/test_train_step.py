@@ -310,6 +310,7 @@ def test_fresh_parameters_are_the_same_on_any_mesh():
 # --- nothing is whole on a device ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_with_fsdp_a_device_holds_an_eighth_of_each_matrix_and_of_its_moments():
     state = run_of("decoder", "8 fsdp", 4).init()
     for name, x in zip(parameter_names(state), jax.tree.leaves(state), strict=True):
@@ -363,6 +364,7 @@ def test_the_state_is_donated(two_steps):
     assert all(x.is_deleted() for x in jax.tree.leaves((first, second)))
 
 
+@pytest.mark.slow
 def test_the_new_state_lies_where_the_old_one_lay_and_the_step_compiles_once(two_steps):
     run, (_, _, third), _ = two_steps
     assert jax.tree.map(lambda x: x.sharding, third) == jax.tree.map(lambda x: x.sharding, run.abstract)

@@ -33,6 +33,8 @@ from pretrainax.training import train as core
 from tests.support import tiny
 from tests.support.runs import arrays, assert_same_run, lines, run_json
 
+pytestmark = pytest.mark.slow
+
 TUNING = LoRA(rank=2, dropout=0.1)
 
 

@@ -7,7 +7,7 @@ from pretrainax.zoo.__main__ import count
 from pretrainax.zoo.elmo import elmo
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("variant, published", [("original", 93.6), ("medium", 28.0), ("small", 13.6)])
 def test_parameters_are_those_of_the_released_table(variant, published):
     config = elmo(variant)

@@ -319,7 +319,7 @@ def test_stacks_of_equal_depth_may_be_said_in_two_ways():
     assert written == BART.huggingface.write_config(BART.preset("base"))
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name, dropped", [("t5_1_1", True), ("bart", False), ("transformer", False)])
 def test_features_are_dropped_after_a_last_norm_only(name, dropped):
     config = dataclasses.replace(CASES[name].config, dropout_rate=0.5)

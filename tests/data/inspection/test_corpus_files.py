@@ -22,6 +22,7 @@ def prepared(tmp_path) -> Prepared:
     return prepare(made, report=lambda line: None)
 
 
+@pytest.mark.slow
 def test_report_of_a_prepared_corpus(tmp_path):
     table = write_report(prepared(tmp_path), str(tmp_path / "report"))
     assert (tmp_path / "report" / "corpus.md").read_text() == table

@@ -26,6 +26,7 @@ def judge(rules, documents):
     return list(rules.kept(iter(documents), skipped)), skipped
 
 
+@pytest.mark.slow
 def test_text_is_kept_and_what_is_none_is_counted_by_its_rule():
     documents = [GOOD, "too short", "a line of the text\n" * 60, bytearray(GOOD.encode()), "# " * 200 + GOOD]
     kept, skipped = judge(QualityFilter(), documents)

@@ -37,6 +37,7 @@ def docs():
     return modules
 
 
+@pytest.mark.slow
 def test_python_docs_covers_the_library_and_the_packages(docs):
     assert {"json.decoder", "pydoc_data.topics", "numpy.linalg", "scipy.stats", "jax", "flax.core", "optax"} <= set(
         docs

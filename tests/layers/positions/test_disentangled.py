@@ -94,7 +94,7 @@ class Logits(nn.Module):
         return terms.bias(CONFIG, to_query(q), to_key(k), to_query, to_key, 0.5)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("t, length", [(0, 1), (5, 1), (11, 1), (3, 4)])
 def test_queries_after_other_tokens_have_their_rows_of_the_square(t, length):
     x = jax.random.normal(jax.random.key(1), (2, 12, 6))

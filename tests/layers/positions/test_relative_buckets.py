@@ -43,6 +43,7 @@ def test_one_query_against_all_keys_has_its_row_of_the_square(bidirectional):
         chex.assert_trees_all_equal(module.apply(params, 1, 12, -t), square[:, :, t : t + 1])
 
 
+@pytest.mark.slow
 def test_some_queries_against_more_keys_have_their_rows_of_the_square():
     config = ModelConfig(num_heads=3, position=RelativePositionBuckets(num_buckets=8, max_distance=6))
     module = RelativeBias(config, bidirectional=True)

@@ -46,7 +46,7 @@ class Sentiment(Head):
         return loss.sum(), mean_sums("sentiment", loss, (output > 0) == (batch["good"] > 0), jnp.ones_like(loss))
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("labelled", (False, True))
 def test_a_head_of_its_own_is_one_class(monkeypatch, labelled):
     monkeypatch.setitem(HEADS, "sentiment", Sentiment())

@@ -81,6 +81,7 @@ def test_the_best_tags_have_the_highest_score(forbids, variant):
         assert tuple(found[row].tolist()) == (*best, *[0] * (W - n))
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing():
     """The same rows in longer padding."""
     padded = np.pad(EMISSIONS, ((0, 0), (0, 3), (0, 0)), constant_values=9.0)

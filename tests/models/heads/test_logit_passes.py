@@ -77,7 +77,7 @@ def losses(features, matrix, targets, dtype):
     return (float(value), gradients), (exact.mean(), expected)
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [0.0, 100.0])
 def test_the_error_of_bfloat16_logits_is_that_of_their_rounding(accelerator, shared):
     """Also where all logits of a token are as far from 0 as those of GPT-2's released weights (-30 to -130)."""
@@ -107,6 +107,7 @@ def test_float32_logits_lose_nothing(accelerator):
         assert np.linalg.norm(np.asarray(got, np.float64) - wanted) < SUMS * np.linalg.norm(wanted)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("cap", [None, 5.0])
 def test_derivatives_of_one_pass_are_those_of_reading_in_turn(accelerator, cap):
     products, bias, targets = example(jnp.float32)

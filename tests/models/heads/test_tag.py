@@ -78,7 +78,7 @@ def test_micro_batches_of_unequal_rows_add_up(kind):
         assert all(np.abs(whole[1]["tagger"][name]).sum() > 0 for name in ("transitions", "start", "end"))
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ("softmax", "crf"))
 def test_answers_are_tags_and_their_probabilities(kind):
     _, _, outputs = made(kind=kind)
@@ -105,6 +105,7 @@ def test_a_crf_says_no_tag_that_may_not_follow():
     assert said[follows][0, :3].tolist() in ([2, 1, 0], [2, 1, 2], [0, 2, 1], [2, 2, 1])
 
 
+@pytest.mark.slow
 def test_each_token_is_a_word_where_the_batch_has_no_words():
     batch = {name: x for name, x in BATCH.items() if not name.startswith("word")}
     _, params, outputs = made(batch)

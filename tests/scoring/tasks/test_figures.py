@@ -97,6 +97,7 @@ def test_a_sentence_of_an_encoder_is_its_pseudo_log_likelihood():
     assert sentence_log_likelihoods(loaded, [sentence]) == pytest.approx([expected], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_sentence_of_a_model_that_fills_holes_is_asked_for_word_by_word_behind_the_first():
     loaded = loaded_case("t5_1_1")
     (form,) = forms_of(loaded)
