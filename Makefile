@@ -11,13 +11,17 @@ PIP := $(if $(UV),$(UV) pip,$(BIN)/python -m pip --disable-pip-version-check)
 # Worker processes of the tests, each with 8 fake devices on few cores
 WORKERS := 2
 # What `make check` runs: the shape of the code, three updates of each family, and arithmetic that has worked examples
-FAST := tests/test_structure.py tests/zoo/test_golden_steps.py tests/config tests/sharding tests/data/objectives \
-	tests/optim tests/layers/test_attention.py $(addprefix tests/layers/positions/test_,relative_buckets.py rotary.py)
+FAST := tests/zoo/test_golden_steps.py tests/test_structure.py tests/optim/test_optimizers.py tests/sharding \
+	$(addprefix tests/layers/test_attention.py::test_reference_,is_the_definition with_a_window_and_a_cap_is_the_definition \
+	with_a_prefix_is_the_definition) \
+	tests/models/heads/test_vocabulary_loss.py::test_chunked_sums_and_gradients_are_the_plain_ones \
+	$(addprefix tests/data/objectives/test_,causal.py masked.py prefix.py replaced.py sentence_pairs.py spans.py text_to_text.py) \
+	$(filter-out %_of_a_package.py,$(wildcard tests/config/test_*.py))
 # Files of tests that a change in these parts of the package can break: make test P="layers data/packing"
 P :=
 CHOSEN = $(if $(P),$(or $(shell $(BIN)/python -m tests.affected $(P)),$(error P=$(P))))
 
-.PHONY: quickstart check test test-all lint format install constraints clean
+.PHONY: quickstart check fast test test-all lint format install constraints clean
 
 quickstart: $(VENV)/installed
 	@echo "training a small T5 on the documentation that is installed here: about 3 minutes on 2 cores"
@@ -31,7 +35,10 @@ test-all: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) $(CHOSEN)
 
 # Before each commit: a minute on two cores
-check: lint
+check:
+	+$(MAKE) --jobs=2 --output-sync=target --no-print-directory lint fast
+
+fast: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist load -m "not slow" --quiet $(FAST)
 
 lint: $(VENV)/installed-test

@@ -202,7 +202,7 @@ def notices(tree: pathlib.Path, fault: Fault, tests: list[str]) -> str:
     right = file.read_text()
     file.write_text(right.replace(fault.right, fault.wrong))
     try:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]
         done = subprocess.run(
             command, cwd=tree, capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}
         )

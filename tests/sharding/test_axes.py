@@ -45,6 +45,7 @@ def axes_of(preset):
     return {name: found.get(name) or found[name.partition("/")[2]] for name in matrices}
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("preset", tables.PRESETS)
 def test_a_matrix_is_made_with_the_axes_of_its_row(preset, monkeypatch):
     monkeypatch.setattr(models, "_abstract_params", {})  # what another test has asked for is not traced again

@@ -7,7 +7,7 @@ from tests.support.parity import check, differences
 from tests.support.updates import assert_updates_land_at
 
 
-@pytest.mark.parametrize("name", [*make.UPDATED, "elmo"])
+@pytest.mark.parametrize("name", [*make.UPDATED, "elmo", "gemma2"])
 def test_logits_loss_and_gradients_are_those_of_the_file(name):
     check(differences(name, make.golden(name)))
 
