@@ -185,9 +185,9 @@ def copy(to: pathlib.Path) -> None:
     """Copies what git tracks, as it is now, and points at this folder's environment."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):
-        if (ROOT / name).exists():
+        if os.path.lexists(ROOT / name):
             (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, to / name)
+            shutil.copy2(ROOT / name, to / name, follow_symlinks=False)
 
 
 def checked_by_default() -> list[str]:

@@ -40,9 +40,10 @@ def free(default: object) -> Any:
     return dataclasses.field(default=default, metadata={"free": True})
 
 
-def later(default: object) -> Any:
-    """Returns a free field that config.json has only where it is given: files of runs without it stay as they were."""
-    return dataclasses.field(default=default, metadata={"free": True, "later": True})
+def later(default: object, is_free: bool = True) -> Any:
+    """Returns a field, a free one, that config.json has only where it is given: files of runs without it stay as they
+    were."""
+    return dataclasses.field(default=default, metadata={"free": is_free, "later": True})
 
 
 class Choice:

@@ -54,6 +54,14 @@ class Wrapper(Choice):
         raise NotImplementedError
 
 
+class ModelPart(Choice):
+    """Asks for a brick of another package: a feed-forward, an attention, a head or a whole model.
+
+    The brick registers itself (`register_feed_forward`, `register_attention`, `register_head`, `register_model`); its
+    `is_in(config)` says that a model has it where `config.part` finds this class in `config.model.parts`.
+    """
+
+
 class Tuning(Wrapper):
     """Trains a few parameters of a model that else stays as it is: pretrainax.adapt."""
 

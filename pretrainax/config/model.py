@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, Optional
+from typing import TYPE_CHECKING, Literal, Optional, TypeVar
 
 from pretrainax.config.auto import Size
-from pretrainax.config.choice import Choice
+from pretrainax.config.choice import Choice, later
 from pretrainax.config.experts import MixtureOfExperts
 from pretrainax.config.heads import HeadConfig
+from pretrainax.config.kinds import ModelPart
 from pretrainax.config.latent_attention import LatentAttention
 from pretrainax.config.multi_token import MultiTokenPrediction
 from pretrainax.config.positions import LearnedPositions, Position
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
 
 LayerKind = Literal["global", "local"]  # a token attends to all others, or to a window
+OfPart = TypeVar("OfPart", bound=ModelPart)
 
 
 @dataclasses.dataclass
@@ -139,6 +141,11 @@ class ModelConfig:
     attention_dropout_rate: float = 0.0  # the same, of the weights of attention (BERT: 0.1); runs with attention 'xla'
     init_stddev: Optional[float] = 0.02  # normal init of every matrix; None: T5's, by fan-in
     scale_residual_init: bool = False  # matrices that write to the residual stream start at 1/sqrt(2 L) of it (GPT-2)
+    parts: tuple[ModelPart, ...] = later((), is_free=False)  # bricks of other packages (docs/extending.md)
+
+    def part(self, kind: type[OfPart]) -> Optional[OfPart]:
+        """Returns the first of `parts` that is of a kind."""
+        return next((part for part in self.parts if isinstance(part, kind)), None)
 
     @property
     def kv_heads(self) -> int:

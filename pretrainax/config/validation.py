@@ -107,7 +107,7 @@ def _choice_problems(e: Experiment, files: bool) -> Iterator[str]:
         if files or path not in _READ:
             for line in choice.problems(e):
                 yield line.replace("config.objective", f"config.{path}") if path == "evaluate.objective" else line
-    for part in (*e.checkpoint.adapt, *e.trackers, *e.callbacks):
+    for part in (*e.checkpoint.adapt, *e.trackers, *e.callbacks, *e.model.parts):
         yield from part.problems(e)
 
 

@@ -20,13 +20,16 @@ from pretrainax.layers.attention import Mask
 from pretrainax.layers.cache import KeysAndValues
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.made_again import kept
-from pretrainax.layers.multi_head import Attention, scale_of
+from pretrainax.layers.multi_head import Attention, register_attention, scale_of
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import PositionTerms
-from pretrainax.sharding.rules import add_partition_rules
 
-add_partition_rules(
-    (
+
+@register_attention
+class MultiHeadLatentAttention(Attention):
+    """Attends with several heads whose keys and values are made of a latent."""
+
+    partition_rules = (
         (r"blocks/self_attention/query_down/kernel", "layers d_model features"),
         (r"blocks/self_attention/query_up/kernel", "layers latent num_heads head_dim"),
         (r"blocks/self_attention/key_value_down/kernel", "layers d_model features"),
@@ -34,11 +37,10 @@ add_partition_rules(
         (r"blocks/self_attention/(query|key_value)_down/bias", "layers features"),
         (r"blocks/self_attention/(query|key_value)_down_norm/(scale|bias)", "layers features"),
     )
-)
 
-
-class MultiHeadLatentAttention(Attention):
-    """Attends with several heads whose keys and values are made of a latent."""
+    @staticmethod
+    def is_in(config: ModelConfig) -> bool:
+        return config.latent_attention is not None
 
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int) -> int:

@@ -1,7 +1,7 @@
 """Multi-head attention with its four projections: self- and cross-attention, grouped keys, rotary positions."""
 
 import dataclasses
-from typing import Optional
+from typing import ClassVar, Optional, TypeVar
 
 import chex
 import flax.linen as nn
@@ -19,6 +19,7 @@ from pretrainax.layers.made_again import kept
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import PositionTerms, positions_of
 from pretrainax.sharding.mesh import platform
+from pretrainax.sharding.rules import add_partition_rules
 
 
 class Attention(nn.Module):
@@ -31,6 +32,13 @@ class Attention(nn.Module):
     config: ModelConfig
     compute: Compute
     deterministic: bool = True  # no weight is dropped
+
+    partition_rules: ClassVar[tuple[tuple[str, str], ...]] = ()  # rows for sharding.rules.PARTITION_RULES
+
+    @staticmethod
+    def is_in(config: ModelConfig) -> bool:
+        """Returns whether the self-attention of a model's blocks is of this kind."""
+        raise NotImplementedError
 
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int) -> int:
@@ -82,8 +90,24 @@ class Attention(nn.Module):
         return Linear((config.d_model,), ("num_heads", "head_dim", "d_model"), init, config.use_bias, name="out")(y)
 
 
+ATTENTIONS: list[type[Attention]] = []
+_Kind = TypeVar("_Kind", bound=type[Attention])
+
+
+def register_attention(cls: _Kind) -> _Kind:
+    """Adds a kind, which goes before those that were there, and its rows to the partition rules."""
+    ATTENTIONS.insert(0, cls)
+    add_partition_rules(cls.partition_rules)
+    return cls
+
+
+@register_attention
 class MultiHeadAttention(Attention):
     """Attends with several heads (Vaswani et al. 2017, section 3.2.2); keys may have fewer (Ainslie et al. 2023)."""
+
+    @staticmethod
+    def is_in(config: ModelConfig) -> bool:
+        return True
 
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int, source_width: Optional[int] = None) -> int:

@@ -10,28 +10,32 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import WORD_LENGTH, ModelConfig, UserError, nearest
+from pretrainax.config import WORD_LENGTH, ModelConfig
 from pretrainax.layers.compute import Compute
-from pretrainax.models.base import AnyModel, Model
-from pretrainax.models.decoder import Decoder
-from pretrainax.models.electra import Electra
-from pretrainax.models.encoder import Encoder
-from pretrainax.models.encoder_decoder import EncoderDecoder
+from pretrainax.models import decoder, electra, encoder, encoder_decoder, recurrent
+from pretrainax.models.base import AnyFamily, AnyModel, Model, model_of, register_model
 from pretrainax.models.outputs import Outputs
-from pretrainax.models.recurrent import Recurrent
 from pretrainax.sharding.param_paths import PyTree
 
-FAMILIES = {"encoder": Encoder, "encoder_decoder": EncoderDecoder, "decoder": Decoder, "recurrent": Recurrent}
-
-__all__ = ["FAMILIES", "AnyModel", "Model", "Outputs", "abstract_params", "build"]
+__all__ = [
+    "AnyFamily",
+    "AnyModel",
+    "Model",
+    "Outputs",
+    "abstract_params",
+    "build",
+    "decoder",
+    "electra",
+    "encoder",
+    "encoder_decoder",
+    "recurrent",
+    "register_model",
+]
 
 
 def build(config: ModelConfig, compute: Compute) -> AnyModel:
-    """Returns the model of `config.family`. It reads `config` at each call: do not change it afterwards."""
-    if config.family not in FAMILIES:
-        raise UserError(f"config.model.family is {config.family!r}, {nearest(config.family, FAMILIES)}")
-    model = (FAMILIES[config.family] if config.generator is None else Electra)(config, compute)
-    return cast(AnyModel, model)  # Flax types `apply` as if it might return a tuple
+    """Returns the model of a config. It reads `config` at each call: do not change it afterwards."""
+    return cast(AnyModel, model_of(config)(config, compute))  # Flax types `apply` as if it might return a tuple
 
 
 def abstract_params(config: ModelConfig) -> PyTree:

@@ -1,14 +1,14 @@
 """The base of the three families: embeddings in, the answers of the heads out."""
 
 import math
-from typing import Optional, Protocol
+from typing import NamedTuple, Optional, Protocol, TypeVar, cast
 
 import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import ModelConfig
+from pretrainax.config import ModelConfig, UserError
 from pretrainax.data.batch import Batch
 from pretrainax.layers.block import SideOutputs
 from pretrainax.layers.compute import Compute
@@ -52,11 +52,32 @@ def token_table(config: ModelConfig) -> Embedding:
     return table(config, config.vocab_size, axes=("vocab_size", "d_model"))
 
 
-class Model(nn.Module):
-    """A family adds its stacks, and `__call__(batch, *, deterministic) -> Outputs`."""
+class Flops(NamedTuple):
+    """Counts the floating-point operations of one example's forward, but for those between queries and keys."""
+
+    blocks: float
+    around: float  # before and after the blocks
+
+
+class AnyFamily(nn.Module):
+    """Base of what `models.build` builds. A subclass gives `__call__(batch, *, deterministic) -> Outputs`."""
 
     config: ModelConfig
     compute: Compute
+
+    @staticmethod
+    def is_in(config: ModelConfig) -> bool:
+        """Returns whether this is the class of a config."""
+        raise NotImplementedError
+
+    @staticmethod
+    def flops(config: ModelConfig, inputs: int, targets: int) -> Optional[Flops]:
+        """Counts those of a model without blocks of this package; None: it has such blocks, which count theirs."""
+        return None
+
+
+class Model(AnyFamily):
+    """A family of this package adds its stacks."""
 
     def setup(self):
         config = self.config
@@ -123,3 +144,25 @@ class Model(nn.Module):
             answers[head.name] = head.answer(self, x, batch, deterministic=deterministic)
             sums = added(sums, head.of_blocks(answers[head.name]))
         return Outputs(answers, sums, side.state)
+
+
+MODELS: list[type[AnyFamily]] = []
+_Class = TypeVar("_Class", bound=type)
+
+
+def register_model(cls: _Class) -> _Class:
+    """Adds a family, which goes before those that were there."""
+    MODELS.insert(0, cast(type[AnyFamily], cls))
+    return cls
+
+
+def model_of(config: ModelConfig) -> type[AnyFamily]:
+    """Returns the class of a config's model.
+
+    Raises:
+      UserError: no class has a model of this config.
+    """
+    found = next((cls for cls in MODELS if cls.is_in(config)), None)
+    if found is None:
+        raise UserError(f"config.model.family is {config.family!r}, and no model is of that family")
+    return found

@@ -7,16 +7,22 @@ from typing import Optional, cast
 import jax
 import jax.numpy as jnp
 
+from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch, segments_of
 from pretrainax.layers.block import SideOutputs
 from pretrainax.layers.one_forward_one_backward import Ending, Loss
 from pretrainax.layers.stack import Stack
-from pretrainax.models.base import Model
+from pretrainax.models.base import Model, register_model
 from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.param_paths import PyTree
 
 
+@register_model
 class Decoder(Model):
+    @staticmethod
+    def is_in(config: ModelConfig) -> bool:
+        return config.family == "decoder"
+
     def setup(self):
         super().setup()
         self.decoder = Stack(self.config, self.compute, causal=True, num_layers=self.config.num_layers)

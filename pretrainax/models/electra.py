@@ -23,6 +23,7 @@ from pretrainax.config import Generator, ModelConfig, UserError
 from pretrainax.data.batch import Batch, has_loss, is_gathered
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.sums import added
+from pretrainax.models.base import register_model
 from pretrainax.models.encoder import Encoder
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.outputs import Outputs
@@ -125,6 +126,7 @@ def _disentangled(config: ModelConfig) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
+@register_model
 class Electra:
     """Used like the other models, on batches of masked language modelling.
 
@@ -135,6 +137,14 @@ class Electra:
 
     config: ModelConfig
     compute: Compute
+
+    @staticmethod
+    def is_in(config: ModelConfig) -> bool:
+        return config.generator is not None
+
+    @staticmethod
+    def flops(config: ModelConfig, inputs: int, targets: int) -> None:
+        """Returns None: both models have blocks."""
 
     def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
         def fresh(number, config):

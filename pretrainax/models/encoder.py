@@ -1,12 +1,18 @@
 """Encoder: every token sees the whole segment (BERT)."""
 
+from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch, segments_of
 from pretrainax.layers.stack import Stack
-from pretrainax.models.base import Model
+from pretrainax.models.base import Model, register_model
 from pretrainax.models.outputs import Outputs
 
 
+@register_model
 class Encoder(Model):
+    @staticmethod
+    def is_in(config: ModelConfig) -> bool:
+        return config.family == "encoder"
+
     def setup(self):
         super().setup()
         self.encoder = Stack(self.config, self.compute, causal=False, num_layers=self.config.num_layers)

@@ -4,20 +4,26 @@ import dataclasses
 
 import jax
 
+from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch, segments_of
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import positions_of
 from pretrainax.layers.stack import Encoded, Stack
 from pretrainax.layers.sums import added
-from pretrainax.models.base import Model, token_table
+from pretrainax.models.base import Model, register_model, token_table
 from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.param_paths import PyTree
 
 
+@register_model
 class EncoderDecoder(Model):
     """Both sides share the embedding of tokens, but for `separate_embeddings`; learned positions and an embedding norm
     are each side's own (Lewis et al. 2019, in the released code). Segment i of the decoder reads segment i of the
     encoder."""
+
+    @staticmethod
+    def is_in(config: ModelConfig) -> bool:
+        return config.family == "encoder_decoder"
 
     def setup(self):
         super().setup()

@@ -11,13 +11,12 @@ from typing import NamedTuple, Optional
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import BACKENDS, choose_implementation
 from pretrainax.layers.attention_spec import PRODUCTS, AttentionSpec, Work
-from pretrainax.layers.characters import CharacterEmbedding
 from pretrainax.layers.feed_forward import feed_forwards_of, kinds_of_layers
 from pretrainax.layers.feed_forward.mixture import Mixture
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.positions import positions_of
-from pretrainax.layers.recurrent import RecurrentBlock
 from pretrainax.layers.self_attention import self_attention_of
+from pretrainax.models.base import model_of
 from pretrainax.models.electra import models_of
 from pretrainax.models.heads import heads_of
 
@@ -109,11 +108,8 @@ def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, 
         parts = (other_flops(part, inputs, targets) for part in models_of(config))
         blocks, around = map(sum, zip(*parts, strict=True))
         return blocks, around
-    if config.recurrent is not None:
-        around = CharacterEmbedding.flops(config, inputs) + sum(
-            h.flops(config, inputs, targets) for h in heads_of(config)
-        )
-        return config.num_layers * RecurrentBlock.flops(config, inputs), around
+    if (own := model_of(config).flops(config, inputs, targets)) is not None:
+        return own
     again = 1 if config.enhanced_mask_decoder else 0  # the last block runs twice
     stacks = list(zip(config.stacks.values(), (inputs, targets), strict=False))
     blocks = sum(_blocks(stack, stack.num_layers + again, length) for stack, length in stacks)
@@ -161,7 +157,7 @@ def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Atten
         for part in models_of(config):
             yield from attentions(part, inputs, targets)
         return
-    if config.recurrent is not None:
+    if model_of(config).flops(config, inputs, targets) is not None:  # it has no attention of this package
         return
     stacks = list(zip(config.stacks.values(), (inputs, targets), strict=False))
     if config.family == "encoder_decoder":

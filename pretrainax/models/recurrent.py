@@ -7,19 +7,32 @@ reads from right to left and predicts the one before, with one softmax for both.
 import jax
 import jax.numpy as jnp
 
+from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch
 from pretrainax.layers.block import SideOutputs
 from pretrainax.layers.characters import CharacterEmbedding
-from pretrainax.layers.recurrent import RecurrentStack
-from pretrainax.models.base import Model
+from pretrainax.layers.recurrent import RecurrentBlock, RecurrentStack
+from pretrainax.models.base import Flops, Model, register_model
+from pretrainax.models.heads import heads_of
 from pretrainax.models.outputs import Outputs
 
 
+@register_model
 class Recurrent(Model):
     """The stream is [B, T, 2 D], a half of each direction. A table of tokens is never made: nobody looks one up.
 
     The head of a task reads a mean of all layers, vectors of words among them, whose weights it learns.
     """
+
+    @staticmethod
+    def is_in(config: ModelConfig) -> bool:
+        return config.family == "recurrent"
+
+    @staticmethod
+    def flops(config: ModelConfig, inputs: int, targets: int) -> Flops:
+        blocks = config.num_layers * RecurrentBlock.flops(config, inputs)
+        heads = sum(head.flops(config, inputs, targets) for head in heads_of(config))
+        return Flops(blocks, CharacterEmbedding.flops(config, inputs) + heads)
 
     def setup(self):
         super().setup()

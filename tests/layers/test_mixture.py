@@ -209,6 +209,9 @@ def test_an_even_router_has_a_loss_of_one():
     np.testing.assert_allclose(sums["balance_loss"][0], 1.0, rtol=1e-6)
     np.testing.assert_allclose(sums["router_z_loss"][0], 0.5 * 20.0**2, rtol=1e-6)
     np.testing.assert_allclose(sums["layers/router_entropy"][0], 0.0, atol=1e-6)
+    for top_k in (2, 4):
+        of_several = balanced(logits, jnp.ones((1, 4)), top_k=top_k)["balance_loss"][0]
+        np.testing.assert_allclose(of_several, 1.0, rtol=1e-6)
     same = jnp.broadcast_to(logits[:, :1], (1, 4, 4))  # all sure of the first
     np.testing.assert_allclose(balanced(same, jnp.ones((1, 4)), top_k=1)["balance_loss"][0], 4.0, rtol=1e-6)
 

@@ -22,19 +22,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrainax.config import ModelConfig
+from pretrainax.config import ModelConfig, RandomBlocks
 from pretrainax.layers.attention import Mask, Weights, attention_of_weights
 from pretrainax.layers.attention_mask import FORBIDDEN, PADDING, pad
 from pretrainax.layers.attention_spec import KeyBlocks
 from pretrainax.layers.dropout import Dropout
+from pretrainax.layers.multi_head import register_attention
 from pretrainax.layers.positions import PositionTerms
 from pretrainax.layers.sparse_attention.base import AttentionByBlocks
 
 _OLD_LENGTHS, _OLD_REACH = (1024, 3072, 4096), 1024  # whose draws are those of the paper, of the first 1,024 tokens
 
 
+@register_attention
 class BlockAttention(AttentionByBlocks):
     """Attends by blocks: to neighbours, to the first and the last one, and to random ones."""
+
+    @staticmethod
+    def is_in(config: ModelConfig) -> bool:
+        return isinstance(config.sparse_attention, RandomBlocks)
 
     @staticmethod
     def blocks(config: ModelConfig, length: int) -> Optional[KeyBlocks]:

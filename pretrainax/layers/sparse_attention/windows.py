@@ -20,26 +20,28 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import ModelConfig
+from pretrainax.config import ModelConfig, SlidingWindows
 from pretrainax.layers.attention import Weights, attention_of_weights
 from pretrainax.layers.attention_mask import FORBIDDEN, PADDING, Mask, heads_last, masked_logits, pad, weighted_sum
 from pretrainax.layers.attention_spec import KeyBlocks
 from pretrainax.layers.dropout import Dropout
-from pretrainax.layers.multi_head import MultiHeadAttention
+from pretrainax.layers.multi_head import MultiHeadAttention, register_attention
 from pretrainax.layers.positions import PositionTerms
 from pretrainax.layers.sparse_attention.base import AttentionByBlocks
-from pretrainax.sharding.rules import add_partition_rules
 
-add_partition_rules(
-    (
+
+@register_attention
+class WindowAttention(AttentionByBlocks):
+    """Attends to a window, and to the global tokens of each segment, which attend to all of it."""
+
+    partition_rules = (
         (r"blocks/self_attention/global_(query|key|value)/kernel", "layers d_model num_heads head_dim"),
         (r"blocks/self_attention/global_(query|key|value)/bias", "layers num_heads head_dim"),
     )
-)
 
-
-class WindowAttention(AttentionByBlocks):
-    """Attends to a window, and to the global tokens of each segment, which attend to all of it."""
+    @staticmethod
+    def is_in(config: ModelConfig) -> bool:
+        return isinstance(config.sparse_attention, SlidingWindows)
 
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int) -> int:
