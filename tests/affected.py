@@ -1,7 +1,7 @@
 """Names the test files that a change in a part can break: `python -m tests.affected layers data/packing`.
 
 A test file is named if it imports a module of that part, or imports one that does, at whatever distance, or runs a
-command that does. Imports inside functions count. A part is a package, or a file of it without its suffix.
+command that does. Imports inside functions count. A part is a package, or a file of it.
 """
 
 import ast
@@ -68,7 +68,7 @@ def reached() -> dict[str, set[str]]:
 
 def affected(parts: Iterable[str]) -> list[str]:
     """Returns the paths of the test files that need a module of these parts."""
-    wanted = tuple(f"pretrainax.{part.strip('/').replace('/', '.')}" for part in parts)
+    wanted = tuple(f"pretrainax.{part.strip('/').removesuffix('.py').replace('/', '.')}" for part in parts)
     changed = {module for module in FILES if f"{module}.".startswith(tuple(f"{name}." for name in wanted))}
     if not changed:
         sys.exit(f"{' '.join(parts)}: no part of the package, as layers or data/packing")

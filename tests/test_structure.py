@@ -223,7 +223,7 @@ def model_fields_read() -> set[str]:
 
 
 def test_an_architecture_field_is_read_by_a_brick():
-    assert set(FIELDS) - model_fields_read() == {"parts"}  # which those of other packages read
+    assert set(FIELDS) - model_fields_read() == set()
 
 
 OF_NO_PRESET = ("head", "multi_token", "parts")  # which a task, a recipe or another package brings along

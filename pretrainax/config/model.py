@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
 
 LayerKind = Literal["global", "local"]  # a token attends to all others, or to a window
+FamilyName = Literal["encoder", "encoder_decoder", "decoder", "recurrent"]
 OfPart = TypeVar("OfPart", bound=ModelPart)
 
 
@@ -76,7 +77,7 @@ class ModelConfig:
     """An architecture. A field exists only where two published models differ in it. Presets: `pretrainax.zoo`."""
 
     # in which of three ways blocks are put together, or recurrent: two LSTMs in their place (ELMo)
-    family: Literal["encoder", "encoder_decoder", "decoder", "recurrent"] = "decoder"
+    family: FamilyName = "decoder"
     # rows of the embedding; may exceed the tokenizer's size (padding for the hardware); auto: the next multiple of 128
     vocab_size: Size = 32_000
     num_layers: int = 12  # blocks of each stack (an encoder-decoder has two stacks)

@@ -1,14 +1,15 @@
 """The base of the three families: embeddings in, the answers of the heads out."""
 
 import math
-from typing import NamedTuple, Optional, Protocol, TypeVar, cast
+from typing import NamedTuple, Optional, Protocol, TypeVar, cast, get_args
 
 import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import ModelConfig, UserError
+from pretrainax.config import ModelConfig, UserError, nearest
+from pretrainax.config.model import FamilyName
 from pretrainax.data.batch import Batch
 from pretrainax.layers.block import SideOutputs
 from pretrainax.layers.compute import Compute
@@ -164,5 +165,5 @@ def model_of(config: ModelConfig) -> type[AnyFamily]:
     """
     found = next((cls for cls in MODELS if cls.is_in(config)), None)
     if found is None:
-        raise UserError(f"config.model.family is {config.family!r}, and no model is of that family")
+        raise UserError(f"config.model.family is {config.family!r}, {nearest(config.family, get_args(FamilyName))}")
     return found

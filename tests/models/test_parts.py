@@ -55,13 +55,8 @@ class Bag(ModelPart):
     pass
 
 
-@pytest.fixture(autouse=True)
-def package(monkeypatch):
-    """What importing the other package does; other tests do not see it."""
-    monkeypatch.setattr(feed_forwards, "FEED_FORWARDS", list(feed_forwards.FEED_FORWARDS))
-    monkeypatch.setattr(multi_head, "ATTENTIONS", (attentions := multi_head.ATTENTIONS))
-    monkeypatch.setattr(base, "MODELS", list(base.MODELS))
-    kept, rows, named, known = list(attentions), list(rules.PARTITION_RULES), dict(heads.HEADS), dict(METRICS)
+def register_parts_of_blocks():
+    """What importing the other package does."""
 
     @feed_forwards.register_feed_forward
     class WideFeedForward(feed_forwards.FeedForward):
@@ -102,6 +97,8 @@ def package(monkeypatch):
             heads = mean.reshape(*x.shape[:2], self.config.num_heads, -1).astype(x.dtype)
             return self.out(heads), None
 
+
+def register_head_and_model():
     @flax.struct.dataclass
     class ParityOutput:
         logits: jax.Array  # [B, T]
@@ -146,11 +143,21 @@ def package(monkeypatch):
             x = jnp.cumsum(table(batch["tokens"]), axis=1) / (1.0 + batch["positions"][..., None].astype(jnp.float32))
             return Outputs({"lm": LanguageModelOutput(x.astype(self.compute.dtype), table.embedding.T)})
 
+
+@pytest.fixture(autouse=True)
+def package():
+    """Registers the bricks for one test."""
+    lists = feed_forwards.FEED_FORWARDS, multi_head.ATTENTIONS, base.MODELS, rules.PARTITION_RULES
+    tables = heads.HEADS, METRICS
+    before = [copy.copy(x) for x in (*lists, *tables)]
+    register_parts_of_blocks()
+    register_head_and_model()
     yield
-    attentions[:], rules.PARTITION_RULES[:] = kept, rows
-    for table, before in ((heads.HEADS, named), (METRICS, known)):
-        table.clear()
-        table.update(before)
+    for one, kept in zip(lists, before, strict=False):
+        one[:] = kept
+    for one, kept in zip(tables, before[len(lists) :], strict=True):
+        one.clear()
+        one.update(kept)
 
 
 def config_of(*parts: ModelPart) -> ModelConfig:
