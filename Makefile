@@ -14,10 +14,11 @@ WORKERS := 2
 FAST := tests/zoo/test_golden_steps.py tests/test_structure.py tests/optim/test_optimizers.py tests/sharding \
 	$(addprefix tests/layers/test_attention.py::test_reference_,is_the_definition with_a_window_and_a_cap_is_the_definition \
 	with_a_prefix_is_the_definition) tests/layers/test_attention_mask.py \
+	tests/layers/test_sequence_parallel.py::test_the_ring_gives_the_output_and_gradients_of_one_device \
 	tests/layers/test_mixture.py::test_an_even_router_has_a_loss_of_one \
 	tests/training/test_update.py::test_a_loss_that_is_not_finite_is_left_out_though_its_gradient_is_finite \
 	tests/models/heads/test_vocabulary_loss.py::test_chunked_sums_and_gradients_are_the_plain_ones \
-	$(addprefix tests/data/objectives/test_,causal.py masked.py prefix.py replaced.py sentence_pairs.py spans.py text_to_text.py) \
+	$(addprefix tests/data/objectives/test_,causal.py masked.py prefix.py replaced.py spans.py text_to_text.py) \
 	$(filter-out %_of_a_package.py,$(wildcard tests/config/test_*.py))
 # Files of tests that a change in these parts of the package can break: make test P="layers data/packing"
 P :=
