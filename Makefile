@@ -42,7 +42,7 @@ check:
 	+$(MAKE) --jobs=2 --output-sync=target --no-print-directory lint fast
 
 fast: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist load -m "not slow" --quiet $(FAST)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" --quiet $(FAST)
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
