@@ -186,6 +186,7 @@ def test_prefixes_of_an_encoder_decoder_are_in_all_its_attentions(name):
 # --- training --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_update_is_the_same_on_one_device_and_on_eight():
     """In micro-batches, with blocks made again for the backward, on a mesh that splits the matrices."""
     case, updated = CASES["bert_masked_lm"], []

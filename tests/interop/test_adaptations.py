@@ -35,6 +35,8 @@ from tests.support.exports import our_logits
 from tests.support.huggingface_weights import write_run
 from tests.support.tiers import few
 
+pytestmark = pytest.mark.slow
+
 # The same sums in programs that the compiler orders otherwise: float32 has 7 digits, logits are up to some tens.
 ROUNDING = dict(rtol=1e-4, atol=1e-4)
 
@@ -56,7 +58,6 @@ class Closed(Encoder):
 # --- families --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", few(["gpt2", "llama3", "gemma2", "qwen3_moe"], ["gpt2", "gemma2"]))
 def test_with_its_mask_kept_closed_an_encoder_says_what_the_decoder_did(name, tmp_path):
     model, arrays = dataclasses.replace(CASES[name].config, family="encoder"), batch(CASES[name])
@@ -75,7 +76,6 @@ def test_of_one_token_alone_an_encoder_says_what_the_decoder_did(tmp_path):
     np.testing.assert_allclose(our_logits(model, params, arrays), logits_of("llama3", arrays), **ROUNDING)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", few(["gpt2", "llama3", "gemma1"], ["llama3"]))
 def test_silent_cross_attention_lets_the_decoder_say_what_it_did(name, tmp_path):
     model = dataclasses.replace(CASES[name].config, family="encoder_decoder")
@@ -102,7 +102,6 @@ def test_both_stacks_are_the_decoder_s_and_cross_attention_is_self_attention_of_
 # --- experts ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "top_k"),
     few([("llama3", 1), ("gemma2", 2), ("qwen2", 3), ("t5gemma_9b_2b", 2)], [("t5gemma_9b_2b", 2)]),
@@ -118,7 +117,6 @@ def test_where_their_weights_add_up_to_one_experts_compute_what_the_feed_forward
     )
 
 
-@pytest.mark.slow
 def test_first_layers_stay_as_they_are_where_the_others_have_experts(tmp_path):
     source = dataclasses.replace(CASES["llama3"].config, num_layers=4)
     model = dataclasses.replace(source, experts=MixtureOfExperts(num_experts=4, top_k=2, first_dense=1))
@@ -129,7 +127,6 @@ def test_first_layers_stay_as_they_are_where_the_others_have_experts(tmp_path):
     )
 
 
-@pytest.mark.slow
 def test_layers_between_stay_as_they_are_where_every_second_has_experts(tmp_path):
     source = dataclasses.replace(CASES["t5_1_0"].config, num_layers=4)
     model = dataclasses.replace(source, experts=MixtureOfExperts(num_experts=3, top_k=1, every=2))
@@ -140,7 +137,6 @@ def test_layers_between_stay_as_they_are_where_every_second_has_experts(tmp_path
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", few(["gpt2", "t5_1_1"], ["t5_1_1"]))
 def test_a_feed_forward_behind_the_experts_adds_nothing_at_first(name, tmp_path):
     source = dataclasses.replace(CASES[name].config, num_layers=4)
@@ -191,7 +187,6 @@ def test_biases_are_copied_too_and_what_is_dropped_is_said(tmp_path):
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "there, ours, layers, expected",
     [
@@ -212,7 +207,6 @@ def test_layers_begin_as_those_that_are_taken(there, ours, layers, expected, tmp
         np.testing.assert_array_equal(params[path], x[expected] if "/blocks/" in path else x, err_msg=path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "which"),
     few([("gpt2", "evenly"), ("llama3", "stacked"), ("mixtral", "evenly")], [("llama3", "stacked")]),
@@ -279,7 +273,6 @@ def test_layers_that_positions_turned_and_do_not_here_are_said(tmp_path):
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first(2)
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "bert_masked_lm"])  # tied, untied, with a bias
 def test_logits_of_old_tokens_stay_and_those_of_new_ones_are_their_mean(name, tmp_path):
     source = CASES[name].config
@@ -304,7 +297,6 @@ def test_rows_that_no_token_had_are_made_like_new_ones(tmp_path):
     )
 
 
-@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["gpt2", "roberta", "bart"])  # the last two have rows that no position uses
 def test_a_longer_context_leaves_learned_positions_as_they_were_and_repeats_them(name, tmp_path):
     source = CASES[name].config
@@ -351,7 +343,6 @@ def windowed(window):
     )
 
 
-@pytest.mark.slow
 def test_windows_say_the_same_of_rows_that_they_hold(tmp_path):
     case = CASES["roberta"]
     start, arrays = write_run(tmp_path / "start", case.config, pad_id=case.pad_id), batch(case)
@@ -369,7 +360,6 @@ def test_maps_of_global_tokens_begin_as_copies(tmp_path):
         np.testing.assert_array_equal(own, copied)
 
 
-@pytest.mark.slow
 def test_what_is_sparse_already_is_not_narrowed(tmp_path):
     start = write_run(tmp_path / "start", windowed(4), pad_id=1)
     with pytest.raises(UserError, match=r"FullToSparse\(\), .* must be None: leave the adaptation out"):

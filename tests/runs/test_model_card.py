@@ -23,6 +23,8 @@ from tests.support.fake_hub import hub_server  # noqa: F401
 from tests.support.released import write_release
 from tests.support.runs import ENV, TINY, command, exporting, run, write_text
 
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 
 
@@ -49,7 +51,6 @@ def values(card: str) -> dict[str, str]:
     return dict(re.findall(r"^\| (\w+) \| ([\d.,]+) \|", card, re.MULTILINE))
 
 
-@pytest.mark.slow
 def test_a_model_goes_to_the_hub_and_comes_back(trained, hub_server, tmp_path, monkeypatch):  # noqa: F811
     env = ENV | {"HF_ENDPOINT": hub_server.url, "HF_TOKEN": "hf_known", "HF_HUB_DISABLE_XET": "1"}
     done = run([*exporting(trained, "")[:-1], "--push=me/tiny", "--license=mit", "--private"], env=env)

@@ -33,6 +33,8 @@ from tests.support.built import build_run
 from tests.support.runs import arrays, lines, run_json
 from tests.support.tiers import few
 
+pytestmark = pytest.mark.slow
+
 TRAIN, VALID = 40, 21  # records; a batch has 8
 
 
@@ -103,7 +105,6 @@ def test_the_header_names_what_is_fresh_and_what_is_left_out(pretrained, records
     assert "pair_head/dense" not in said and "pair_head/output" in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "task, redrawn",
     [
@@ -125,7 +126,6 @@ def test_answers_of_a_start_are_kept_where_they_are_those_of_the_task(task, redr
     assert before.keys() - same == ({"classifier/output/kernel", "classifier/output/bias"} if redrawn else set())
 
 
-@pytest.mark.slow
 def test_spikes_are_looked_for_in_the_loss(pretrained, records, cache, tmp_path, monkeypatch):
     """Whatever the figure that the model is kept for: accuracy may leap."""
     seen, observe = [], loss_spikes.observe_step
@@ -165,7 +165,6 @@ def test_a_validation_has_each_record_once_and_the_figures(tuned):
     assert right == pytest.approx(round(right))
 
 
-@pytest.mark.slow
 def test_it_resumes_bit_for_bit(pretrained, records, cache, tuned, tmp_path):
     shutil.copytree(tuned, again := tmp_path / "run")
     shutil.rmtree(again / "checkpoints" / "4")
@@ -192,7 +191,6 @@ def test_one_device_answers_what_eight_do(pretrained, records, cache, tuned):
     assert found[1][1] == pytest.approx({name: last[name] for name in found[1][1]}, abs=1e-6)
 
 
-@pytest.mark.slow
 def test_buckets_are_of_the_training_alone(pretrained, records, cache, tmp_path, capsys):
     task = Regression(text_field="a", pair_field="b", label_field="score")
     experiment = fine_tuning(pretrained, records, cache, task)
@@ -219,7 +217,6 @@ def test_it_goes_to_transformers_and_back(tuned, tmp_path):
     assert all((x == theirs[path]).all() for path, x in flat(mine.params).items())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tuning", few([LoRA(rank=2), PrefixTuning(length=2)], [LoRA(rank=2)]))
 def test_under_a_tuning_the_head_of_the_task_is_trained_too(tuning, pretrained, records, cache, tmp_path):
     experiment = fine_tuning(pretrained, records, cache)
@@ -239,7 +236,6 @@ def test_under_a_tuning_the_head_of_the_task_is_trained_too(tuning, pretrained, 
         assert "merged" in line
 
 
-@pytest.mark.slow
 def test_it_starts_from_a_task_whose_head_is_left_out(tuned, records, cache, tmp_path):
     experiment = fine_tuning(f"{tuned}@2", records, cache, Regression(text_field="a", label_field="score"))
     ((_, said),) = TrainedStart().describe(experiment, str(tmp_path))

@@ -23,6 +23,8 @@ from pretrainax.zoo.llama import llama
 from tests.support import tiny
 from tests.support.runs import arrays, lines, run, run_json, steps
 
+pytestmark = pytest.mark.slow
+
 FIRST = Phase(share=0.5, sequence_length=16, global_batch_size=16, theta=1000.0, learning_rate=1e-3)
 
 
@@ -86,7 +88,6 @@ def test_what_is_validated_is_the_same_in_each_phase(whole):
     assert {line["loss_tokens"] for line in lines(whole[0], "valid")} == {8 * 32}
 
 
-@pytest.mark.slow
 def test_a_run_of_the_first_phase_alone_is_as_far_the_same_bit_for_bit(experiment, whole, quick, tmp_path):
     alone = dataclasses.replace(experiment, phases=())
     alone.data = dataclasses.replace(experiment.data, sequence_length=16)
@@ -118,7 +119,6 @@ def test_run_json_names_the_phase_and_spikes_are_judged_by_the_losses_of_one(who
     assert found == {2: (1, 2), 4: (2, 1), 6: (2, 3)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 1, "fsdp": 8}], ids=["the same mesh", "another mesh"])
 def test_a_resumption_across_the_boundary_is_bit_exact(experiment, whole, quick, mesh, tmp_path):
     """On another mesh it has the same batches bit for bit; sums over devices are taken in another order there."""
@@ -142,7 +142,6 @@ def test_a_resumption_across_the_boundary_is_bit_exact(experiment, whole, quick,
             np.testing.assert_array_equal(got[path], expected[path], err_msg=path)
 
 
-@pytest.mark.slow
 def test_a_checkpoint_is_loaded_and_exported_as_its_phase_trained_it(whole, tmp_path):
     workdir = str(whole[0])
     models = {step: load(f"{workdir}@{step}").experiment for step in (2, 4)}
@@ -158,7 +157,6 @@ def test_a_checkpoint_is_loaded_and_exported_as_its_phase_trained_it(whole, tmp_
         load_origin(Origin(workdir, both, "their mean"))
 
 
-@pytest.mark.slow
 def test_each_checkpoint_that_is_kept_is_evaluated_as_its_phase_was(whole, tmp_path):
     command = [sys.executable, "-m", "pretrainax.evaluate", f"--from={whole[0]}", "--every-checkpoint"]
     done = run([*command, "--config.mesh.data=1", f"--output={tmp_path}/all.json"])

@@ -81,6 +81,7 @@ def on_one_device(name):
     return made(name, dict(data=1), **LOSS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(MODELS, ["tied"]))
 def test_each_gradient_and_each_sum_is_that_of_one_device(name):
     expected = on_one_device(name)

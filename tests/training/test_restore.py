@@ -20,6 +20,8 @@ from tests.golden.case import weights
 from tests.support import tiny
 from tests.support.huggingface_weights import params_of, stored, write_directory, write_run
 
+pytestmark = pytest.mark.slow
+
 MASKED_LM = dataclasses.replace(CASES["bert"].config, pair_head=False)
 
 
@@ -50,7 +52,6 @@ def by_path(tree):
     return dict(zip(parameter_names(tree), jax.tree.leaves(tree), strict=True))
 
 
-@pytest.mark.slow
 def test_a_bare_encoder_starts_a_run_with_fresh_heads_that_are_named(experiment, tmp_path, capfd):
     experiment.checkpoint.fresh_heads = True
     assert train(experiment, str(tmp_path / "run")) == 0
@@ -63,7 +64,6 @@ def test_a_bare_encoder_starts_a_run_with_fresh_heads_that_are_named(experiment,
         np.testing.assert_array_equal(trained[path], drawn[path] if is_head else x, err_msg=path)
 
 
-@pytest.mark.slow
 def test_the_checkpoint_of_a_run_may_lack_heads_too(experiment, tmp_path):
     """A tied decoder has no output matrix of its own; a run that is to have one draws it."""
     tied = CASES["gpt2"].config
@@ -123,7 +123,6 @@ def test_a_run_that_has_saved_no_longer_needs_its_start(experiment, bare, tmp_pa
     assert train(experiment, str(tmp_path / "run")) == 0
 
 
-@pytest.mark.slow
 def test_fresh_heads_of_nothing_are_a_mistake(experiment):
     experiment.checkpoint.init_from, experiment.checkpoint.fresh_heads = None, True
     with pytest.raises(

@@ -127,6 +127,7 @@ def test_rows_have_the_papers_number_of_parameters(name):
     assert count(zoo.preset(name)) == pytest.approx(ROUNDED[name], rel=0.02)
 
 
+@pytest.mark.slow
 @needs_transformers
 @pytest.mark.parametrize("name, variant", [row for row in ROWS if row[0] not in NOT_IN_TRANSFORMERS])
 def test_transformers_builds_a_model_of_as_many_parameters(name, variant):

@@ -99,6 +99,7 @@ NOT_SAID = {"switch_xxl_128": "gated", "switch_c_2048": "tie_embeddings"}
 SAID = [row for row in SIZES if row[0] not in NOT_SAID and zoo.PRESETS[row[0]][0].huggingface]
 
 
+@pytest.mark.slow
 @needs_transformers
 @pytest.mark.parametrize("name, parameters", [row[:2] for row in SAID])
 def test_transformers_counts_as_many(name, parameters):

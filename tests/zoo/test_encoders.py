@@ -71,6 +71,7 @@ def test_parameters(name, parameters, published):
     assert published is None or abs(parameters / (1e6 * published) - 1) < 0.07
 
 
+@pytest.mark.slow
 @needs_transformers
 @pytest.mark.parametrize("name", [family.prefix + variant for family in FAMILIES for variant in family.sizes])
 def test_transformers_counts_as_many(name):
