@@ -182,7 +182,7 @@ FAULTS = (
 
 
 def copy(to: pathlib.Path) -> None:
-    """Copies what git tracks, as it is now, and points at this folder's environment."""
+    """Copies the files that git tracks, as they are now."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):
         if os.path.lexists(ROOT / name):

@@ -12,8 +12,8 @@ import sys
 
 from pretrainax import zoo
 from pretrainax.config import ModelConfig
+from tests.affected import ROOT, module_of
 
-ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted((ROOT / "pretrainax").rglob("*.py"))
 SCRIPTS = sorted(f for folder in ("configs", "benchmarks", "docs", "launch") for f in (ROOT / folder).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
@@ -42,11 +42,6 @@ CHAINS = {
 @functools.cache
 def tree(file: pathlib.Path) -> ast.Module:
     return ast.parse(file.read_text())
-
-
-def module_of(file: pathlib.Path) -> str:
-    """pretrainax/data/corpus.py -> pretrainax.data.corpus"""
-    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def names_imported(file: pathlib.Path) -> set[str]:

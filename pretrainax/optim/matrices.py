@@ -46,6 +46,11 @@ def stacked_axes(params: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(params), counts)
 
 
+def first_output(axes: tuple[str, ...]) -> int:
+    """Returns the place of the first axis of a kernel's outputs, which are its last axis, or heads and their width."""
+    return len(axes) - (2 if axes[-1] == "head_dim" else 1)
+
+
 def on_each_matrix(
     transformation: optax.GradientTransformation, params_shape: PyTree
 ) -> optax.GradientTransformationExtraArgs:

@@ -7,7 +7,7 @@ from typing import Optional, Union
 import jax
 import optax
 
-from pretrainax.optim.matrices import HEADS, STACKED, tree_of_names
+from pretrainax.optim.matrices import HEADS, STACKED, first_output, tree_of_names
 from pretrainax.optim.optimizers import Chain, scale_by_adam, scale_by_rate_of_step
 from pretrainax.sharding.param_paths import PyTree, is_stacked
 from pretrainax.sharding.rules import axes_of_leaves
@@ -62,7 +62,7 @@ class Muon(Chain):
         def of(name: str, axes: tuple[str, ...]) -> Union[Axes, optax.MaskedNode]:
             if not is_stacked(name) or not name.endswith("kernel"):
                 return optax.MaskedNode()
-            outputs = len(axes) - (2 if axes[-1] == "head_dim" else 1)
+            outputs = first_output(axes)
             left = [
                 i for i, axis in enumerate(axes) if axis not in STACKED and not (self.split_heads and axis in HEADS)
             ]

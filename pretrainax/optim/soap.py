@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.optim.matrices import STACKED, tree_of_names
+from pretrainax.optim.matrices import STACKED, first_output, tree_of_names
 from pretrainax.optim.optimizers import Chain, scale_by_adam
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.optimizer_state import Placed
@@ -68,7 +68,7 @@ class SOAP(Chain):
 
         def of(name: str, x: jax.ShapeDtypeStruct, axes: tuple[str, ...]) -> Union[_Matrix, optax.MaskedNode]:
             stacked = sum(axis in STACKED for axis in axes)
-            outputs = x.ndim - (2 if axes[-1] == "head_dim" else 1)
+            outputs = first_output(axes)
             if not name.endswith(("kernel", "embedding")) or outputs <= stacked:
                 return optax.MaskedNode()
             sides = math.prod(x.shape[stacked:outputs]), math.prod(x.shape[outputs:])

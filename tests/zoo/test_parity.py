@@ -19,9 +19,8 @@ from tests.support.tiers import ALWAYS, few
 from tests.support.updates import assert_updates_land_at, updated
 
 
-@pytest.mark.parametrize(
-    "name", few(ALL, ALWAYS - set(make.UPDATED))
-)  # of which tests/zoo/test_golden_steps.py says it
+# tests/zoo/test_golden_steps.py compares those of UPDATED.
+@pytest.mark.parametrize("name", few(ALL, ALWAYS - set(make.UPDATED)))
 def test_as_the_golden_file(name):
     check(differences(name, make.golden(name)))
 
