@@ -4,9 +4,8 @@
     python benchmarks/traffic.py --config=t5_base --topology=v5e:1x1 --config.train.scan_unroll=12 --json=t5.json
 
 No accelerator is needed: the step is compiled for devices that are not there (extras `cuda`, `tpu`), and read. How
-bytes are counted, and what the kinds are: pretrainax/planning/hlo/kernels.py and memory_traffic.py; the floor's
-formula: pretrainax/planning/floor.py. All is of one device and one update. Of a config with phases it is the config
-itself that is compiled, which the last phase often is.
+bytes are counted, and what the kinds are: pretrainax/planning/hlo/kernels.py and memory_traffic.py. All is of one
+device and one update. Of a config with phases it is the config itself that is compiled, which the last phase often is.
 """
 
 import dataclasses
@@ -20,15 +19,19 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import Experiment, UserError, resolve_auto
+from pretrainax.data.batch import lengths_of
 from pretrainax.files.paths import define_path
+from pretrainax.models.active import predicted_vocabulary
 from pretrainax.planning import memory
+from pretrainax.planning.activations import local, micro_rows, shapes_of, width_on
 from pretrainax.planning.compiled import compile_step
-from pretrainax.planning.floor import least_bytes
+from pretrainax.planning.product_bytes import product_bytes
 from pretrainax.planning.roofline import between_products
 from pretrainax.planning.search import settle_remat
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import byte_size, short_time
+from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import mesh_sizes
 
 MODULES = 20  # that the table has
@@ -65,6 +68,25 @@ def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
         "jax": jax.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def least_bytes(experiment: Experiment, sizes: dict[str, int], platform: str, memory: memory.Memory) -> dict[str, int]:
+    """Returns a floor of the bytes that one device moves in an update, by what they are of.
+
+    Each array counts as written once and read once, and an update reads and writes its state; a step that reads from a
+    cache, or that recomputes more, may move less. `products` are the activations of the layers' products.
+    """
+    passes = experiment.train.accumulate
+    predicted = lengths_of(shapes_of(experiment)).targets * predicted_vocabulary(local(experiment, sizes).model)
+    rows = passes * micro_rows(experiment, sizes) / sizes[LENGTH_AXIS]
+    parts = {
+        "products": product_bytes(experiment, sizes, platform),
+        "logits": 2 * width_on(experiment, platform) * rows * predicted,
+        "parameters": 2 * passes * memory.parameters,
+        "gradients": 2 * passes * memory.parameters,
+        "update": 2 * (memory.parameters + memory.optimizer + memory.ema),
+    }
+    return {name: round(size) for name, size in parts.items()}
 
 
 def table(results: dict[str, Any]) -> str:

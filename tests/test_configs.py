@@ -10,7 +10,15 @@ import runpy
 import pytest
 
 from pretrainax import config as config_lib
-from pretrainax.config import DecoderSizes, Experiment, LongContextScaling, RandomBlocks, UserError, phases_of
+from pretrainax.config import (
+    DecoderSizes,
+    Experiment,
+    LongContextScaling,
+    RandomBlocks,
+    Recurrent,
+    UserError,
+    phases_of,
+)
 from pretrainax.config.validation import validate
 from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.runs.train import train
@@ -147,8 +155,8 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
         model.num_kv_heads = None
     if isinstance(model.sparse_attention, RandomBlocks):
         model.sparse_attention = dataclasses.replace(model.sparse_attention, size=2)
-    if model.recurrent is not None:
-        model.recurrent = dataclasses.replace(model.recurrent, character_dim=4, filters=(8, 16))
+    if recurrent := model.part(Recurrent):
+        model.parts = (dataclasses.replace(recurrent, character_dim=4, filters=(8, 16)),)
     model.num_kv_heads = model.num_kv_heads and min(model.num_kv_heads, 2)
     model.head_dim = model.head_dim and 8
     model.layer_pattern = tuple(dict.fromkeys(model.layer_pattern))  # one layer of each kind

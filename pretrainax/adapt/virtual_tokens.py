@@ -69,8 +69,8 @@ class _VirtualTokens(Tuning):
             yield f"config.tuning.length is {self.length}, it must be at least 1"
         if experiment.model.generator is not None:
             yield f"config.tuning is {self}, which is not for a config.model with a generator: take LoRA"
-        if experiment.model.recurrent is not None:
-            yield f"config.tuning is {self}, and a recurrent config.model looks no tokens up: take LoRA"
+        if why := experiment.model.unsupported("virtual tokens"):
+            yield f"config.tuning is {self}, and config.model {why}: take LoRA"
         parts = [part for _, part in experiment.objective.components()]
         if not all(isinstance(experiment.data.packing or default_packing(part), OneEach) for part in parts):
             yield f"config.tuning is {self}, for rows of one text each: set config.data.packing to OneEach()"

@@ -45,6 +45,9 @@ from pretrainax.config.sparse_attention import RandomBlocks, SlidingWindows, Spa
 from pretrainax.files.errors import RunFailed, UserError, nearest
 
 __all__ = [
+    "NUM_CHARACTERS",
+    "WORD_LENGTH",
+    "Recurrent",
     "AUTO",
     "CheckpointConfig",
     "Choice",
@@ -68,12 +71,10 @@ __all__ = [
     "MixtureOfExperts",
     "ModelConfig",
     "MultiTokenPrediction",
-    "NUM_CHARACTERS",
     "NoPositions",
     "Phase",
     "Position",
     "RandomBlocks",
-    "Recurrent",
     "RelativePositionBuckets",
     "RotaryPositions",
     "RotaryScaling",
@@ -85,7 +86,6 @@ __all__ = [
     "Tag",
     "TrainConfig",
     "UserError",
-    "WORD_LENGTH",
     "YarnScaling",
     "differences",
     "dump",

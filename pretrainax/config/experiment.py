@@ -122,6 +122,11 @@ class TrainConfig:
     loss_chunk: int = free(0)  # tokens of a device whose logits exist at a time; 0: 4,096, on a CPU 1,024
 
     @property
+    def layer_forwards(self) -> int:
+        """Returns how often a step computes the forward of a layer: the backward of remat "block" repeats it."""
+        return 2 if self.remat == "block" else 1
+
+    @property
     def logged_every(self) -> int:
         """Returns `log_every`, or what stands for its 0: curves of any length have enough points."""
         return self.log_every or min(max(self.steps // 50, 1), 50)

@@ -54,8 +54,8 @@ class Classify(HeadConfig):
         """Returns the head that a model of this architecture has where nobody says more."""
         if model.family == "decoder":
             return cls(num_labels, kind, pooling="last", hidden="none", output_bias=False)
-        if model.family == "recurrent":  # each direction has read a text at another end of it
-            return cls(num_labels, kind, pooling="mean", hidden="none")
+        if model.own_model is not None and (own := model.own_model.default_classifier(num_labels, kind)):
+            return own
         return cls(num_labels, kind, pooling="cls" if model.family == "encoder" else "last")
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:

@@ -4,14 +4,19 @@ The classes of these names in other packages do the work and are subclasses: wha
 checked against without importing them, and so neither JAX nor NumPy.
 """
 
-from typing import TYPE_CHECKING, ClassVar, Optional
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal, Optional
 
 from pretrainax.config.choice import Choice
 
 if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment, TrainConfig
+    from pretrainax.config.heads import Classify, Kind
     from pretrainax.config.model import ModelConfig
     from pretrainax.training.wrapped import Wrapped
+
+# What a model may not support: see `ModelPart.unsupported`.
+Use = Literal["generation", "distillation", "virtual tokens", "sequence parallelism"]
 
 
 class TokenizerConfig(Choice):
@@ -59,7 +64,27 @@ class ModelPart(Choice):
 
     The brick registers itself (`register_feed_forward`, `register_attention`, `register_head`, `register_model`); its
     `is_in(config)` says that a model has it where `config.part` finds this class in `config.model.parts`.
+
+    A part that is a whole model also states what code outside of the model needs to know about it; the defaults are
+    those of a Transformer. `config/recurrent.py` has an example (ELMo).
     """
+
+    family: ClassVar[str] = ""  # the value of config.model.family for this model; "": the part is a brick
+    objective: ClassVar[str] = ""  # class name of the objective that evaluates an imported model
+    unsupported: ClassVar[Mapping[Use, str]] = {}  # use -> why the model does not support it
+    task_modules: ClassVar[tuple[str, ...]] = ()  # submodules, besides those of the head, that a task adds
+
+    def stream_width(self, model: "ModelConfig") -> int:
+        """Returns the width of the last hidden state."""
+        return model.d_model
+
+    def default_classifier(self, num_labels: int, kind: "Kind") -> "Optional[Classify]":
+        """Returns the classification head for this model; None: the default of its family."""
+        return None
+
+    def scaled(self, numerator: int, denominator: int) -> "ModelPart":
+        """Returns the part for a model whose width is multiplied by `numerator / denominator`."""
+        return self
 
 
 class Tuning(Wrapper):

@@ -8,19 +8,24 @@ from pretrainax.config.auto import Size
 from pretrainax.config.choice import Choice, later
 from pretrainax.config.experts import MixtureOfExperts
 from pretrainax.config.heads import HeadConfig
-from pretrainax.config.kinds import ModelPart
+from pretrainax.config.kinds import ModelPart, Use
 from pretrainax.config.latent_attention import LatentAttention
 from pretrainax.config.multi_token import MultiTokenPrediction
 from pretrainax.config.positions import LearnedPositions, Position
-from pretrainax.config.recurrent import Recurrent
 from pretrainax.config.sparse_attention import SlidingWindows, SparseAttention
 
 if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
 
 LayerKind = Literal["global", "local"]  # a token attends to all others, or to a window
-FamilyName = Literal["encoder", "encoder_decoder", "decoder", "recurrent"]
+FAMILIES = ("encoder", "encoder_decoder", "decoder")  # a part of `config.model.parts` may add one
 OfPart = TypeVar("OfPart", bound=ModelPart)
+
+
+def known_families() -> tuple[str, ...]:
+    """Returns the values of config.model.family: those of this package, and of the parts that are imported."""
+    parts = (cls.family for cls in Choice.imported() if issubclass(cls, ModelPart) and cls.family)
+    return tuple(dict.fromkeys((*FAMILIES, *parts)))
 
 
 @dataclasses.dataclass
@@ -76,8 +81,8 @@ class DecoderSizes(Choice):
 class ModelConfig:
     """An architecture. A field exists only where two published models differ in it. Presets: `pretrainax.zoo`."""
 
-    # in which of three ways blocks are put together, or recurrent: two LSTMs in their place (ELMo)
-    family: FamilyName = "decoder"
+    # encoder, encoder_decoder or decoder; or the family of a part that is a whole model (ELMo: recurrent)
+    family: str = "decoder"
     # rows of the embedding; may exceed the tokenizer's size (padding for the hardware); auto: the next multiple of 128
     vocab_size: Size = 32_000
     num_layers: int = 12  # blocks of each stack (an encoder-decoder has two stacks)
@@ -113,7 +118,6 @@ class ModelConfig:
     # a gated one is down(activation(gate(x)) * (up(x) + 1)), both sides clipped there before (gpt-oss: 7); None: not so
     gate_limit: Optional[float] = None
     experts: Optional[MixtureOfExperts] = None  # in the place of each feed-forward; None: there is one, for all tokens
-    recurrent: Optional[Recurrent] = None  # what makes vectors of words, and LSTMs over them (ELMo); None: blocks
     use_bias: bool = True  # on every linear map of a block and on LayerNorm
     qkv_bias: Optional[bool] = None  # on the maps to queries, keys and values; None: as use_bias (Qwen 2: only there)
     embedding_norm: bool = False  # LayerNorm and dropout on the sum of embeddings (BERT)
@@ -147,6 +151,15 @@ class ModelConfig:
     def part(self, kind: type[OfPart]) -> Optional[OfPart]:
         """Returns the first of `parts` that is of a kind."""
         return next((part for part in self.parts if isinstance(part, kind)), None)
+
+    def unsupported(self, use: Use) -> Optional[str]:
+        """Returns why a part of the model does not support a use; None: all of them do."""
+        return next((part.unsupported[use] for part in self.parts if use in part.unsupported), None)
+
+    @property
+    def own_model(self) -> Optional[ModelPart]:
+        """Returns the part that is a whole model; None: the model is a Transformer of this package."""
+        return next((part for part in self.parts if part.family), None)
 
     @property
     def kv_heads(self) -> int:
@@ -194,8 +207,8 @@ class ModelConfig:
 
     @property
     def stream_width(self) -> int:
-        """Returns the width of the last hidden state: of two directions, both side by side."""
-        return self.d_model if self.recurrent is None else 2 * self.d_model
+        """Returns the width of the last hidden state."""
+        return self.d_model if self.own_model is None else self.own_model.stream_width(self)
 
     @property
     def embedding_width(self) -> int:

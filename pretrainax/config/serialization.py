@@ -9,6 +9,7 @@ from typing import Any
 
 from pretrainax.config.choice import Choice, fits, misfit, written
 from pretrainax.config.experiment import Experiment
+from pretrainax.config.former_fields import in_current_form
 from pretrainax.config.values import range_problems, type_problems
 from pretrainax.files.errors import UserError, nearest
 from pretrainax.files.json_files import read_object
@@ -30,6 +31,7 @@ def from_json(cls: Any, value: object, path: str = "config") -> Any:
             cls = Choice.named(str(value["type"]))
         elif typing.get_origin(cls) in (typing.Union, types.UnionType):
             (cls,) = (t for t in typing.get_args(cls) if t is not type(None))
+        value = in_current_form(cls.__name__, value)
         hints = typing.get_type_hints(cls, include_extras=True)
         for name in value.keys() - (fields := {f.name for f in dataclasses.fields(cls)}) - {"type"}:
             raise UserError(f"{path}: unknown field {name!r}, {nearest(name, fields)}")

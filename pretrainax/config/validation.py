@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pretrainax.config.auto import AUTO
 from pretrainax.config.choice import Choice
 from pretrainax.config.experiment import Experiment, LayersConfig
-from pretrainax.config.model import LayerKind, ModelConfig
+from pretrainax.config.model import FAMILIES, LayerKind, ModelConfig
 from pretrainax.config.phases import phases_of, problems_of_phases
 from pretrainax.config.values import fields, range_problems, type_problems
 from pretrainax.files.errors import UserError, nearest
@@ -170,8 +170,9 @@ def _attention_problems(m: ModelConfig) -> Iterator[str]:
 
 
 def _stack_problems(m: ModelConfig) -> Iterator[str]:
-    if m.family == "recurrent" and m.recurrent is None:
-        yield "config.model.family is 'recurrent', and config.model.recurrent None: set it to Recurrent()"
+    families = FAMILIES if m.own_model is None else (m.own_model.family,)
+    if m.family not in families:
+        yield f"config.model.family is {m.family!r}, {nearest(m.family, families)}"
     for name, unset in (("encoder_window", None), ("separate_embeddings", False)):
         if getattr(m, name) != unset and m.family != "encoder_decoder":
             yield (

@@ -5,11 +5,11 @@ read them; both ask here what kind a batch is. Imports no JAX: loader workers ma
 """
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
 import numpy as np
 
-from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, ModelConfig, UserError
+from pretrainax.config import ModelConfig, UserError
 
 if TYPE_CHECKING:
     import jax
@@ -32,23 +32,37 @@ class Field(NamedTuple):
     """An array of a batch.
 
     shape: B rows, of T tokens each; of S tokens that an encoder reads for a decoder; of N predictions: T, or fewer
-      where they are gathered; L labels of a row; C characters of a word.
-    below: what its values stay below: a field of config.model, the length T of a row, or the number of "labels", of
-      "classes" or of "characters".
+      where they are gathered; L labels of a row; C is `width`.
+    below: the bound of its values: a number, a field of config.model, the length T of a row, or the number of "labels"
+      or of "classes".
     """
 
     name: str
     shape: str
-    families: tuple[str, ...]  # values of config.model.family
+    families: tuple[str, ...]  # values of config.model.family; (): all of them
     meaning: str
     dtype: type = np.int32
     optional: bool = False
-    below: str = ""
+    below: Union[str, int] = ""
+    width: int = 0  # of an axis C
+
+    def is_of(self, family: str) -> bool:
+        """Returns whether models of a family have this array."""
+        return not self.families or family in self.families
 
 
-_ENCODER, _DECODER, _BOTH, _RECURRENT = ("encoder",), ("decoder",), ("encoder_decoder",), ("recurrent",)
-_ALL = _ENCODER + _DECODER + _BOTH + _RECURRENT
-FIELDS = (
+_ENCODER, _DECODER, _BOTH, _ALL = ("encoder",), ("decoder",), ("encoder_decoder",), ()
+FIELDS: list[Field] = []
+SHAPES: dict[str, str] = {}  # name of a field -> its shape
+
+
+def register_fields(*fields: Field) -> None:
+    """Adds arrays to the batches of a family."""
+    FIELDS.extend(fields)
+    SHAPES.update({field.name: field.shape for field in fields})
+
+
+register_fields(
     Field("tokens", "BT", _ALL, "what the model reads; the decoder, where there are two", below="vocab_size"),
     Field("targets", "BN", _ALL, "the token to predict; of no task with labels", below="vocab_size"),
     Field("segment_ids", "BT", _ALL, "which text of the row a token is of, from 1; 0 is padding, which nobody sees"),
@@ -72,17 +86,7 @@ FIELDS = (
     ),
     Field("text_tokens", "B", _ALL, "tokens of text that a row is made of", optional=True),
     Field("text_bytes", "B", _ALL, "bytes of UTF-8 that these have", optional=True),
-    Field(
-        "target_bytes",
-        "B",
-        _DECODER + _RECURRENT,
-        "bytes that the targets have, by their weights",
-        np.float32,
-        optional=True,
-    ),
-    Field("characters", "BTC", _RECURRENT, "the characters of a token, from 1; 0: there is none", below="characters"),
-    Field("previous", "BT", _RECURRENT, "the token before, to predict backward", optional=True, below="vocab_size"),
-    Field("previous_weights", "BT", _RECURRENT, "how much that prediction counts", np.float32, optional=True),
+    Field("target_bytes", "B", _ALL, "bytes that the targets have, by their weights", np.float32, optional=True),
     Field("token_types", "BT", _ENCODER, "which segment of a pair a token is of, 0 or 1", below="num_token_types"),
     Field("masked_positions", "BN", _ENCODER, "where in the row a prediction is made", optional=True, below="T"),
     Field("pair_labels", "B", _ENCODER, "what is to be said of the pair of segments", optional=True, below="labels"),
@@ -107,9 +111,7 @@ FIELDS = (
     Field("encoder_text_lengths", "B", _BOTH, "as text_lengths", optional=True),
     Field("encoder_positions", "BS", _BOTH, "as positions", below="position.max_length"),
 )
-SHAPES = {field.name: field.shape for field in FIELDS}
 TOKEN_FIELDS = ("tokens", "encoder_tokens")  # what enters the model
-_IDS = tuple(field.name for field in FIELDS if field.below == "vocab_size")
 SEGMENT_FIELDS = ("segment_ids", "encoder_segment_ids")  # and which of it is padding
 LENGTH_FIELDS = {"text_lengths": "segment_ids", "encoder_text_lengths": "encoder_segment_ids"}  # of which segments
 
@@ -196,7 +198,8 @@ def padding(batch: HostBatch | Batch) -> tuple[object, int]:
 
 def highest_id(batch: HostBatch) -> int:
     """Returns the highest id of a token that is read or predicted; a negative one counts as very high."""
-    return max(int(batch[name].view(np.uint32).max()) for name in _IDS if name in batch)
+    ids = (field.name for field in FIELDS if field.below == "vocab_size" and field.name in batch)
+    return max(int(batch[name].view(np.uint32).max()) for name in ids)
 
 
 def lengths_of(batch: Mapping[str, Any]) -> Lengths:
@@ -232,17 +235,17 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
     """
     family = model.family
     sizes = {"B": batch_size, **_sizes(lengths, family == "encoder_decoder", is_gathered(batch))}
-    sizes |= {"L": getattr(model.head, "num_labels", 0), "C": WORD_LENGTH}
+    sizes["L"] = getattr(model.head, "num_labels", 0)
     has_answers = has_labels(batch) or has_word_labels(batch) or has_span(batch) or has_texts(batch)
     absent = ("targets", "loss_weights") if has_answers else ()
     needed = ("question",) if model.reads_question else ()
     fields = [
-        f
-        for f in FIELDS
-        if family in f.families and (f.name in (*batch, *needed) or not (f.optional or f.name in absent))
+        f for f in FIELDS if f.is_of(family) and (f.name in (*batch, *needed) or not (f.optional or f.name in absent))
     ]
     for field in fields:
-        wanted = f"{np.dtype(field.dtype)} {[sizes[letter] for letter in field.shape]}"
+        wanted = (
+            f"{np.dtype(field.dtype)} {[field.width if letter == 'C' else sizes[letter] for letter in field.shape]}"
+        )
         if field.name not in batch:
             raise UserError(f"batch has no {field.name!r}, the {family} needs {wanted}")
         got = batch[field.name]
@@ -268,8 +271,8 @@ def _check_values(field: Field, values: np.ndarray, model: ModelConfig, sizes: M
         return
     if low < 0:
         raise UserError(f"{name} has {low}, it must not be negative")
-    if field.below == "characters" and high >= NUM_CHARACTERS:
-        raise UserError(f"{name} has {high}, there are {NUM_CHARACTERS} characters, from 0")
+    if isinstance(field.below, int) and high >= field.below:
+        raise UserError(f"{name} has {high}, it must be below {field.below}")
     if field.below == "T" and high >= sizes["T"]:
         raise UserError(f"{name} has {high}, rows have {sizes['T']} tokens")
     if field.below == "labels" and high >= 2:
@@ -278,6 +281,6 @@ def _check_values(field: Field, values: np.ndarray, model: ModelConfig, sizes: M
         raise UserError(f"{name} has {high}, config.model.head.num_labels {sizes['L']} takes 0 to {sizes['L'] - 1}")
     # Without a length positions are not bounded, and without types of tokens they are not looked up.
     rows = {"position.max_length": model.position.max_length, "num_token_types": model.num_token_types or None}
-    limit = rows.get(field.below)
+    limit = rows.get(str(field.below))
     if limit is not None and high >= limit:
         raise UserError(f"{name} has {high}, config.model.{field.below} {limit} takes 0 to {limit - 1}")

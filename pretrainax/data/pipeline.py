@@ -29,7 +29,7 @@ from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_stream import RowOptions, RowStream, text_lengths
 from pretrainax.data.sources.base import WeightStages
 from pretrainax.data.text_counts import lost_text
-from pretrainax.data.word_characters import character_table
+from pretrainax.data.token_inputs import token_inputs
 
 if TYPE_CHECKING:
     from pretrainax.data.preparation.prepare import Prepared
@@ -280,7 +280,7 @@ def batches_of(
             shuffle=training,
             packing=packing,
             text=tokenizer.text_table,
-            characters=character_table(experiment.model, tokenizer),
+            token_inputs=token_inputs(experiment.model, tokenizer),
             no_target_bytes=_no_target_bytes(objective, tokenizer, corpora),
         ),
         weight_stages=data.source.weight_stages([corpus.num_documents for corpus in corpora]),

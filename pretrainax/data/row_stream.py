@@ -1,7 +1,7 @@
 """The rows of one objective over one corpus."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Optional
 
 import numpy as np
@@ -16,7 +16,7 @@ from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_plan import make_row_plan
 from pretrainax.data.sources.base import Note
 from pretrainax.data.text_counts import TextCounter, bytes_per_spelled
-from pretrainax.data.word_characters import spelled
+from pretrainax.data.token_inputs import with_token_inputs
 from pretrainax.tokenization.base import TextTable, Vocabulary
 
 
@@ -31,7 +31,7 @@ class RowOptions:
     shuffle: bool = True  # each epoch in an order of its own; False: in order
     packing: Optional[Packing] = None  # None: what fits the objective
     text: Optional[TextTable] = None  # by which text is counted; None: it is not
-    characters: Optional[np.ndarray] = None  # [V, C], of a model that reads words by these; None: it does not
+    token_inputs: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # see `data/token_inputs.py`
     no_target_bytes: str = "they are not counted"  # why the targets have no bytes; "": they have
 
 
@@ -122,7 +122,7 @@ class RowStream:
                 rng = draws.at(2 * self.number + 1, start)
             text = self._text(start, length, progress)
             example = self.objective.example(text, rng, self.vocabulary)
-            yield spelled(example, self.options.characters), text.tokens
+            yield with_token_inputs(example, self.options.token_inputs), text.tokens
 
     def _text(self, start: int, length: int, progress: float) -> Text:
         corpus, unit = self.corpus, self.objective.unit

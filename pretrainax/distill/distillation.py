@@ -84,8 +84,8 @@ class Distillation(kinds.DistillConfig):
         if self.soft and others:
             known = ", ".join(SOFT_TARGETS)
             yield f"config.distill.soft is of the heads {known}, and config.model has {others}: set it to 0"
-        if experiment.model.recurrent is not None:
-            yield "config.distill compares what Transformers compute, and config.model is recurrent: set it to None"
+        if why := experiment.model.unsupported("distillation"):
+            yield f"config.distill compares what Transformers compute, and config.model {why}: set it to None"
         yield from self._state_problems(experiment.model, "config.model")
 
     def _state_problems(self, model: ModelConfig, name: str) -> Iterator[str]:

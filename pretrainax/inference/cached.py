@@ -49,11 +49,8 @@ class CachedModel:
     def __post_init__(self):
         config, mesh = self.loaded.model.config, self.loaded.mesh
         self.loaded.check_plain("write text")
-        if config.family == "recurrent":
-            raise UserError(
-                f"{self.loaded.origin} is a recurrent model, which writes no text here: it embeds text, and goes on to "
-                "tasks; generation takes a decoder or an encoder-decoder"
-            )
+        if why := config.unsupported("generation"):
+            raise UserError(f"{self.loaded.origin} {why}; generation takes a decoder or an encoder-decoder")
         if config.family == "encoder":
             raise UserError(
                 f"{self.loaded.origin} is an encoder, which writes no text: it fills masks, embeds and scores; "

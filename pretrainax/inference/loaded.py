@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Optional, Self, TypeVar, cast
+from typing import Self, TypeVar, cast
 
 import flax.linen as nn
 import jax
@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pretrainax.adapt import Adapted
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Batch
-from pretrainax.data.word_characters import character_table, spelled
+from pretrainax.data.token_inputs import token_inputs, with_token_inputs
 from pretrainax.models import AnyModel, Outputs
 from pretrainax.models.outputs import hidden_states
 from pretrainax.reporting.units import large_number
@@ -64,7 +64,7 @@ class LoadedModel:
     def run(self, work: Callable[[AnyModel, PyTree, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
         """Returns `work(model, params, batch)`, for what is not among the outputs; compiled as `ask` is."""
         with jax.set_mesh(self.mesh):
-            return self._compiled(work)(self.params, self._put(spelled(batch, self._characters)))
+            return self._compiled(work)(self.params, self._put(with_token_inputs(batch, self._token_inputs)))
 
     def keep(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
         """Returns `make(self)`, which is made once: what a use of the model needs again, such as what it compiled."""
@@ -108,8 +108,8 @@ class LoadedModel:
         return put_batch(batch, self.mesh)
 
     @functools.cached_property
-    def _characters(self) -> Optional[np.ndarray]:
-        return character_table(self.experiment.model, self.tokenizer)
+    def _token_inputs(self) -> dict[str, np.ndarray]:
+        return token_inputs(self.experiment.model, self.tokenizer)
 
     @functools.cached_property
     def _compiled(self) -> Callable[[Callable[..., PyTree]], Callable[..., PyTree]]:

@@ -21,6 +21,7 @@ from pretrainax.checkpoints.run_json import check_tokenizer, read_run_json
 from pretrainax.checkpoints.steps import find_checkpoint, step_of
 from pretrainax.config import (
     CheckpointConfig,
+    Choice,
     Classify,
     DataConfig,
     EvaluateConfig,
@@ -33,7 +34,6 @@ from pretrainax.config import (
     UserError,
 )
 from pretrainax.data.objectives import (
-    BidirectionalLM,
     CausalLM,
     Denoising,
     MaskedLM,
@@ -291,7 +291,7 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
     labels: what a model with a head of a whole row says; names of its own where nobody knows them.
     """
     of_family = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}
-    objective = (of_family | {"recurrent": BidirectionalLM})[model.family]()
+    objective = of_family[model.family]() if model.own_model is None else Choice.named(model.own_model.objective)()
     if isinstance(model.head, Classify):
         names = tuple(labels) or tuple(map(str, range(int(model.head.num_labels))))
         of_kind = {"regression": Regression(), "choice": MultipleChoice(choices=len(names))}

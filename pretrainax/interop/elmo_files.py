@@ -22,6 +22,7 @@ from pretrainax import models
 from pretrainax.checkpoints.params import Index
 from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, ModelConfig, Recurrent, UserError
 from pretrainax.files.json_files import JsonObject, read_object
+from pretrainax.layers.recurrent import recurrent_of
 from pretrainax.sharding.param_paths import flat
 from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.words import Words
@@ -163,13 +164,13 @@ def _config(options: JsonObject, path: str, words: int) -> ModelConfig:
         num_layers=lstm["n_layers"],
         d_model=lstm["projection_dim"],
         d_ff=lstm["dim"],
-        recurrent=settings,
+        parts=(settings,),
     )
 
 
 def _sources(config: ModelConfig) -> dict[str, _Source]:
     """Returns where each parameter is, by the names of bilm-tf: gates i, j, f, o side by side, [in, out]."""
-    settings, width, memory = config.recurrent, config.d_model, config.d_ff
+    settings, width, memory = recurrent_of(config), config.d_model, config.d_ff
     assert settings is not None
     total, characters = sum(settings.filters), "character_embedding"
     # what is no word has a row of zeros, which is not in the file

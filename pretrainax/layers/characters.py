@@ -10,15 +10,16 @@ import jax.numpy as jnp
 
 from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, ModelConfig
 from pretrainax.layers.linear import Linear, normal_init
+from pretrainax.layers.recurrent import recurrent_of
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.rules import add_partition_rules
 
 add_partition_rules(
     (
         (r"character_embedding/embedding", "rows features"),
-        (r"character_embedding/convolution_\d+/kernel", "offsets features recurrent.filters"),
-        (r"character_embedding/highway_\d+/(carry|transform)/kernel", "recurrent.filters features"),
-        (r"character_embedding/projection/kernel", "recurrent.filters features"),
+        (r"character_embedding/convolution_\d+/kernel", "offsets features filters"),
+        (r"character_embedding/highway_\d+/(carry|transform)/kernel", "filters features"),
+        (r"character_embedding/projection/kernel", "filters features"),
         (r"character_embedding/(\w+/)+bias", "features"),
     )
 )
@@ -37,7 +38,7 @@ class CharacterEmbedding(nn.Module):
     @nn.compact
     def __call__(self, characters: jax.Array) -> jax.Array:
         chex.assert_shape(characters, (None, None, WORD_LENGTH), custom_message="characters are [B, T, C]")
-        config, settings = self.config, self.config.recurrent
+        config, settings = self.config, recurrent_of(self.config)
         width, total = settings.character_dim, sum(settings.filters)
         table = self.param("embedding", normal_init(config, fan_in=1), (NUM_CHARACTERS, width), jnp.float32)
         # [B, T, C] -> [B, T, C, E]
@@ -52,13 +53,12 @@ class CharacterEmbedding(nn.Module):
         for i in range(settings.highways):
             x = Highway(total, init, name=f"highway_{i}")(x)
         # [B, T, F] -> [B, T, D]
-        return Linear((config.d_model,), ("recurrent.filters", "features"), init, name="projection")(x)
+        return Linear((config.d_model,), ("filters", "features"), init, name="projection")(x)
 
     @staticmethod
     def flops(config: ModelConfig, length: int) -> int:
         """Counts the floating-point operations of one example's forward."""
-        settings = config.recurrent
-        assert settings is not None
+        settings = recurrent_of(config)
         total = sum(settings.filters)
         windows = sum(n * size * (WORD_LENGTH - size + 1) for size, n in enumerate(settings.filters, start=1))
         above = total * (2 * settings.highways * total + config.d_model)
@@ -98,6 +98,6 @@ class Highway(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        axes, bias = ("recurrent.filters", "features"), nn.initializers.constant(_CARRY_BIAS)
+        axes, bias = ("filters", "features"), nn.initializers.constant(_CARRY_BIAS)
         carry = jax.nn.sigmoid(Linear((self.features,), axes, self.init, bias_init=bias, name="carry")(x))
         return carry * jax.nn.relu(Linear((self.features,), axes, self.init, name="transform")(x)) + (1 - carry) * x

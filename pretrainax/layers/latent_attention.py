@@ -55,14 +55,6 @@ class MultiHeadLatentAttention(Attention):
         key_value = config.d_model * (settings.rank + settings.rotary_dim) + made
         return 2 * (length * (query + heads * settings.value_dim * config.d_model) + read * key_value)
 
-    @staticmethod
-    def kept(config: ModelConfig) -> tuple[int, int]:
-        settings, heads = config.latent_attention, config.num_heads
-        assert settings is not None
-        queries = heads * config.dim_per_head + (settings.query_rank or 0)
-        made = heads * (config.dim_per_head - settings.rotary_dim + settings.value_dim)
-        return queries + heads * settings.value_dim, settings.rank + settings.rotary_dim + made
-
     @nn.compact
     def __call__(
         self,

@@ -18,10 +18,10 @@ from pretrainax.sharding.mesh import platform
 _KEPT, _CONVERTED = "kept", "converted"
 # Primitives: products; attention's kernels, of whose normalisers a column of 128 is taken (squeeze); loops, as of a
 # ring; what goes between devices.
-_PRODUCTS = {"dot_general", "ragged_dot_general", "conv_general_dilated"}
+PRODUCTS = {"dot_general", "ragged_dot_general", "conv_general_dilated"}
 _KERNELS = {"pallas_call", "squeeze", "dot_product_attention_fwd_wrapper", "dot_product_attention_fwd"}
 _OTHERS = {"scan", "while", "all_gather", "all_to_all", "ppermute", "psum", "psum_invariant", "reduce_scatter"}
-_SAVED = _PRODUCTS | _KERNELS | _OTHERS
+_SAVED = PRODUCTS | _KERNELS | _OTHERS
 
 
 def kept(x: jax.Array) -> jax.Array:

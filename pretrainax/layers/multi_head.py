@@ -34,6 +34,7 @@ class Attention(nn.Module):
     deterministic: bool = True  # no weight is dropped
 
     partition_rules: ClassVar[tuple[tuple[str, str], ...]] = ()  # rows for sharding.rules.PARTITION_RULES
+    has_pairs: ClassVar[bool] = True  # multiplies queries with keys (`attended`); False: `flops` counts all it does
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
@@ -43,11 +44,6 @@ class Attention(nn.Module):
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int) -> int:
         """Counts the floating-point operations of the projections of `length` queries and `read` keys."""
-        raise NotImplementedError
-
-    @staticmethod
-    def kept(config: ModelConfig) -> tuple[int, int]:
-        """Counts the numbers that the backward needs of a token that asks, and of one that is read."""
         raise NotImplementedError
 
     @nn.nowrap  # whose name would stand in those of what is computed here
@@ -116,11 +112,6 @@ class MultiHeadAttention(Attention):
         query_and_out = 2 * 2 * length * config.d_model * width
         key_and_value = 2 * 2 * read * (source_width or config.d_model) * kv_width
         return query_and_out + key_and_value
-
-    @staticmethod
-    def kept(config: ModelConfig) -> tuple[int, int]:
-        # queries and what they read; keys and values
-        return 2 * config.num_heads * config.dim_per_head, 2 * config.kv_heads * config.dim_per_head
 
     @nn.compact
     def __call__(

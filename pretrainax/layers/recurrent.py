@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import ModelConfig
+from pretrainax.config import ModelConfig, Recurrent
 from pretrainax.layers.attention import Mask
 from pretrainax.layers.block import Block, Context, Layer, SideOutputs
 from pretrainax.layers.compute import Compute, blocks_in_a_turn
@@ -18,7 +18,7 @@ from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.positions import PositionTerms
 from pretrainax.layers.stack import layers_of, scanned
 from pretrainax.sharding.arrays import constrain
-from pretrainax.sharding.axes import logical_spec
+from pretrainax.sharding.axes import FSDP_AXIS, add_axis, logical_spec
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import add_partition_rules
 
@@ -30,11 +30,20 @@ add_partition_rules(
         (r"blocks/(forward|backward)/cell/projection/kernel", "layers d_ff d_model"),
     )
 )
+add_axis("filters", FSDP_AXIS)
+add_axis("gates", None)
 _GATES = 4  # what comes in, what it is, what stays, what goes out: i, j, f, o
 _FORGET_BIAS = 1.0  # a memory stays at first (Jozefowicz et al. 2015, section 2.3; TensorFlow adds it to the sum)
 _BOTH = ("forward", "backward")
 
 State = tuple[jax.Array, jax.Array]  # the memory [B, F] float32, and what was said of it [B, D]
+
+
+def recurrent_of(config: ModelConfig) -> Recurrent:
+    """Returns the part of a recurrent model."""
+    part = config.part(Recurrent)
+    assert part is not None  # the callers are modules of such a model
+    return part
 
 
 class Cell(nn.Module):
@@ -53,7 +62,7 @@ class Cell(nn.Module):
           gates: the part that the input makes of them, [B, 4, F].
           starts: [B] bool, a text begins here: what was before is forgotten.
         """
-        config, limit = self.config, self.config.recurrent.clip
+        config, limit = self.config, recurrent_of(self.config).clip
         clipped = lambda x: x if limit is None else jnp.clip(x, -limit, limit)  # noqa: E731
         memory, said = (jnp.where(starts[:, None], 0, x) for x in state)
         init = normal_init(config, 2 * config.d_model)
@@ -130,12 +139,6 @@ class RecurrentBlock(Block):
     def flops(config: ModelConfig, length: int) -> int:
         """Counts the floating-point operations of one example's forward, in one layer."""
         return 2 * length * len(_BOTH) * config.d_model * config.d_ff * (2 * _GATES + 1)
-
-    @staticmethod
-    def kept(config: ModelConfig) -> int:
-        """Counts the numbers that the backward of a layer needs of a token: gates of both products, memory, and both
-        streams."""
-        return len(_BOTH) * ((2 * _GATES + 1) * config.d_ff + 2 * config.d_model)
 
 
 class RecurrentStack(nn.Module):

@@ -10,7 +10,8 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import WORD_LENGTH, ModelConfig
+from pretrainax.config import ModelConfig
+from pretrainax.data.batch import FIELDS
 from pretrainax.layers.compute import Compute
 from pretrainax.models import decoder, electra, encoder, encoder_decoder, recurrent
 from pretrainax.models.base import AnyFamily, AnyModel, Model, model_of, register_model
@@ -52,7 +53,8 @@ _abstract_params: dict[str, PyTree] = {}
 def _trace_params(config: ModelConfig) -> PyTree:
     names = ("tokens", "positions", "segment_ids", "encoder_tokens", "encoder_positions", "encoder_segment_ids")
     batch = {name: jax.ShapeDtypeStruct((1, 2), jnp.int32) for name in (*names, "question")}
-    batch["characters"] = jax.ShapeDtypeStruct((1, 2, WORD_LENGTH), jnp.int32)
+    widths = {field.name: field.width for field in FIELDS if field.is_of(config.family) and field.width}
+    batch |= {name: jax.ShapeDtypeStruct((1, 2, width), jnp.int32) for name, width in widths.items()}
     model = build(config, Compute(attention="xla"))
     init = lambda key, batch: model.init(key, batch, deterministic=True)["params"]  # noqa: E731
     return jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)), batch)

@@ -1,7 +1,7 @@
 """The base of the three families: embeddings in, the answers of the heads out."""
 
 import math
-from typing import NamedTuple, Optional, Protocol, TypeVar, cast, get_args
+from typing import NamedTuple, Optional, Protocol, TypeVar, cast
 
 import chex
 import flax.linen as nn
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig, UserError, nearest
-from pretrainax.config.model import FamilyName
+from pretrainax.config.model import known_families
 from pretrainax.data.batch import Batch
 from pretrainax.layers.block import SideOutputs
 from pretrainax.layers.compute import Compute
@@ -165,5 +165,5 @@ def model_of(config: ModelConfig) -> type[AnyFamily]:
     """
     found = next((cls for cls in MODELS if cls.is_in(config)), None)
     if found is None:
-        raise UserError(f"config.model.family is {config.family!r}, {nearest(config.family, get_args(FamilyName))}")
+        raise UserError(f"config.model.family is {config.family!r}, {nearest(config.family, known_families())}")
     return found

@@ -166,6 +166,8 @@ def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Atten
     if config.multi_token is not None:
         stacks += [(dataclasses.replace(config, num_layers=1), inputs)] * config.multi_token.depth
     for stack, length in stacks:
+        if not self_attention_of(stack).has_pairs:
+            continue
         kinds = [stack.layer_pattern[i % len(stack.layer_pattern)] for i in range(stack.num_layers)]
         kinds += kinds[-1:] if stack.enhanced_mask_decoder else []
         for kind, count in collections.Counter(kinds).items():

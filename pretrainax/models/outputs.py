@@ -12,7 +12,6 @@ from pretrainax.layers.sums import Sums
 from pretrainax.sharding.param_paths import PyTree, over_parts
 
 TOKENS = "tokens"  # the unit of sums over all tokens that a model reads: `count_tokens`
-SIDES = ("encoder", "decoder", "recurrent")  # stacks, by their names in a model
 
 
 @flax.struct.dataclass
@@ -57,4 +56,8 @@ def hidden_states(intermediates: PyTree) -> dict[str, jax.Array]:
         (x,) = blocks["hidden"]
         return x.reshape(-1, *x.shape[-3:])  # of shared layers, and of turns: [L, 1, …] -> [L, …]
 
-    return {name: over_parts(intermediates[name], hidden) for name in SIDES if name in intermediates}
+    return {
+        name: over_parts(sown, hidden)
+        for name, sown in intermediates.items()
+        if isinstance(sown, Mapping) and "blocks" in sown
+    }

@@ -7,26 +7,27 @@ reads from right to left and predicts the one before, with one softmax for both.
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import ModelConfig
+from pretrainax.config import ModelConfig, Recurrent
 from pretrainax.data.batch import Batch
 from pretrainax.layers.block import SideOutputs
 from pretrainax.layers.characters import CharacterEmbedding
 from pretrainax.layers.recurrent import RecurrentBlock, RecurrentStack
+from pretrainax.layers.scalar_mix import ScalarMix
 from pretrainax.models.base import Flops, Model, register_model
 from pretrainax.models.heads import heads_of
 from pretrainax.models.outputs import Outputs
 
 
 @register_model
-class Recurrent(Model):
+class RecurrentModel(Model):
     """The stream is [B, T, 2 D], a half of each direction. A table of tokens is never made: nobody looks one up.
 
-    The head of a task reads a mean of all layers, vectors of words among them, whose weights it learns.
+    The head of a task reads a learned mean of all layers and of the vectors of words (Peters et al. 2018, section 3.2).
     """
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
-        return config.family == "recurrent"
+        return config.part(Recurrent) is not None
 
     @staticmethod
     def flops(config: ModelConfig, inputs: int, targets: int) -> Flops:
@@ -38,6 +39,8 @@ class Recurrent(Model):
         super().setup()
         self.character_embedding = CharacterEmbedding(self.config, self.compute.dtype)
         self.recurrent = RecurrentStack(self.config, self.compute, num_layers=self.config.num_layers)
+        if self.config.head is not None:
+            self.scalar_mix = ScalarMix()
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
         words = self.character_embedding(batch["characters"])

@@ -12,8 +12,8 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterator
-from typing import NamedTuple, Optional, cast
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Optional, Union, cast
 
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -32,7 +32,7 @@ from pretrainax.planning.shapes import batch_shapes
 from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.axes import AXES, BATCH_AXES, LENGTH_AXIS, mesh_axes
 from pretrainax.sharding.mesh import abstract_mesh
-from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.training import losses, train_step
 from pretrainax.training.run import Steps, build_steps
@@ -54,7 +54,7 @@ def saved_residuals(experiment: Experiment, mesh_sizes: dict[str, int], platform
     rows = micro_rows(experiment, mesh_sizes)
     part = local(experiment, mesh_sizes)
     part.train = dataclasses.replace(part.train, global_batch_size=1, accumulate=1)
-    key = _key(part)
+    key = config_key(part)
     # Of each array a part is there once, and a part for each row: two traces give both.
     teacher = _teacher(experiment, mesh_sizes)
     few, more = (_trace(key, count, platform, teacher) for count in (2, 4))
@@ -121,7 +121,7 @@ def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainS
     """
     mesh = abstract_mesh(mesh_sizes, "cpu")
     check_mesh(experiment, mesh)
-    program = _program(_key(experiment))
+    program = _program(config_key(experiment))
     state = program.abstract_state
     return with_shardings(
         state, train_step.state_shardings(mesh, program.optimizer, state.params, state.ema is not None)
@@ -130,7 +130,7 @@ def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainS
 
 def abstract_frozen(experiment: Experiment, mesh_sizes: dict[str, int]) -> dict[str, Params]:
     """Returns the same of the parameters beside the state, which no update changes; {}: there are none."""
-    mesh, frozen = abstract_mesh(mesh_sizes, "cpu"), _program(_key(experiment)).abstract_frozen or {}
+    mesh, frozen = abstract_mesh(mesh_sizes, "cpu"), _program(config_key(experiment)).abstract_frozen or {}
     return {name: with_shardings(tree, tree_shardings(mesh, tree)) for name, tree in frozen.items()}
 
 
@@ -146,7 +146,7 @@ def _program(key: str) -> Steps:
 
 def shapes_of(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns `batch_shapes`, which take a while, once for each experiment."""
-    return _shapes(_key(experiment))
+    return _shapes(config_key(experiment))
 
 
 @functools.lru_cache(maxsize=64)
@@ -165,7 +165,7 @@ def width_on(experiment: Experiment, platform: str) -> int:
     return 2 if train_on(experiment, platform).dtype == "bfloat16" else 4
 
 
-def _key(experiment: Experiment) -> str:
+def config_key(experiment: Experiment) -> str:
     return json.dumps(config_lib.to_json(dataclasses.replace(experiment, mesh=MeshConfig())), sort_keys=True)
 
 
@@ -188,7 +188,7 @@ def attention_specs(experiment: Experiment, mesh_sizes: dict[str, int], platform
     """Returns the specs of an experiment's attentions on a mesh."""
     train = dataclasses.replace(experiment.train, remat="none", accumulate=1, global_batch_size=1)
     teacher = _teacher(experiment, dict.fromkeys(AXES, 1))
-    specs = _attention_specs(_key(dataclasses.replace(experiment, train=train)), platform, teacher)
+    specs = _attention_specs(config_key(dataclasses.replace(experiment, train=train)), platform, teacher)
     return [dataclasses.replace(spec, sequence=mesh_sizes[LENGTH_AXIS]) for spec in specs]
 
 
@@ -208,20 +208,10 @@ def _attention_specs(key: str, platform: str, teacher: str) -> tuple[AttentionSp
 def _carried(
     model: models.AnyModel, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct]
 ) -> Iterator[SavedResidual]:
-    variables = train_step.abstract_variables(model, shapes)
-    params = variables.pop("params")
-
-    def carried(params, frozen, batch, key):
-        def objective(params):
-            outputs = model.apply(
-                {"params": params, **frozen}, batch, deterministic=False, rngs={"dropout": key, "sample": key}
-            )
-            return losses.objective(outputs, batch, losses.counts(batch), **train_step.loss_options(train))
-
+    def carried(objective, params):
         return jax.tree.leaves(jax.vjp(objective, params, has_aux=True)[1])
 
-    jaxpr = jax.make_jaxpr(carried)(params, variables, shapes, jax.eval_shape(lambda: jax.random.key(0))).jaxpr
-    modules = {word for name in parameter_names((params, variables)) for word in name.split("/")}
+    jaxpr, modules = _traced(model, train, shapes, carried)
     seen = set(jaxpr.invars)  # parameters and batch are there anyway
     for var in jaxpr.outvars:
         if not isinstance(var, Literal) and _viewed(jaxpr, var) not in seen:
@@ -229,8 +219,37 @@ def _carried(
             made = _made(jaxpr, var)
             if any(is_converted(eqn) for eqn in made):
                 continue  # copies of parameters, which the estimate of memory counts as such
-            words = [word for eqn in made for word in _scopes(eqn) if word in modules]
-            yield SavedResidual("/".join(words) or "loss", var.aval.shape, str(var.aval.dtype), _bytes(var))
+            words = [word for eqn in made for word in scopes(eqn) if word in modules]
+            yield SavedResidual("/".join(words) or "loss", var.aval.shape, str(var.aval.dtype), bytes_of(var))
+
+
+def forward_jaxpr(experiment: Experiment, rows: int, platform: str) -> tuple[Jaxpr, set[str]]:
+    """Returns the objective's forward of so many rows on a platform, and the names of modules in its scopes."""
+    shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
+    with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
+        train = for_this_machine(experiment.train)
+        model = _build(experiment, train, "")
+        return _traced(model, train, shapes, lambda objective, params: objective(params))
+
+
+def _traced(
+    model: models.AnyModel, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct], of: Callable[..., PyTree]
+) -> tuple[Jaxpr, set[str]]:
+    """Returns the program of `of(objective, params)`, and the names of the model's modules."""
+    variables = train_step.abstract_variables(model, shapes)
+    params = variables.pop("params")
+
+    def program(params, frozen, batch, key):
+        def objective(params):
+            outputs = model.apply(
+                {"params": params, **frozen}, batch, deterministic=False, rngs={"dropout": key, "sample": key}
+            )
+            return losses.objective(outputs, batch, losses.counts(batch), **train_step.loss_options(train))
+
+        return of(objective, params)
+
+    jaxpr = jax.make_jaxpr(program)(params, variables, shapes, jax.eval_shape(lambda: jax.random.key(0))).jaxpr
+    return jaxpr, {word for name in parameter_names((params, variables)) for word in name.split("/")}
 
 
 def _viewed(jaxpr: Jaxpr, var: Var) -> Var:
@@ -240,7 +259,7 @@ def _viewed(jaxpr: Jaxpr, var: Var) -> Var:
     return _viewed(jaxpr, eqn.invars[0]) if is_view else var
 
 
-def _bytes(var: Var) -> int:
+def bytes_of(var: Union[Var, Literal]) -> int:
     return var.aval.size * getattr(var.aval.dtype, "itemsize", 8)  # a key of random numbers has 8 bytes
 
 
@@ -259,6 +278,6 @@ def _made(jaxpr: Jaxpr, var: Var) -> list[JaxprEqn]:
     return [eqn]
 
 
-def _scopes(eqn: JaxprEqn) -> list[str]:
+def scopes(eqn: JaxprEqn) -> list[str]:
     # jvp(Decoder)/decoder/transpose(jvp(blocks)): what JAX writes around a module's name is not of it
     return re.findall(r"\w+", str(eqn.source_info.name_stack))

@@ -59,9 +59,9 @@ from pretrainax.planning.activations import (
     shapes_of,
     width_on,
 )
-from pretrainax.planning.floor import least_bytes
 from pretrainax.planning.hlo import MemoryTraffic
 from pretrainax.planning.memory import Memory, part_bytes
+from pretrainax.planning.product_bytes import product_bytes
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
@@ -73,7 +73,7 @@ ATTAINABLE = {"gpu": 0.8, "tpu": 0.62}
 GROUPED = 0.75  # of that, by products grouped by expert
 # What published steps took, over what is estimated, from the least to the most, and a tenth wider. The most of GPUs is
 # of H100s held to 500 W.
-SPREAD = {"gpu": (0.9, 1.98), "tpu": (0.83, 1.2)}
+SPREAD = {"gpu": (0.9, 1.99), "tpu": (0.83, 1.2)}
 
 
 class Passes(NamedTuple):
@@ -189,7 +189,7 @@ def expect(
     compute = _made(experiment, teacher, work, stretch) / (devices * chip.peak_flops * ATTAINABLE[platform])
     if moved is None:
         between = between_products(experiment, mesh_sizes, platform, memory) / chip.memory_rate
-        operands = product_operands(experiment, mesh_sizes, platform, memory) / chip.memory_rate
+        operands = product_operands(experiment, mesh_sizes, platform) / chip.memory_rate
     else:
         between = moved.besides_products / chip.memory_rate
         operands = (moved.total - moved.besides_products) / chip.memory_rate
@@ -246,7 +246,7 @@ def _made(experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf, 
     model = experiment.model, lengths.inputs, lengths.targets
     blocks, around = other_flops(*model)
     blocks += (1 / GROUPED - 1) * expert_flops(*model)
-    again = blocks if has_backward and train.remat == "block" else 0.0
+    again = (train.layer_forwards - 1) * blocks if has_backward else 0.0
     taught = 0.0 if teacher is None else flops_done(teacher, 1, lengths.inputs, lengths.targets, work) / 3
     layers = mapped(passes, blocks, 0.0) + again + attention_flops(*model, products)
     return experiment.rows_per_update * (stretch * layers + mapped(passes, 0.0, around) + taught)
@@ -280,11 +280,10 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
     return state + train.accumulate * experiment.optimizer.gradients_per_update * each
 
 
-def product_operands(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> float:
-    """Estimates the bytes that products of layers read and write: what a layer keeps is written by one and read by
-    another, forward, twice in the backward, and again where the forward is made again."""
-    least, passes = least_bytes(experiment, mesh_sizes, platform, memory), experiment.passes
-    return (passes + (passes > 1 and experiment.train.remat == "block")) * least["kept"]
+def product_operands(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
+    """Estimates the bytes that products of layers read and write: those of one forward in each pass."""
+    passes = experiment.passes + (experiment.train.layer_forwards - 1) * (experiment.passes > 1)
+    return passes * product_bytes(experiment, mesh_sizes, platform)
 
 
 def _of_a_layer(arrays: list[SavedResidual]) -> float:

@@ -9,7 +9,7 @@ from pretrainax.data.collate import collate
 from pretrainax.data.objectives import Objective, Text
 from pretrainax.data.row_stream import text_lengths
 from pretrainax.data.text_counts import TextCounter
-from pretrainax.data.word_characters import character_table, spelled
+from pretrainax.data.token_inputs import token_inputs, with_token_inputs
 from pretrainax.tasks import Task
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.training.train_step import global_shapes
@@ -30,9 +30,9 @@ def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
     longest = Lengths(*np.max([kind.lengths(length) for kind in kinds], axis=0).tolist())
     table, separator = tokenizer.text_table, tokenizer.vocabulary.separator
     counter = TextCounter(table, 1.0, separator, with_target_bytes=experiment.objective.is_likelihood)
-    characters = character_table(experiment.model, tokenizer)
+    inputs = token_inputs(experiment.model, tokenizer)
     made = (_example(kind, kind.lengths(length), tokenizer.vocabulary, counter) for kind in kinds)
-    examples = [spelled(example, characters) for example in made]
+    examples = [with_token_inputs(example, inputs) for example in made]
     template = {name: array for example in examples for name, array in example.items()}
     template |= text_lengths(kinds, experiment.data.packing, template)
     row = collate([examples[:1]], longest, tokenizer.vocabulary.pad, template)

@@ -92,8 +92,8 @@ def _sent(size: float, devices: int, ways: int = 1) -> int:
 
 
 def _passes(experiment: Experiment, sizes: dict[str, int]) -> int:
-    """Counts how often a step needs a layer's parameters: forward, backward, and the forward again, perhaps twice."""
-    return (3 if experiment.train.remat == "block" else 2) + bool(stages_of(experiment, sizes).again)
+    """Counts how often a step needs a layer's parameters: for each forward and for the backward."""
+    return experiment.train.layer_forwards + 1 + bool(stages_of(experiment, sizes).again)
 
 
 def _parameters(experiment: Experiment, sizes: dict[str, int], params: PyTree, width: int) -> Iterator[Collective]:

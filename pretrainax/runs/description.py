@@ -20,11 +20,11 @@ def describe(run: Run) -> list[tuple[str, str]]:
     """Returns the names and values of the rows of a run's header that say what is computed, warnings last."""
     model, train = run.experiment.model, run.experiment.train
     layers = sum(stack.num_layers for stack in model.stacks.values())
-    heads = f", {model.shown('num_heads')} heads" if model.recurrent is None else ""
-    shape = f"{layers} layers, width {model.shown('d_model')}{heads}"
     mesh = " × ".join(f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1)
     device = jax.devices()[0].device_kind
     specs = [spec for part in run.parts for spec in part.work.attention_specs]
+    heads = f", {model.shown('num_heads')} heads" if specs else ""
+    shape = f"{layers} layers, width {model.shown('d_model')}{heads}"
     chosen = [choose_implementation(run.model.compute.attention, platform(), spec) for spec in specs]
     attention = list(dict.fromkeys(name for name, _ in chosen))
     warnings = dict.fromkeys(warning for _, warning in chosen if warning)

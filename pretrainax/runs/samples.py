@@ -19,7 +19,7 @@ from pretrainax.config import UserError
 from pretrainax.data.batch import Example, HostBatch, Lengths, has_prefix, is_encoder_decoder, is_gathered
 from pretrainax.data.collate import collate
 from pretrainax.data.pipeline import Batches, batches_of
-from pretrainax.data.word_characters import character_table, spelled
+from pretrainax.data.token_inputs import token_inputs, with_token_inputs
 from pretrainax.inference.decoding import generate
 from pretrainax.inference.fill import fill
 from pretrainax.inference.holes import has_hole
@@ -261,7 +261,7 @@ class _Asked:
             drawn = jnp.where(allowed[None, None], logits + heat * noise, -jnp.inf)  # from softmax(logits / heat)
             return constrain(jnp.argmax(drawn, axis=-1)[0], P())  # [K], whole in every process
 
-        self._say, self._characters = say, character_table(model.config, words.tokenizer)
+        self._say, self._token_inputs = say, token_inputs(model.config, words.tokenizer)
 
     def is_over(self) -> bool:
         """Returns whether to stop: after SECONDS, or for a reason that `stop` has."""
@@ -381,7 +381,7 @@ class _Asked:
         """Returns what is said at places of the predictions, at most _SHOWN."""
         room = np.zeros(_SHOWN, np.int32)  # always as many, so that the model is compiled once
         room[: len(places)] = places
-        said = np.asarray(self._say(self.params, spelled(batch, self._characters), room, allowed, heat))
+        said = np.asarray(self._say(self.params, with_token_inputs(batch, self._token_inputs), room, allowed, heat))
         self.began = self.began or time.monotonic()
         return said[: len(places)].tolist()
 

@@ -57,8 +57,7 @@ def with_small_sizes(get_config: Callable[[str], Experiment]) -> Callable[[str],
 def scale_down(run: Experiment, size: Size) -> Experiment:
     """Returns `run`, of a paper, with other sizes, which are set in its parts, and without its phases."""
     model, every = run.model, size.steps // 10
-    if model.recurrent is not None:
-        model.recurrent.filters = tuple(n * size.d_model // model.d_model for n in model.recurrent.filters)
+    model.parts = tuple(part.scaled(size.d_model, model.d_model) for part in model.parts)
     model.vocab_size, model.num_layers, model.d_model = AUTO, size.num_layers, size.d_model
     model.d_ff, model.num_heads = (2 if model.gated else 4) * size.d_model, size.d_model // 64
     model.num_kv_heads = model.head_dim = model.decoder = None

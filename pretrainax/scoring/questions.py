@@ -255,7 +255,7 @@ def method_of(loaded: LoadedModel, scoring: Scoring) -> Method:
         )
     if family == "encoder":
         return PseudoLikelihood(loaded, scoring)
-    if family in ("decoder", "recurrent") and not all(isinstance(o, DecoderOnly) for _, o in _objectives(loaded)):
+    if family != "encoder_decoder" and not all(isinstance(o, DecoderOnly) for _, o in _objectives(loaded)):
         return LeftToRight(loaded, scoring)
     return Targets(loaded, scoring)
 

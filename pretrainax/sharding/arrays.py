@@ -50,10 +50,11 @@ def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
             f"config.train.global_batch_size {rows} is not a multiple of {parts}: "
             f"config.train.accumulate {accumulate} × {sizes}"
         )
-    if experiment.model.recurrent is not None and mesh.shape[LENGTH_AXIS] > 1:
+    why = experiment.model.unsupported("sequence parallelism")
+    if why and mesh.shape[LENGTH_AXIS] > 1:
         raise UserError(
-            f"config.mesh.{LENGTH_AXIS} is {mesh.shape[LENGTH_AXIS]}, and an LSTM reads a text word by word: set it to "
-            f"1, and config.mesh.{DATA_AXIS} to more"
+            f"config.mesh.{LENGTH_AXIS} is {mesh.shape[LENGTH_AXIS]}, and config.model {why}: set it to 1, and "
+            f"config.mesh.{DATA_AXIS} to more"
         )
     for name in ("attention_sinks", "sparse_attention"):
         if getattr(experiment.model, name) and mesh.shape[LENGTH_AXIS] > 1:

@@ -32,10 +32,8 @@ AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
     "latent": FSDP_AXIS,  # of latent attention, the side of a matrix that is not heads
     "num_heads": TENSOR_AXIS,
     "num_kv_heads": TENSOR_AXIS,
-    "recurrent.filters": FSDP_AXIS,
     "vocab_size": TENSOR_AXIS,
     "buckets": None,  # of relative distances
-    "gates": None,  # of an LSTM
     "features": None,  # a width in a vector, which is small, or in a matrix whose other axis is split
     "head_dim": None,
     "labels": None,
@@ -43,6 +41,11 @@ AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
     "offsets": None,  # the tokens around each that a convolution sees
     "rows": None,  # of a small table: positions, token types
 }
+
+
+def add_axis(name: str, axis: Optional[str]) -> None:
+    """Adds a name for an axis of parameters, and the axis of the mesh that splits it; None: it is not split."""
+    AXIS_RULES[name] = axis
 
 
 def logical_spec(*names: Optional[str]) -> P:

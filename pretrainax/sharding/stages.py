@@ -41,8 +41,8 @@ def stages_of(experiment: Experiment, sizes: Mapping[str, int]) -> Stages:
     """Returns the stages of a run on a mesh {axis: size}."""
     rows, count, train = _shared_rows(experiment, sizes), sizes[PIPELINE_AXIS], experiment.train
     parts = count_parts(train.pipeline_parts, rows) if count > 1 else 1
-    forwards = 2 if train.remat == "block" else 1  # beside a backward that takes as long as two
-    return Stages(count, parts, rows // parts, 1 / (forwards + 2) if turns_round(train, sizes) else 0.0)
+    again = 1 / (train.layer_forwards + 2) if turns_round(train, sizes) else 0.0  # a backward takes as long as two
+    return Stages(count, parts, rows // parts, again)
 
 
 def describe_stages(experiment: Experiment, sizes: Mapping[str, int]) -> str:

@@ -14,6 +14,7 @@ from pretrainax.config.heads import Kind
 from pretrainax.data.batch import SEGMENT_FIELDS, Example, Lengths
 from pretrainax.data.framing import Frame, decoder_start, frame_of, longest_first
 from pretrainax.data.objectives import Objective, Text
+from pretrainax.data.objectives.base import EveryFamily
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import text_of, value_of
@@ -45,7 +46,7 @@ class Task(Objective):
     `example`, unless `encode` does it (windows): then `prepared_by` has to say so.
     """
 
-    families: ClassVar[tuple[str, ...]] = ("encoder", "encoder_decoder", "decoder", "recurrent")
+    families = EveryFamily()
     unit: ClassVar[str] = "records"
     packs: ClassVar[bool] = False
     watched: ClassVar[Optional[str]] = "loss"  # a task's model is kept for another figure

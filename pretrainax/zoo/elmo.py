@@ -24,11 +24,11 @@ def elmo(variant: str = "original") -> ModelConfig:
         d_ff=d_ff,
         num_heads=1,
         position=NoPositions(),
-        recurrent=Recurrent(highways=highways),
         tie_embeddings=False,
         output_bias=True,
         dropout_rate=0.1,
         init_stddev=None,
+        parts=(Recurrent(highways=highways),),
     )
 
 

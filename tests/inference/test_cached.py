@@ -239,7 +239,11 @@ def test_matrices_are_kept_as_products_cast_them_and_all_else_in_float32():
     "changes, mesh, said",
     [
         ({"family": "encoder"}, {}, "a test's model is an encoder, which writes no text: it fills masks, embeds"),
-        (vars(written_elmo.CONFIG), {}, "is a recurrent model, which writes no text here: it embeds text, and goes on"),
+        (
+            vars(written_elmo.CONFIG),
+            {},
+            "is a recurrent model, which generates no text here: it embeds text",
+        ),
         ({"position": DisentangledPositions()}, {}, "config.model.position DisentangledPositions"),
         ({"input_convolution": 3}, {}, "config.model.input_convolution 3"),
         ({}, {"sequence": 2}, "config.mesh.sequence is 2, generation needs 1"),

@@ -131,7 +131,7 @@ def test_the_released_files_are_imported_and_computed_as_by_allennlp(tmp_path):
     ones = np.ones((1, len(ids)), np.int32)
     row = {"tokens": ids[None], "segment_ids": ones, "positions": np.cumsum(ones, axis=1, dtype=np.int32) - 1}
     ours = model(row, hidden=True).hidden["recurrent"]
-    characters = character_table(model.config, model.tokenizer)[ids]
+    characters = character_table(model.tokenizer)[ids]
     theirs = as_allennlp(arrays, torch.from_numpy(characters.astype(np.int64)))
     assert max(float(x.abs().max()) for x in theirs) > 3  # what is clipped, and added to
     for mine, other in zip(ours, theirs, strict=True):

@@ -20,7 +20,7 @@ CONFIG = ModelConfig(
     d_model=4,
     d_ff=6,
     position=NoPositions(),
-    recurrent=Recurrent(character_dim=3, filters=(4, 5), highways=1),
+    parts=(Recurrent(character_dim=3, filters=(4, 5), highways=1),),
     init_stddev=0.5,
 )
 SEGMENTS = jnp.array([[1, 1, 1, 2, 2, 2, 0, 0]])
@@ -83,6 +83,7 @@ def test_a_length_that_is_split_is_refused():
     experiment = tiny.get_config("elmo")
     mesh = make_mesh(MeshConfig(data=4, sequence=2), jax.devices())
     with pytest.raises(
-        UserError, match="config.mesh.sequence is 2, and an LSTM reads a text word by word: set it to 1"
+        UserError,
+        match="config.mesh.sequence is 2, and config.model is an LSTM",
     ):
         check_mesh(experiment, mesh)

@@ -24,6 +24,8 @@ from pretrainax.models.heads import base as heads
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.outputs import Outputs
 from pretrainax.optim import AdamW, WarmupConstant
+from pretrainax.planning.search import assess
+from pretrainax.planning.topologies import Topology
 from pretrainax.sharding import rules
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
@@ -70,10 +72,6 @@ def register_parts_of_blocks():
         def flops(config, length):
             return 2 * length * config.d_model * config.part(Wide).times * config.d_model
 
-        @staticmethod
-        def kept(config):
-            return config.part(Wide).times * config.d_model
-
         @nn.compact
         def __call__(self, x, real=None):
             width, times = self.config.d_model, self.config.part(Wide).times
@@ -83,6 +81,8 @@ def register_parts_of_blocks():
 
     @multi_head.register_attention
     class PastMean(multi_head.Attention):
+        has_pairs = False
+
         @staticmethod
         def is_in(config):
             return config.part(Past) is not None
@@ -117,7 +117,7 @@ def register_head_and_model():
             return {"parity": Linear((1,), ("d_model", "labels"), normal_init(config, config.d_model), use_bias=False)}
 
         def answer(self, model, x, batch, *, deterministic):
-            return ParityOutput(model.parity(x)[..., 0], model.config.part(Parity).weight)
+            return ParityOutput(model.parity(x)[..., 0].astype(jnp.float32), model.config.part(Parity).weight)
 
         def count(self, batch):
             return batch["loss_weights"].sum()
@@ -232,3 +232,18 @@ def test_what_is_wrong_with_a_part_is_said():
     experiment.model.parts = (Wide(times=0),)
     with pytest.raises(UserError, match="times must be at least 1"):
         validate(experiment, files=False)
+
+
+@pytest.mark.parametrize(
+    ("part", "parameter"), [(Wide(), "wide"), (Past(), "out"), (Parity(), "parity"), (Bag(), "token_embedding")]
+)
+@pytest.mark.parametrize("topology", ["v5e:2x2", "h100:4"])
+def test_a_plan_counts_the_brick(part, parameter, topology):
+    experiment = tiny.get_config("gpt")
+    experiment.model, experiment.mesh.fsdp = config_of(part), 4
+    plain = dataclasses.replace(experiment, model=config_of())
+    found, others = (assess(one, Topology.parse(topology)) for one in (experiment, plain))
+    assert found.memory.parameters != others.memory.parameters
+    assert any(parameter in where for where, _ in found.memory.largest)
+    assert (found.roofline.flops == others.roofline.flops) == isinstance(part, Parity)  # one output, not counted
+    assert 0 < found.roofline.seconds < 1

@@ -18,10 +18,10 @@ from pretrainax.models.flops import expert_flops, flops_per_step
 from pretrainax.optim import Adafactor, AdamW, Sophia
 from pretrainax.planning import roofline
 from pretrainax.planning.activations import abstract_state, saved_residuals
-from pretrainax.planning.floor import least_bytes
 from pretrainax.planning.hlo import MemoryTraffic
 from pretrainax.planning.hlo.memory_traffic import Moved
 from pretrainax.planning.memory import estimate
+from pretrainax.planning.product_bytes import product_bytes
 from pretrainax.planning.report import run_report
 from pretrainax.planning.search import assess
 from pretrainax.planning.shapes import batch_shapes
@@ -65,16 +65,16 @@ def test_products_take_their_flops_over_what_a_chip_attains(candidate):
 
 def test_on_a_gpu_reading_and_writing_their_operands_takes_time_besides(candidate):
     experiment, topology = candidate.experiment, Topology.parse("h100:1")
-    attained, kept = 990e12 * roofline.ATTAINABLE["gpu"], least_bytes(experiment, ONE, "gpu", candidate.memory)["kept"]
+    attained, once = 990e12 * roofline.ATTAINABLE["gpu"], product_bytes(experiment, ONE, "gpu")
     times = {}
     for remat in ("none", "block"):
         train = dataclasses.replace(experiment.train, remat=remat)
         again = dataclasses.replace(experiment, train=train)
-        operands = roofline.product_operands(again, ONE, "gpu", candidate.memory)
-        assert operands == (3 if remat == "none" else 4) * kept
+        operands = roofline.product_operands(again, ONE, "gpu")
+        assert operands == (3 if remat == "none" else 4) * once
         times[remat] = roofline.expect(again, ONE, topology, candidate.memory, [])
     flops = times["none"].flops - times["none"].done  # what a mask hides
-    assert times["none"].compute > (times["none"].flops - flops) / attained + 3 * kept / 3350e9 * 0.999
+    assert times["none"].compute > (times["none"].flops - flops) / attained + 3 * once / 3350e9 * 0.999
 
 
 def test_products_that_are_grouped_take_longer(candidate):
@@ -373,8 +373,7 @@ def operands_of(experiment, topology):
     if topology.chip.is_tpu:
         return 0.0
     sizes = ONE | {"data": topology.num_devices}
-    memory = estimate(experiment, sizes, topology.chip)
-    return roofline.product_operands(experiment, sizes, "gpu", memory) / topology.chip.memory_rate
+    return roofline.product_operands(experiment, sizes, "gpu") / topology.chip.memory_rate
 
 
 @pytest.mark.first(3)

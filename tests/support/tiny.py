@@ -31,7 +31,7 @@ def get_config(variant: str = "t5") -> Experiment:
     if variant == "bert":
         model.family, model.masked_lm_head, model.num_token_types = "encoder", True, 2
     if variant == "elmo":
-        model.family, model.recurrent = "recurrent", Recurrent(character_dim=4, filters=(8, 8, 16))
+        model.family, model.parts = "recurrent", (Recurrent(character_dim=4, filters=(8, 8, 16)),)
         model.position, model.tie_embeddings, model.output_bias = NoPositions(), False, True
     tokenizer, objective = {
         "t5": (Unigram(vocab_size=400), SpanCorruption()),

@@ -4,17 +4,18 @@ import dataclasses
 
 import numpy as np
 
+from pretrainax.layers.recurrent import recurrent_of
 from pretrainax.zoo.elmo import elmo
 from tests.golden.case import VOCABULARY
 
 DIRECTIONS = ("forward", "backward")
 SIZES = dict(vocab_size=VOCABULARY, num_layers=3, d_model=8, d_ff=12)
-RECURRENT = dataclasses.replace(elmo("original").recurrent, character_dim=5, filters=(3, 4, 6))
-CONFIG = dataclasses.replace(elmo("original"), **SIZES, recurrent=RECURRENT)
+RECURRENT = dataclasses.replace(recurrent_of(elmo("original")), character_dim=5, filters=(3, 4, 6))
+CONFIG = dataclasses.replace(elmo("original"), **SIZES, parts=(RECURRENT,))
 CONFIGS = {
     "elmo": CONFIG,
-    "elmo_clipped": dataclasses.replace(CONFIG, recurrent=dataclasses.replace(RECURRENT, clip=0.1)),  # most are then
-    "elmo_not_clipped": dataclasses.replace(CONFIG, recurrent=dataclasses.replace(RECURRENT, clip=None)),
+    "elmo_clipped": dataclasses.replace(CONFIG, parts=(dataclasses.replace(RECURRENT, clip=0.1),)),  # most are then
+    "elmo_not_clipped": dataclasses.replace(CONFIG, parts=(dataclasses.replace(RECURRENT, clip=None),)),
 }
 
 
@@ -24,12 +25,12 @@ def words_of(p, characters, config):
 
     x = p["character_embedding/embedding"][characters].transpose(1, 2)  # [T, E, C]
     found = []
-    for size, _ in enumerate(config.recurrent.filters, start=1):
+    for size, _ in enumerate(recurrent_of(config).filters, start=1):
         name = f"character_embedding/convolution_{size}"
         kernel = p[f"{name}/kernel"].permute(2, 1, 0)  # [size, E, n] -> [n, E, size]
         found.append(torch.conv1d(x, kernel, p[f"{name}/bias"]).amax(dim=2))
     x = torch.relu(torch.cat(found, dim=1))
-    for i in range(config.recurrent.highways):
+    for i in range(recurrent_of(config).highways):
         name = f"character_embedding/highway_{i}"
         carry = torch.sigmoid(x @ p[f"{name}/carry/kernel"] + p[f"{name}/carry/bias"])
         x = carry * torch.relu(x @ p[f"{name}/transform/kernel"] + p[f"{name}/transform/bias"]) + (1 - carry) * x
@@ -43,7 +44,7 @@ def lstm(p, name, layer, xs, config):
     def of(path):
         return p[f"recurrent/blocks/{name}/{path}"][layer]
 
-    width, limit = config.d_ff, config.recurrent.clip or float("inf")
+    width, limit = config.d_ff, recurrent_of(config).clip or float("inf")
     kernel = torch.cat([of("input/kernel"), of("cell/hidden/kernel")]).reshape(-1, 4 * width)
     memory, said, out = torch.zeros(width), torch.zeros(config.d_model), []
     for x in xs:

@@ -75,7 +75,7 @@ BRICKS = {
     "recurrent": dict(
         family="recurrent",
         position=NoPositions(),
-        recurrent=Recurrent(character_dim=4, filters=(8, 8, 16), highways=1),
+        parts=(Recurrent(character_dim=4, filters=(8, 8, 16), highways=1),),
         output_bias=True,
         tie_embeddings=False,
     ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Optional
 import numpy as np
 
 from pretrainax.config import AUTO, Experiment, UserError, kinds, nearest
+from pretrainax.config.model import known_families
 from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.parts import parts_of_streams
 from pretrainax.data.sources.base import Note
@@ -48,6 +49,13 @@ def of_field(field: str, lines: Iterator[str]) -> Iterator[str]:
     """Yields the error lines of an objective that is `config.objective.<field>`."""
     for line in lines:
         yield line.replace("config.objective", f"config.objective.{field}")
+
+
+class EveryFamily:
+    """`families` of an objective that trains every model."""
+
+    def __get__(self, objective, owner) -> tuple[str, ...]:
+        return known_families()
 
 
 class Objective(kinds.Objective):

@@ -5,9 +5,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from pretrainax.data.batch import Lengths
+from pretrainax.data import word_characters  # noqa: F401  registers the characters
+from pretrainax.data.batch import Field, Lengths, register_fields
 from pretrainax.data.objectives.base import Statistic
 from pretrainax.data.objectives.causal import CausalLM, positions_from_segments
+
+register_fields(
+    Field("previous", "BT", ("recurrent",), "the token before, to predict backward", optional=True, below="vocab_size"),
+    Field("previous_weights", "BT", ("recurrent",), "weight of that prediction", np.float32, optional=True),
+)
 
 
 @dataclasses.dataclass

@@ -69,11 +69,6 @@ class FeedForward(nn.Module):
         """Returns the floating-point operations of one example's forward pass."""
         raise NotImplementedError
 
-    @staticmethod
-    def kept(config: ModelConfig) -> int:
-        """Returns how many numbers of a token the backward needs, but for those that are added to the stream."""
-        raise NotImplementedError
-
     def __call__(self, x: jax.Array, real: Optional[jax.Array] = None) -> tuple[jax.Array, Sums]:
         """Returns what is added to the stream; real: [B, T], which tokens are of a text, None: all."""
         raise NotImplementedError

@@ -31,10 +31,6 @@ class Dense(FeedForward):
     def flops(config: ModelConfig, length: int) -> int:
         return 2 * length * config.d_model * config.d_ff * (3 if config.gated else 2)
 
-    @staticmethod
-    def kept(config: ModelConfig) -> int:
-        return config.d_ff * (2 if config.gated else 1)
-
     @nn.compact
     def __call__(self, x: jax.Array, real: Optional[jax.Array] = None) -> tuple[jax.Array, Sums]:
         return everywhere(self.config, x, self.config.d_ff), {}

@@ -71,14 +71,6 @@ class Mixture(FeedForward):
         passed = config.experts.top_k + (config.experts.shared_experts or 0)
         return passed * expert + 2 * length * config.d_model * config.experts.num_experts
 
-    @staticmethod
-    def kept(config: ModelConfig) -> int:
-        assert config.experts is not None
-        inside = _width(config) * (2 if config.gated else 1)
-        # the last product too, which weights multiply; the router's logits
-        routed = config.experts.top_k * (inside + config.d_model) + config.experts.num_experts
-        return routed + (config.experts.shared_experts or 0) * inside
-
     @nn.compact
     def __call__(self, x: jax.Array, real: Optional[jax.Array] = None) -> tuple[jax.Array, Sums]:
         config, settings = self.config, self.config.experts

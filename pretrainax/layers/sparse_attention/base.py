@@ -27,10 +27,6 @@ class AttentionByBlocks(Attention):
         return MultiHeadAttention.flops(config, length, read)
 
     @staticmethod
-    def kept(config: ModelConfig) -> tuple[int, int]:
-        return MultiHeadAttention.kept(config)
-
-    @staticmethod
     def blocks(config: ModelConfig, length: int) -> Optional[KeyBlocks]:
         """Returns which keys are multiplied in a row of `length` tokens; None: all."""
         raise NotImplementedError

@@ -50,11 +50,6 @@ class WindowAttention(AttentionByBlocks):
         return MultiHeadAttention.flops(config, length, read) // 4 * maps
 
     @staticmethod
-    def kept(config: ModelConfig) -> tuple[int, int]:
-        asks, read = MultiHeadAttention.kept(config)
-        return (asks + asks // 2, 2 * read) if _has_global(config) else (asks, read)
-
-    @staticmethod
     def blocks(config: ModelConfig, length: int) -> KeyBlocks:
         assert config.window is not None
         count = {"none": 0, "first": 1, "question": min(config.sparse_attention.longest_question, length)}

@@ -5,7 +5,7 @@ from typing import Optional, Unpack
 import flax.linen as nn
 import jax
 
-from pretrainax.config import ModelConfig, UserError
+from pretrainax.config import ModelConfig, Recurrent, UserError
 from pretrainax.config.metric import Metric
 from pretrainax.data.batch import has_loss, has_previous
 from pretrainax.layers.sums import Sums
@@ -29,7 +29,7 @@ class BackwardLanguageModel(Head):
     )
 
     def is_in(self, config: ModelConfig) -> bool:
-        return config.family == "recurrent" and config.head is None
+        return config.part(Recurrent) is not None and config.head is None
 
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
         return {}

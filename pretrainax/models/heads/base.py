@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from pretrainax.config import ModelConfig
 from pretrainax.config.metric import Metric, declare
 from pretrainax.data.batch import Batch, has_loss
-from pretrainax.layers.scalar_mix import ScalarMix
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.sharding.param_paths import PyTree
@@ -86,16 +85,15 @@ def heads_of(config: ModelConfig) -> list[Head]:
 
 
 def modules_of_heads(config: ModelConfig) -> dict[str, nn.Module]:
-    """Returns the submodules that are of the heads of a model, by name: the first parts of their parameters' paths. The
-    head of a task reads a mean of a recurrent model's layers (Peters et al. 2018, section 3.2)."""
-    mix = {"scalar_mix": ScalarMix()} if config.recurrent is not None and config.head is not None else {}
+    """Returns the submodules of a model's heads by name, which is the first component of their parameters' paths."""
     read = config.last_stack
-    return mix | {name: module for head in heads_of(read) for name, module in head.modules(read).items()}
+    return {name: module for head in heads_of(read) for name, module in head.modules(read).items()}
 
 
 def head_modules(config: ModelConfig) -> set[str]:
-    """Names these submodules."""
-    return set(modules_of_heads(config))
+    """Names these submodules, and those that `config.model.parts` adds for a task."""
+    added = {name for part in config.parts for name in part.task_modules} if config.head is not None else set()
+    return set(modules_of_heads(config)) | added
 
 
 def loss_denominator(batch: Batch) -> Optional[jax.Array]:

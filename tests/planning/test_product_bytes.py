@@ -1,0 +1,73 @@
+"""Bytes that products read and write, by hand, of tiny models: 2 layers, width 32, feed-forward 64, 4 heads of 8."""
+
+import dataclasses
+
+import pytest
+
+from pretrainax.config import Generator, MixtureOfExperts
+from pretrainax.data.batch import lengths_of
+from pretrainax.planning.activations import shapes_of
+from pretrainax.planning.product_bytes import product_bytes
+from pretrainax.sharding.mesh import AXES
+from tests.support import tiny
+
+ONE = dict.fromkeys(AXES, 1)
+ROWS, LENGTH, LAYERS, D, F = 8, 32, 2, 32, 64
+ATTENTION = (3 * D + D) + (3 * D + D)  # what query, key, value and out read, and what they write
+MLP = (D + F) + (F + D)
+ALL = 2 * ROWS * LAYERS  # in bfloat16, of each row and layer
+
+
+def model(variant="gpt", **fields):
+    experiment = tiny.get_config(variant)
+    return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, **fields))
+
+
+@pytest.mark.parametrize("variant", ["gpt", "bert"])
+def test_products_of_a_layer_are_counted_by_hand(variant):
+    assert product_bytes(model(variant), ONE, "tpu") == ALL * LENGTH * (ATTENTION + MLP)
+
+
+def test_a_gated_feed_forward_reads_its_input_twice_and_fewer_heads_of_keys_write_less():
+    found = product_bytes(model(gated=True, num_kv_heads=2), ONE, "tpu")
+    assert found == ALL * LENGTH * (ATTENTION - D + MLP + D + F)
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+def test_each_expert_of_a_token_reads_and_writes_its_own(platform):
+    experiment = model(use_bias=False, experts=MixtureOfExperts(num_experts=4, top_k=2, d_ff=16))
+    router = 2 * (D + 4) + 2 * 2 * (4 + 1) + 2 * 2  # logits, and the sums of both losses over them, in float32
+    experts, summed = 2 * 2 * (D + 16), 2 * D + 2 + 2 * D  # the sum weighs two results, and is in float32
+    expected = ALL * (LENGTH * (ATTENTION + router + experts + summed) + 2 * 2 * 4)  # sums of a row, by expert
+    # the kernel of a GPU reads where each tile's rows are too
+    assert product_bytes(experiment, ONE, platform) == pytest.approx(expected, rel=1e-3 if platform == "gpu" else 0)
+
+
+def test_a_decoder_that_reads_an_encoder_has_products_of_both():
+    experiment = tiny.get_config("t5")
+    lengths = lengths_of(shapes_of(experiment))
+    decoder = lengths.targets * (ATTENTION + MLP + 4 * D) + lengths.inputs * 4 * D  # keys and values of the encoder
+    assert product_bytes(experiment, ONE, "tpu") == ALL * (lengths.inputs * (ATTENTION + MLP) + decoder)
+
+
+def test_a_generator_has_its_own():
+    generator = Generator(num_layers=1, d_model=16, d_ff=32, num_heads=2)
+    electra = model("bert", masked_lm_head=False, replaced_token_head=True, generator=generator)
+    added = product_bytes(electra, ONE, "tpu") - product_bytes(model("bert"), ONE, "tpu")
+    assert added == 2 * ROWS * LENGTH * (8 * 16 + 2 * 16 + 2 * 32)
+
+
+def test_a_device_of_several_has_its_part():
+    experiment = tiny.get_config("gpt")
+    whole, data, tensor = (product_bytes(experiment, ONE | sizes, "tpu") for sizes in ({}, {"data": 2}, {"tensor": 2}))
+    assert 2 * data == whole
+    # along tensor what is read of the stream, and what is added to it, stays whole
+    assert tensor == ALL * LENGTH * (6 * D + (4 * D + 2 * F) // 2)
+
+
+def test_float32_takes_twice_as_much_and_micro_batches_take_as_much_in_all():
+    experiment = tiny.get_config("gpt")
+    once = product_bytes(experiment, ONE, "tpu")
+    experiment.train.accumulate = 2
+    assert product_bytes(experiment, ONE, "tpu") == once
+    assert product_bytes(tiny.get_config("gpt"), ONE, "cpu") == 2 * once
