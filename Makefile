@@ -1,4 +1,4 @@
-# make quickstart | check | test [P=layers] | test-all | lint | format | install [EXTRAS=tpu] | constraints | clean
+# make quickstart | check | test [P=layers] | test-all | lint | generated | format | install [EXTRAS=tpu] | constraints | clean
 #
 # .venv is made with the first Python >= 3.11 found (or PYTHON=/path/to/python3) and holds the versions of
 # constraints.txt. uv installs them where it is on PATH, else pip.
@@ -24,7 +24,7 @@ FAST := tests/zoo/test_golden_steps.py tests/test_structure.py tests/optim/test_
 P :=
 CHOSEN = $(if $(P),$(or $(shell $(BIN)/python -m tests.affected $(P)),$(error P=$(P))))
 
-.PHONY: quickstart check fast test test-all lint format install constraints clean
+.PHONY: quickstart check fast test test-all lint generated format install constraints clean
 
 quickstart: $(VENV)/installed
 	@echo "training a small T5 on the documentation that is installed here: about 3 minutes on 2 cores"
@@ -48,6 +48,13 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# What follows from the code: run it after a change of the layout, of a config field or of the zoo
+generated: $(VENV)/installed-test
+	$(BIN)/python docs/packages.py
+	$(BIN)/python docs/config.py
+	$(BIN)/python docs/architectures.py
+	$(BIN)/python -m pretrainax.zoo --markdown > docs/zoo.md
 
 format: $(VENV)/installed-test
 	$(BIN)/ruff check --fix .

@@ -8,6 +8,7 @@ import runpy
 import pytest
 
 import pretrainax
+from pretrainax import models  # noqa: F401  which register fields
 from pretrainax.data.batch import FIELDS
 from tests.test_structure import COMMANDS, PACKAGES
 
@@ -40,6 +41,12 @@ def test_the_order_of_imports_is_the_one_that_is_tested():
 def test_the_list_of_files_is_that_of_the_package():
     written = runpy.run_path(str(ROOT / "docs" / "packages.py"))["with_file_list"](DESIGN)
     assert written == DESIGN, "run python docs/packages.py"
+
+
+def test_the_configs_of_the_readme_are_those_of_the_zoo():
+    readme = (ROOT / "README.md").read_text()
+    written = runpy.run_path(str(ROOT / "docs" / "architectures.py"))["table"](readme)
+    assert written == readme, "run python docs/architectures.py"
 
 
 def test_the_picture_is_drawn_from_imports_without_a_circle():

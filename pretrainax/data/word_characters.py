@@ -3,20 +3,8 @@
 import numpy as np
 
 from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, Recurrent
-from pretrainax.data.batch import Field, register_fields
 from pretrainax.data.token_inputs import register_token_input
 from pretrainax.tokenization.base import Tokenizer
-
-register_fields(
-    Field(
-        "characters",
-        "BTC",
-        ("recurrent",),
-        "the characters of a token, from 1; 0: there is none",
-        below=NUM_CHARACTERS,
-        width=WORD_LENGTH,
-    )
-)
 
 # As bilm-tf numbers them, all one higher, as 0 is no word: bytes from 1, and these.
 BEGIN_OF_TEXT, END_OF_TEXT, BEGIN_OF_WORD, END_OF_WORD, BEHIND = range(257, NUM_CHARACTERS)

@@ -9,11 +9,22 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, ModelConfig
+from pretrainax.data.batch import Field, register_fields
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.recurrent import recurrent_of
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.rules import add_partition_rules
 
+register_fields(
+    Field(
+        "characters",
+        "BTC",
+        ("recurrent",),
+        "the characters of a token, from 1; 0: there is none",
+        below=NUM_CHARACTERS,
+        width=WORD_LENGTH,
+    )
+)
 add_partition_rules(
     (
         (r"character_embedding/embedding", "rows features"),

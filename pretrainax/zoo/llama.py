@@ -3,6 +3,7 @@ arXiv 2407.21783), and what config.json of the decoders made after it has in com
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -292,7 +293,8 @@ def _long_rope(json: ConfigJson, parameters: ConfigJson, max_length: int) -> Con
 
 def _yarn_weights(parameters: ConfigJson) -> ConfigJson:
     """Returns both weights of YaRN: the paper's, unless both are given."""
-    if parameters.get("attention_factor") is not None:
+    factor = parameters.get("attention_factor")
+    if factor is not None and not math.isclose(factor, 0.1 * math.log(parameters["factor"]) + 1.0, rel_tol=1e-6):
         raise UserError(
             f"config.json has attention_factor {parameters['attention_factor']!r}; only that of the paper, or mscale "
             "and mscale_all_dim, are known"

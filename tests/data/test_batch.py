@@ -20,6 +20,7 @@ from pretrainax.data.objectives import (
     Text,
 )
 from pretrainax.data.token_inputs import with_token_inputs
+from pretrainax.layers import characters  # noqa: F401  which registers their field
 from pretrainax.tokenization.base import Vocabulary
 
 VOCABULARY = Vocabulary(size=5000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106)))

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from pretrainax import models
-from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, MixtureOfExperts, ModelConfig
+from pretrainax.config import (
+    NUM_CHARACTERS,
+    WORD_LENGTH,
+    LearnedPositions,
+    MixtureOfExperts,
+    ModelConfig,
+    RotaryPositions,
+    YarnScaling,
+)
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.zoo.family import Family
 
@@ -29,6 +37,38 @@ class Case(NamedTuple):
     family: Family
     oracle: Optional[Callable[[], Any]] = None  # () -> the model in transformers; None: of `family`'s own config.json
     pad_id: int = 0  # RoBERTa and BART count positions by it
+
+
+def shrunk(family: Family) -> Case:
+    """The first size of a family at a size for tests: each of its bricks is there, and its pattern of layers starts
+    again."""
+    config = next(iter(map(family.preset, family.sizes)))
+    scaling = config.position.scaling if isinstance(config.position, RotaryPositions) else None
+    if isinstance(scaling, YarnScaling):  # of its frequencies one is left alone, and one nearly stretched in full
+        scaling = dataclasses.replace(scaling, factor=4.0, fast=4.0, slow=0.5, original_length=30)
+    if isinstance(config.position, RotaryPositions):
+        local = (
+            None if config.position.local_theta is None else 40.0 * config.position.local_theta / config.position.theta
+        )
+        position = dataclasses.replace(config.position, max_length=20, theta=40.0, local_theta=local, scaling=scaling)
+    else:
+        position = config.position if config.position.max_length is None else LearnedPositions(20)
+    return Case(
+        dataclasses.replace(
+            config,
+            vocab_size=VOCABULARY,
+            num_layers=2 if len(config.layer_pattern) == 1 else len(config.layer_pattern) + 1,
+            d_model=16,
+            d_ff=48,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=config.head_dim and 8,
+            window=config.window and 4,
+            position=position,
+            experts=config.experts and mixture(family, next(iter(family.sizes)), num_experts=6, top_k=3),
+        ),
+        family,
+    )
 
 
 def mixture(family: Family, variant: str, **changes: Any) -> MixtureOfExperts:
