@@ -1,7 +1,8 @@
-"""OLMo 2 (Walsh et al. 2025, arXiv 2501.00656), and OLMoE (Muennighoff et al. 2024, arXiv 2409.02060)."""
+"""OLMo 2 (Walsh et al. 2025, arXiv 2501.00656), OLMoE (Muennighoff et al. 2024, arXiv 2409.02060) and OLMo 3 (arXiv
+2512.13961)."""
 
-from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions
-from pretrainax.zoo import experts, llama
+from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions, UserError, YarnScaling
+from pretrainax.zoo import experts, llama, patterns
 from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, trained_by
 from pretrainax.zoo.variants import pick
 
@@ -12,6 +13,7 @@ SIZES_2 = {
     "2_13b": (40, 5120, 13824, 40, 40),
     "2_32b": (64, 5120, 27648, 40, 8),
 }
+SIZES_3 = {"3_7b": SIZES_2["2_7b"], "3_32b": SIZES_2["2_32b"]}
 SIZES_MOE = {"1b_7b": (16, 2048, 1024, 16, 16)}  # the feed-forward is that of each of 64 experts
 
 
@@ -21,6 +23,27 @@ def olmo(variant: str = "2_7b") -> ModelConfig:
         *pick("olmo", variant, SIZES_2),
         vocab_size=100_352,
         position=RotaryPositions(4096, theta=500_000.0),
+        norm_at="after",
+        norm_epsilon=1e-6,
+        qk_norm=True,
+        qk_norm_heads="all",
+        tie_embeddings=False,
+    )
+
+
+def olmo3(variant: str = "3_7b") -> ModelConfig:
+    """Returns OLMo 3 as released, with 65,536 tokens of context; UserError for an unknown variant.
+
+    Three layers of four are local. YaRN stretches the positions of the others alone.
+    """
+    return llama.decoder(
+        *pick("olmo", variant, SIZES_3),
+        vocab_size=100_278,
+        position=RotaryPositions(
+            65_536, theta=500_000.0, scaling=YarnScaling(8.0, original_length=8192), local_theta=500_000.0
+        ),
+        layer_pattern=("local", "local", "local", "global"),
+        window=4096,
         norm_at="after",
         norm_epsilon=1e-6,
         qk_norm=True,
@@ -51,6 +74,14 @@ def _base() -> ModelConfig:
     return config
 
 
+def _base_3() -> ModelConfig:
+    """Returns what transformers takes where config.json is silent."""
+    config = olmo3("3_7b")
+    config.vocab_size, config.norm_epsilon, config.num_kv_heads = 50_304, 1e-5, None
+    config.position = RotaryPositions(2048, theta=500_000.0)
+    return config
+
+
 def _base_moe() -> ModelConfig:
     """Returns the same of OLMoE."""
     config = olmoe()
@@ -62,6 +93,36 @@ def _base_moe() -> ModelConfig:
 
 def _write(config: ModelConfig) -> ConfigJson:
     return {"num_key_value_heads": config.kv_heads} | llama.write_rotary(config)
+
+
+def _read_3(json: ConfigJson, config: ModelConfig) -> None:
+    """Reads the positions of both kinds of layers: of local ones without a scaling, as their class computes them."""
+    parameters = json.get("rope_parameters") or {}
+    if not any(isinstance(value, dict) for value in parameters.values()):  # files of before transformers 5
+        llama.read_rotary(json, config)
+        config.position.local_theta = config.position.theta
+    else:
+        far, near = (parameters.get(kind) or {} for kind in ("full_attention", "sliding_attention"))
+        if near.get("rope_type", "default") != "default":
+            raise UserError(
+                f"config.json has {near['rope_type']!r} positions in sliding layers; only 'default' is known"
+            )
+        llama.read_rotary({**json, "rope_scaling": None, "rope_parameters": far}, config)
+        config.position.local_theta = near.get("rope_theta", 500_000.0)
+    otherwise = ["global" if (i + 1) % 4 == 0 else "local" for i in range(config.num_layers)]
+    patterns.read(json, config, json.get("sliding_window", 4096), otherwise)
+    position = config.position
+    if config.window is None or (position.scaling, position.local_theta) == (None, position.theta):  # as all others
+        position.local_theta = None
+
+
+def _write_3(config: ModelConfig) -> ConfigJson:
+    """Returns positions in both forms: transformers 5 takes another theta for local layers from the older one."""
+    json, position = _write(config) | patterns.write(config), config.position
+    local = position.theta if position.local_theta is None else position.local_theta
+    far = {"rope_type": "default", **(json["rope_scaling"] or {}), "rope_theta": position.theta}
+    near = {"rope_type": "default", "rope_theta": local}
+    return json | {"rope_parameters": {"full_attention": far, "sliding_attention": near}}
 
 
 def _read_moe(json: ConfigJson, config: ModelConfig) -> None:
@@ -113,6 +174,26 @@ FAMILIES = (
             constants={"attention_bias": False, "clip_qkv": None},
             read=_read_moe,
             write=lambda config: _write(config) | experts.write(config),
+            tied=llama.tied,
+        ),
+    ),
+    Family(
+        name="OLMo 3",
+        prefix="olmo",
+        preset=olmo3,
+        sizes=SIZES_3,
+        paper="Olmo team 2025, arXiv 2512.13961",
+        objective="causal language modelling",
+        configs=trained_by("olmo3", SIZES_3),
+        huggingface=HuggingFace(
+            model_type="olmo3",
+            architecture="Olmo3ForCausalLM",
+            base=_base_3,
+            fields=_FIELDS,
+            table=llama.huggingface_names,
+            constants={"attention_bias": False},
+            read=_read_3,
+            write=_write_3,
             tied=llama.tied,
         ),
     ),

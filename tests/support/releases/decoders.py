@@ -96,6 +96,14 @@ DECODERS = {
         f"{LLAMA} !model.layers.#.input_layernorm.weight model.layers.#.post_feedforward_layernorm.weight "
         "model.layers.#.self_attn.{q,k}_norm.weight lm_head.weight",
     ),
+    "olmo3": Release(  # allenai/Olmo-3-1025-7B; names by class
+        "olmo3_7b",
+        LLAMA_SIZES
+        | {"num_key_value_heads": 4, "num_hidden_layers": 5, "sliding_window": 5, "pad_token_id": 0, "eos_token_id": 1}
+        | {"layer_types": [*["sliding_attention"] * 3, "full_attention", "sliding_attention"]},
+        f"{LLAMA} !model.layers.#.input_layernorm.weight model.layers.#.post_feedforward_layernorm.weight "
+        "model.layers.#.self_attn.{q,k}_norm.weight lm_head.weight",
+    ),
     "olmoe": Release(  # allenai/OLMoE-1B-7B-0924
         "olmoe_1b_7b",
         LLAMA_SIZES | {"num_key_value_heads": 4, "eos_token_id": 2, "num_experts": 4, "num_experts_per_tok": 3},
