@@ -332,7 +332,7 @@ class _Asked:
             start = max(int((example["prefix_mask"] == 0).argmax()), 1)
         else:
             of_longest = example["segment_ids"] == np.bincount(example["segment_ids"]).argmax()
-            example = {name: x[of_longest][: 2 * _PROMPT] for name, x in example.items()}
+            example = {name: x[of_longest][: 2 * _PROMPT] if x.ndim else x for name, x in example.items()}
             lengths = Lengths(*(min(n, 2 * _PROMPT) for n in lengths))
             start = words.last_edge(example["tokens"][: len(example["tokens"]) // 2 + 1].tolist())
         tokens = example["tokens"]

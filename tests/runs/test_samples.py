@@ -101,6 +101,11 @@ def test_a_text_is_continued_from_its_first_half():
     assert text == "thank you for ⟶ inviting me"  # the last word may not be whole yet
 
 
+def test_an_example_may_have_a_denominator():
+    (text,) = say("thank you for inviting me last", causal("thank you for me week week", denominator=np.float32(3)))
+    assert text == "thank you for ⟶ inviting me"
+
+
 def test_a_text_is_continued_from_its_prefix_and_no_farther_than_its_end():
     example = causal("thank you for me me", prefix_mask=np.array([1, 1, 1, 0, 0], np.int32))
     (text,) = say("thank you for inviting me last", example)
