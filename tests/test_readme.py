@@ -1,4 +1,4 @@
-"""Every command of the README runs, with small sizes."""
+"""Every command of the README and of docs/guide.md runs, with small sizes."""
 
 import json
 import os
@@ -15,7 +15,8 @@ from tests.support.runs import FAST
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+PAGES = README + (ROOT / "docs" / "guide.md").read_text()
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGES, re.DOTALL) for line in block.splitlines()]
 SMALL = (
     "--config.tokenizer.vocab_size=400 --config.train.steps=2 --config.evaluate.batches=1 --config.model.num_layers=1"
 )
@@ -29,7 +30,7 @@ def run(words: list[str], cwd) -> str:
 
 
 def commands(start: str) -> list[list[str]]:
-    """The README's commands that begin so, as words; python is the one that runs the tests."""
+    """The commands of both that begin so, as words; python is the one that runs the tests."""
     return [shlex.split(c.replace("python -m", f"{sys.executable} -m")) for c in COMMANDS if c.startswith(start)]
 
 
@@ -105,13 +106,18 @@ def test_rows_are_shown_and_tokenizers_compared(tmp_path, text, cache):
     assert "<html" in (tmp_path / "runs" / "rows.html").read_text()
 
 
+def test_the_readme_is_short():
+    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
+    assert len(prose.split()) <= 1200 and len(README.splitlines()) <= 150
+
+
 def test_how_to_use_a_model_fits_on_a_screen():
     (section,) = re.findall(r"## Use it\n.*?(?=\n## )", README, re.DOTALL)
     assert len(section.splitlines()) <= 25
 
 
 def test_every_object_a_flag_is_given_is_one():
-    objects = [word.partition("=")[2] for word in shlex.split(" ".join(re.findall(r'--config\.\S+="[^"]+"', README)))]
+    objects = [word.partition("=")[2] for word in shlex.split(" ".join(re.findall(r'--config\.\S+="[^"]+"', PAGES)))]
     assert len(objects) >= 5 and all(isinstance(Choice.parse(text), Choice) for text in objects)
 
 
