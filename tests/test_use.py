@@ -100,6 +100,6 @@ def test_records_are_labelled_as_the_page_says(printed):
 def test_the_table_of_names_is_what_load_takes():
     from pretrainax.interop import origin
 
-    written = re.findall(r"^\| `(\S+)` \|", PAGE.split("## What a model holds")[0], re.MULTILINE)
+    written = re.findall(r"^\| `(\S+)` \|", PAGE.split("## Attributes")[0], re.MULTILINE)
     documented = re.findall(r"^    (\S+)  ", origin.__doc__, re.MULTILINE)
     assert written == documented

@@ -71,7 +71,7 @@ def test_a_description_names_fields_and_examples_from_where_it_lies(tmp_path):
 
 def test_the_description_on_the_page_is_one(tmp_path):
     (description,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-    (line,) = re.findall(r"for lines such as `(.*?)`", PAGE)
+    (line,) = re.findall(r"reads lines such as `(.*?)`", PAGE)
     (tmp_path / "my_task.json").write_text(description)
     (tmp_path / "capitals.jsonl").write_text(line)
     ((question, choices, answer),) = asked(str(tmp_path / "my_task.json"))
@@ -79,7 +79,7 @@ def test_the_description_on_the_page_is_one(tmp_path):
 
 
 def test_the_page_names_every_task_and_kind():
-    rows = re.findall(r"^\| ([a-z_0-9, ]+) \| [a-z ]+ \| (?:\d+ of the package|yours)", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| ([a-z_0-9, ]+) \| [a-z ]+ \| (?:\d+ included|yours)", PAGE, re.MULTILINE)
     assert {name for row in rows for name in row.split(", ")} == {*SHIPPED, *KINDS}
 
 
