@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable
 from typing import Optional
 
+import jax
+
 from pretrainax.runtime.profile_request import ProfileRequest
 from pretrainax.runtime.recorder import Recorder
 from pretrainax.training.callbacks import Callback
@@ -33,6 +35,7 @@ class Profiles(Callback):
         step = loop.step + 1
         assert self._recorder is not None  # on_start
         if self._recorder.begins_at(step):
+            jax.block_until_ready(state)  # a device may still run the step before, although its metrics are there
             with loop.paused("profiling"):
                 self._recorder.begin(step)
         self._recorder.seen(step)
@@ -40,6 +43,7 @@ class Profiles(Callback):
     def on_step(self, loop, state, metrics):
         assert self._recorder is not None  # on_start
         if self._recorder.ends_at(loop.step):
+            jax.block_until_ready(state)
             with loop.paused("profiling"):
                 self._recorder.end()
 
