@@ -1,7 +1,7 @@
-"""Shows a run elsewhere too, beside its metrics.jsonl: TensorBoard, Weights & Biases, MLflow, behind one face."""
+"""Trackers mirror the metrics of a run to TensorBoard, Weights & Biases or MLflow."""
 
-from pretrainax.trackers.base import TrackedRun, Tracker, Writer, check_trackers, shown_config
-from pretrainax.trackers.lanes import Trackers
+from pretrainax.trackers.background import Trackers
+from pretrainax.trackers.base import TrackedRun, Tracker, Writer, check_trackers, config_values
 from pretrainax.trackers.mlflow import MLflow
 from pretrainax.trackers.tensorboard import TensorBoard
 from pretrainax.trackers.wandb import WandB
@@ -15,5 +15,5 @@ __all__ = [
     "WandB",
     "Writer",
     "check_trackers",
-    "shown_config",
+    "config_values",
 ]

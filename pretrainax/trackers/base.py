@@ -1,7 +1,7 @@
-"""The face that all trackers have: a `Tracker` is what a config names, its `Writer` what writes to it.
+"""The interface of trackers: a config names a `Tracker`; its `Writer` writes a run.
 
-A writer is opened, used and closed by one thread (`lanes.py`). Whatever it raises is said once, and the run goes on
-without it.
+One thread opens, uses and closes a writer (`background.py`). An exception of a writer is logged once; the run continues
+without the tracker.
 """
 
 import abc
@@ -21,7 +21,7 @@ Value = bool | int | float | str
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """Holds what a tracker is told of a run when it is opened."""
+    """Describes a run to a tracker."""
 
     workdir: str
     step: int = 0  # steps done before this start
@@ -34,45 +34,45 @@ class TrackedRun:
 
 
 class Writer(abc.ABC):
-    """Writes one run to one tracker. Any method may raise: the tracker is left out then."""
+    """Writes one run to one tracker. Any method may raise; then the run continues without the tracker."""
 
-    link: str = ""  # where people find the run, if that is known only now
+    link: str = ""  # URL of the run, if it is known only after opening
 
     @abc.abstractmethod
-    def figures(self, step: int, split: str, values: Mapping[str, float]) -> None:
-        """Adds the figures after `step` steps; split: "train" or "valid"."""
+    def metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
+        """Writes metrics after `step` steps; split: "train" or "valid"."""
 
     @abc.abstractmethod
     def text(self, step: int, name: str, text: str) -> None:
-        """Adds a text, in Markdown, under a name."""
+        """Writes a Markdown text under a name."""
 
     @abc.abstractmethod
     def rewind(self, step: int) -> None:
-        """Takes back, or marks, what was written of the steps after `step`: a rollback runs them anew."""
+        """Removes or marks the entries after `step`; a rollback repeats these steps."""
 
     @abc.abstractmethod
-    def finish(self, step: int, figures: Mapping[str, float]) -> None:
-        """Adds the figures of the last validation, beside the hyperparameters."""
+    def finish(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes the metrics of the last validation together with the hyperparameters."""
 
     @abc.abstractmethod
     def close(self, done: bool) -> None:
-        """Writes what is left; done: the run came to its end, and did not fail or leave to be resumed."""
+        """Flushes and closes; done: the run reached its end."""
 
 
 @dataclasses.dataclass
 class Tracker(kinds.Tracker, abc.ABC):
-    """A place that a run is shown in, beside its metrics.jsonl."""
+    """Mirrors the metrics of a run to a tracking service."""
 
-    extra: ClassVar[str] = ""  # of setup.cfg, that has its packages; "": none is needed
-    packages: ClassVar[Sequence[str]] = ()  # which that extra brings along
+    extra: ClassVar[str] = ""  # of setup.cfg with the required packages; "": none
+    packages: ClassVar[Sequence[str]] = ()  # import names of these packages
 
     @abc.abstractmethod
     def open(self, run: TrackedRun) -> Writer:
-        """Returns what writes a run: anew, or on in what an earlier start of it has begun."""
+        """Returns a writer that begins or continues a run."""
 
     @abc.abstractmethod
     def describe(self, workdir: str) -> str:
-        """Returns for people where the run is shown."""
+        """Returns the location of the run for the header."""
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         if [type(tracker) for tracker in experiment.trackers].count(type(self)) > 1:
@@ -89,8 +89,8 @@ def check_trackers(trackers: Sequence[Tracker]) -> None:
             )
 
 
-def shown_config(experiment: Experiment) -> dict[str, Value]:
-    """Returns the fields of a config that have a value, by their paths; what may be secret is masked."""
+def config_values(experiment: Experiment) -> dict[str, Value]:
+    """Returns the set fields of a config by path, with secrets masked."""
     shown: dict[str, Value] = {}
     for field in stated(experiment):
         if field.value is not None and not field.path.startswith("trackers"):
@@ -99,13 +99,13 @@ def shown_config(experiment: Experiment) -> dict[str, Value]:
     return shown
 
 
-def as_markdown(config: Mapping[str, Value]) -> str:
-    """Returns a config as a table."""
+def config_table(config: Mapping[str, Value]) -> str:
+    """Returns a config as a Markdown table."""
     rows = (f"| {name} | `{str(value).replace('|', chr(92) + '|')}` |" for name, value in config.items())
     return "\n".join(["| field | value |", "| --- | --- |", *rows])
 
 
 def one_line(error: Exception) -> str:
-    """Returns what went wrong, without secrets, for a line."""
-    said = masked(" ".join(f"{type(error).__name__}: {error}".split()))
-    return said if len(said) <= 300 else f"{said[:300]}…"
+    """Returns an error as one line of at most 300 characters, with secrets masked."""
+    line = masked(" ".join(f"{type(error).__name__}: {error}".split()))
+    return line if len(line) <= 300 else f"{line[:300]}…"

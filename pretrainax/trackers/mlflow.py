@@ -1,4 +1,4 @@
-"""The curves of a run in MLflow: a database in the run's folder, or a server."""
+"""MLflow tracker, with a database in the workdir or a server."""
 
 import dataclasses
 import logging
@@ -11,31 +11,31 @@ from typing import Optional
 from urllib.parse import urlsplit
 
 from pretrainax.config import Experiment
-from pretrainax.trackers.base import TrackedRun, Tracker, Writer, as_markdown
-from pretrainax.trackers.remembered import Remembered
+from pretrainax.trackers.base import TrackedRun, Tracker, Writer, config_table
+from pretrainax.trackers.progress import Progress
 
-_MOST_PARAMS = 100  # of one request
-_MOST_CHARACTERS = 500  # of a parameter: what the oldest servers take
+_MOST_PARAMS = 100  # per request
+_MOST_CHARACTERS = 500  # per parameter, the limit of the oldest servers
 
 
 @dataclasses.dataclass
 class MLflow(Tracker):
-    """Shows the run in MLflow (extra `mlflow`).
+    """Tracks the run in MLflow (extra `mlflow`).
 
-    A start that resumes goes on in the same run. MLflow takes nothing back: what follows a rollback is a run of its own
-    below the first one, and the one before is marked with the step until which it counts.
+    A resumed run continues the same MLflow run. MLflow cannot remove entries: after a rollback a child run of the first
+    run continues, and a tag of the old run states its last valid step.
     """
 
-    # http://HOST:5000 or sqlite:///FILE; None: as MLFLOW_TRACKING_URI says, without it mlflow.db in the run's folder
+    # http://HOST:5000 or sqlite:///FILE; None: MLFLOW_TRACKING_URI, or mlflow.db in the workdir
     tracking_uri: Optional[str] = None
-    experiment: str = "pretrainax"  # that the run is of there
-    name: Optional[str] = None  # of the run there; None: that of its folder
+    experiment: str = "pretrainax"  # MLflow experiment
+    name: Optional[str] = None  # of the MLflow run; None: the name of the workdir
 
     extra = "mlflow"
     packages = ("mlflow", "sqlalchemy", "alembic")
 
     def uri(self, workdir: str) -> str:
-        """Returns where the run is kept."""
+        """Returns the tracking URI."""
         return self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{_own(workdir)}/mlflow.db"
 
     def open(self, run: TrackedRun) -> "MLflowWriter":
@@ -49,7 +49,7 @@ class MLflow(Tracker):
         yield from super().problems(experiment)
         if self.tracking_uri and urlsplit(self.tracking_uri).password:
             yield (
-                "MLflow.tracking_uri of config.trackers has a password, which config.json would keep: give it by "
+                "MLflow.tracking_uri of config.trackers has a password, which config.json would store: set "
                 "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             )
         if not self.experiment:
@@ -57,18 +57,18 @@ class MLflow(Tracker):
 
 
 class MLflowWriter(Writer):
-    """Writes one run by MLflow's client, which knows no run but those that it is told: other threads may have one."""
+    """Writes one run with MLflow's client API, which has no global active run."""
 
     def __init__(self, tracker: MLflow, run: TrackedRun):
         from mlflow import MlflowClient, entities
 
-        for name in ("alembic", "mlflow"):  # which tell of each table that they make
+        for name in ("alembic", "mlflow"):  # they log each table that they create
             logging.getLogger(name).setLevel(logging.WARNING)
         self._entities, self._tracker, self._run = entities, tracker, run
         self._client = MlflowClient(tracker.uri(run.workdir))
-        self._remembered = Remembered.of(run.workdir, "MLflow")
-        if self._remembered.run:
-            self._client.update_run(self._remembered.run, status="RUNNING")
+        self._progress = Progress.of(run.workdir, "MLflow")
+        if self._progress.run:
+            self._client.update_run(self._progress.run, status="RUNNING")
         else:
             self._begin(tracker.name or run.name, {})
 
@@ -76,16 +76,16 @@ class MLflowWriter(Writer):
         experiment = self._client.get_experiment_by_name(self._tracker.experiment)
         number = experiment.experiment_id if experiment else self._new_experiment()
         made = self._client.create_run(number, tags=tags, run_name=name)
-        self._remembered.begin(made.info.run_id)
+        self._progress.begin(made.info.run_id)
         found = [
             self._entities.Param(_name(key), str(value)[:_MOST_CHARACTERS]) for key, value in self._run.config.items()
         ]
         for first in range(0, len(found), _MOST_PARAMS):
             self._client.log_batch(self._id, params=found[first : first + _MOST_PARAMS])
-        self._client.log_text(self._id, as_markdown(self._run.config), "config.md")
+        self._client.log_text(self._id, config_table(self._run.config), "config.md")
 
     def _new_experiment(self) -> str:
-        """Makes the experiment; files of one in the run's folder are there too, else where the server has them."""
+        """Creates the experiment; its artifacts are in the workdir if the database is."""
         own = pathlib.Path(_own(self._run.workdir))
         is_own = self._tracker.uri(self._run.workdir) == f"sqlite:///{own}/mlflow.db"
         where = (own / "mlflow").as_uri() if is_own else None
@@ -93,28 +93,28 @@ class MLflowWriter(Writer):
 
     @property
     def _id(self) -> str:
-        return self._remembered.run
+        return self._progress.run
 
-    def figures(self, step: int, split: str, values: Mapping[str, float]) -> None:
-        if self._remembered.is_new(step, split):
+    def metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
+        if self._progress.is_new(step, split):
             now = int(1000 * time.time())
             points = [self._entities.Metric(_name(f"{split}/{k}"), x, now, step) for k, x in values.items()]
             self._client.log_batch(self._id, metrics=points)
-            self._remembered.wrote(step, split)
+            self._progress.wrote(step, split)
 
     def text(self, step: int, name: str, text: str) -> None:
         self._client.log_text(self._id, text, f"{name}/step-{step}.md")
 
     def rewind(self, step: int) -> None:
-        before, first = self._id, self._remembered.first
+        before, first = self._id, self._progress.first
         self._client.set_tag(before, "pretrainax.counts_until_step", str(step))
         self._client.set_terminated(before, "KILLED")
-        self._remembered.rewind(step)
+        self._progress.rewind(step)
         tags = {"mlflow.parentRunId": first, "pretrainax.from_run": before, "pretrainax.from_step": str(step)}
-        self._begin(f"{self._tracker.name or self._run.name}, rollback {self._remembered.rollbacks}", tags)
+        self._begin(f"{self._tracker.name or self._run.name}, rollback {self._progress.rollbacks}", tags)
 
-    def finish(self, step: int, figures: Mapping[str, float]) -> None:
-        self.figures(step, "final", figures)
+    def finish(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.metrics(step, "final", metrics)
 
     def close(self, done: bool) -> None:
         self._client.set_terminated(self._id, "FINISHED" if done else "KILLED")
@@ -125,5 +125,5 @@ def _own(workdir: str) -> str:
 
 
 def _name(name: str) -> str:
-    """Returns a name as MLflow takes it: "loss/source=wiki" has a sign that it refuses."""
+    """Returns a name without characters that MLflow rejects, such as "=" in "loss/source=wiki"."""
     return re.sub(r"[^\w\-. /]", "_", name)

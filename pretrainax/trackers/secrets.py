@@ -1,4 +1,4 @@
-"""Masks secrets in texts that leave the machine or reach a log: configs for trackers, model cards, lines of errors."""
+"""Masks secrets in text that leaves the machine or reaches a log: tracked configs, model cards, errors."""
 
 import base64
 import binascii
@@ -31,7 +31,7 @@ _RANDOM = 4.4
 
 
 def masked(text: str) -> str:
-    """Returns a text in which what looks like a secret is ***; all else stays."""
+    """Returns a text with everything that looks like a secret replaced by ***."""
     for pattern in _PATTERNS:
         text = pattern.sub(MASK, text)
     text = _ASSIGNMENT.sub(rf"\1{MASK}", text)
@@ -40,16 +40,17 @@ def masked(text: str) -> str:
 
 
 def masked_field(path: str, value: str) -> str:
-    """Returns the text of a field as it may be shown: nothing of one whose name says that it is a secret.
+    """Returns a field value with secrets masked; fields with secret names are masked whole.
 
-    path: of the field, "data.source.api_key".
+    Args:
+      path: of the field, such as "data.source.api_key".
     """
     words = set(path.rpartition(".")[2].lower().split("_"))
     return MASK if value and words & _WORDS else masked(value)
 
 
 def _is_user_and_password(text: str) -> bool:
-    """Tells whether a word is the base64 of user:password, as HTTP's Basic authorization is (RFC 7617)."""
+    """Returns whether a word is base64 of user:password (HTTP Basic authorization, RFC 7617)."""
     try:
         return b":" in base64.b64decode(text + "=" * (-len(text) % 4))
     except binascii.Error:

@@ -1,6 +1,6 @@
-"""The curves of a run for TensorBoard, by what tensorboardX has for writing without a thread of its own.
+"""TensorBoard tracker, written with the thread-free parts of tensorboardX.
 
-That of its `SummaryWriter` ends at a full disk or a clock that jumps, and the process would wait for it forever.
+The thread of its `SummaryWriter` dies on a full disk or a clock jump, and the process would wait for it forever.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from pretrainax.storage.places import named
-from pretrainax.trackers.base import TrackedRun, Tracker, Value, Writer, as_markdown
+from pretrainax.trackers.base import TrackedRun, Tracker, Value, Writer, config_table
 
 _FLUSH_SECONDS = 30
 _FOLDER = "events"
@@ -20,17 +20,17 @@ _SPLITS = ("train", "valid")
 
 
 class _Message(Protocol):
-    """Is what protobuf makes."""
+    """Protobuf message."""
 
     def SerializeToString(self) -> bytes: ...
 
 
 @dataclasses.dataclass
 class TensorBoard(Tracker):
-    """Writes event files to the folder of the run: `tensorboard --logdir=RUN` shows them.
+    """Writes event files to the workdir: `tensorboard --logdir=RUN` shows them.
 
-    Training and validation are two runs there, so that a chart has both. What came after the step that a start begins
-    at, or a rollback goes back to, is void by the mark of a session's start, which readers of event files know.
+    Training and validation are two TensorBoard runs, so that one chart shows both. A session-start event invalidates
+    entries after the step of a resume or a rollback; readers of event files support this.
     """
 
     def open(self, run: TrackedRun) -> "EventWriter":
@@ -40,15 +40,15 @@ class TensorBoard(Tracker):
         return f"TensorBoard, {named(os.path.join(workdir, _FOLDER))}"
 
 
-# What tensorboardX imports where it is installed, for tensors and buckets that nobody gives it: 2 seconds, 0.5 and 0.3.
+# Optional imports of tensorboardX that this package does not use; they take 2 s, 0.5 s and 0.3 s.
 _UNUSED = ("torch", "boto3", "google.cloud.storage")
 
 
 @contextlib.contextmanager
 def _without_unused() -> Iterator[None]:
-    """Keeps tensorboardX from importing what is not used."""
+    """Prevents tensorboardX from importing unused packages."""
     hidden = [name for name in _UNUSED if name not in sys.modules]
-    sys.modules |= dict.fromkeys(hidden)  # pyright: ignore[reportArgumentType]  # to `import` they are not there then
+    sys.modules |= dict.fromkeys(hidden)  # pyright: ignore[reportArgumentType]  # None makes `import` fail
     try:
         yield
     finally:
@@ -57,23 +57,23 @@ def _without_unused() -> Iterator[None]:
 
 
 class EventWriter(Writer):
-    """Writes the event files of a run: events/train, events/valid, and beside them texts and hyperparameters."""
+    """Writes the event files of a run: events/train, events/valid, texts and hyperparameters."""
 
     def __init__(self, folder: str, run: TrackedRun):
-        """Opens files of its own, in which what others there say of steps after `run.step` is void."""
+        """Opens new files that invalidate older entries after `run.step`."""
         with _without_unused():
             from tensorboardX import summary
         self._summary, self._folder, self._config = summary, folder, run.config
         is_new = not os.path.isdir(folder)
         self._open(run.step)
         if is_new or run.step == 0:
-            self.text(0, "config", as_markdown(run.config))
+            self.text(0, "config", config_table(run.config))
 
     def _open(self, step: int) -> None:
-        after = step + 1 if step else 0  # a run that begins anew writes its config again, too
+        after = step + 1 if step else 0  # a run that starts over also writes its config again
         self._files = {split: _EventFile(os.path.join(self._folder, split), after) for split in (*_SPLITS, "")}
 
-    def figures(self, step: int, split: str, values: Mapping[str, float]) -> None:
+    def metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
         found = [value for name, x in values.items() for value in self._summary.scalar(name, x).value]
         self._files[split].add(step, found)
 
@@ -84,9 +84,9 @@ class EventWriter(Writer):
         self._close_files()
         self._open(step)
 
-    def finish(self, step: int, figures: Mapping[str, float]) -> None:
-        """Writes a line of the tab HPARAMS."""
-        values = {f"final/{name}": value for name, value in figures.items()}
+    def finish(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes a row of the HPARAMS tab."""
+        values = {f"final/{name}": value for name, value in metrics.items()}
         parts = self._summary.hparams(dict[str, Value](self._config), values)
         file = _EventFile(os.path.join(self._folder, "hparams"), 0)
         for part in parts:
@@ -103,31 +103,31 @@ class EventWriter(Writer):
 
 
 class _EventFile:
-    """Is one event file; OSError where the disk is full."""
+    """One event file. Raises OSError on a full disk."""
 
     def __init__(self, folder: str, after: int):
-        """Opens a new file, in which what others in the folder say of step `after` and later ones is void."""
+        """Opens a new file that invalidates entries of step `after` and later in the folder."""
         from tensorboardX import RecordWriter
         from tensorboardX.proto import event_pb2
 
-        # Protobuf makes these classes when it is imported, where no type checker sees them.
+        # Protobuf creates these classes at import; type checkers do not see them.
         self._event, log = event_pb2.Event, event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
         self._next_flush = 0.0
         os.makedirs(folder, exist_ok=True)
-        # Readers take the files of a folder in the order of their names: a rollback may come in the same second.
+        # Readers sort files by name, and a rollback may happen within the same second.
         self._records = RecordWriter(os.path.join(folder, f"events.out.tfevents.{time.time():.6f}.{os.getpid()}"))
         self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
         self._write(self._event(wall_time=time.time(), step=after, session_log=log(status=log.START)))
 
     def add(self, step: int, values: Iterable[_Message]) -> None:
-        """Adds points at a step; values: of a summary of tensorboardX."""
+        """Adds points at a step; values: from a tensorboardX summary."""
         event = self._event(wall_time=time.time(), step=step)
         event.summary.value.extend(values)
         self._write(event)
 
     def _write(self, event: _Message) -> None:
         self._records.write(event.SerializeToString())
-        if time.monotonic() > self._next_flush:  # which waits for the disk
+        if time.monotonic() > self._next_flush:  # flushing waits for the disk
             self._records.flush()
             self._next_flush = time.monotonic() + _FLUSH_SECONDS
 

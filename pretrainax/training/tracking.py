@@ -1,34 +1,34 @@
-"""The trackers of a run as one of its callbacks."""
+"""The callback that sends metrics and texts to trackers."""
 
 from collections.abc import Sequence
 
-from pretrainax.trackers import TrackedRun, Tracker, Trackers, shown_config
+from pretrainax.trackers import TrackedRun, Tracker, Trackers, config_values
 from pretrainax.training.callbacks import Callback
 from pretrainax.training.metrics_writer import number
 
 
 class Tracking(Callback):
-    """Shows the figures of a run in its trackers, by the primary process."""
+    """Sends the metrics of a run to its trackers, from the primary process."""
 
-    part = ""  # a tracker has a thread of its own
+    part = ""  # trackers run in their own threads
 
     def __init__(self, trackers: Sequence[Tracker]):
         self._chosen, self._trackers = trackers, Trackers((), TrackedRun(""), print)
 
     def on_start(self, loop, state, metrics):
         run, chosen = loop.run, self._chosen if loop.run.is_primary else ()
-        tracked = TrackedRun(loop.workdir, loop.step, shown_config(run.experiment))
+        tracked = TrackedRun(loop.workdir, loop.step, config_values(run.experiment))
         self._trackers = Trackers(chosen, tracked, loop.note)
 
     def on_log(self, loop, state, metrics):
-        self._show(loop.step, "train", metrics)
+        self._send(loop.step, "train", metrics)
 
     def on_evaluate(self, loop, state, metrics):
-        self._show(loop.step, "valid", metrics)
+        self._send(loop.step, "valid", metrics)
 
-    def _show(self, step: int, split: str, metrics) -> None:
+    def _send(self, step: int, split: str, metrics) -> None:
         numbers = {name: number(x) for name, x in metrics.items() if not isinstance(x, dict)}
-        self._trackers.figures(step, split, {name: x for name, x in numbers.items() if x is not None})
+        self._trackers.metrics(step, split, {name: x for name, x in numbers.items() if x is not None})
 
     def on_rollback(self, loop, state, metrics):
         self._trackers.rewind(loop.step)

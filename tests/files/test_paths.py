@@ -15,6 +15,7 @@ from tests.support import tiny
 
 # Fields that hold text and name no file of this machine; what datasets and TFDS are given, they look up themselves.
 NO_PATHS = {
+    "family",
     *("prefix", "on_error", "language", "special_pieces", "mode", "name", "select_by", "profile_steps"),
     *("labels", "numbered", "marks", "scores", "input", "template", "gap"),  # of tasks
     *("columns", "delimiter"),  # of tables

@@ -6,7 +6,7 @@ import string
 import pytest
 
 from pretrainax.data.sources import TextFiles
-from pretrainax.trackers import shown_config
+from pretrainax.trackers import config_values
 from pretrainax.trackers.secrets import masked, masked_field
 from tests.support import tiny
 
@@ -77,7 +77,7 @@ def test_a_field_that_is_named_after_a_secret_is_masked(name):
 def test_a_config_is_shown_by_its_fields():
     experiment = tiny.get_config("gpt")
     experiment.data.source = TextFiles(path="/mnt/books?token=hunter2")
-    shown = shown_config(experiment)
+    shown = config_values(experiment)
     assert shown["train.steps"] == 40 and shown["optimizer.type"] == "AdamW" and shown["model.dropout_rate"] == 0.0
     assert shown["data.source.path"] == "/mnt/books?***" and not any(path.startswith("trackers") for path in shown)
     assert all(type(value) in (int, float, bool, str) for value in shown.values())

@@ -9,7 +9,17 @@ import pytest
 from pretrainax.config import UserError
 from pretrainax.config.overrides import set_field
 from pretrainax.config.validation import validate
-from pretrainax.trackers import MLflow, TensorBoard, TrackedRun, Tracker, Trackers, WandB, Writer, check_trackers, lanes
+from pretrainax.trackers import (
+    MLflow,
+    TensorBoard,
+    TrackedRun,
+    Tracker,
+    Trackers,
+    WandB,
+    Writer,
+    background,
+    check_trackers,
+)
 from tests.support import tiny
 
 RUN = TrackedRun("somewhere")
@@ -35,7 +45,7 @@ class Noting(Tracker, Writer):
         self.calls.append("open")
         return self
 
-    def figures(self, step, split, values):
+    def metrics(self, step, split, values):
         if step == self.fails_at:
             raise OSError(28, "No space left on device")
         if step == self.waits_at:
@@ -49,8 +59,8 @@ class Noting(Tracker, Writer):
     def rewind(self, step):
         self.calls.append(f"rewind {step}")
 
-    def finish(self, step, figures):
-        self.calls.append((step, "final", dict(figures)))
+    def finish(self, step, metrics):
+        self.calls.append((step, "final", dict(metrics)))
 
     def close(self, done):
         self.calls.append(f"close {done}")
@@ -59,7 +69,7 @@ class Noting(Tracker, Writer):
 def used(tracker, said, steps):
     trackers = Trackers([tracker], RUN, said.append)
     for step in steps:
-        trackers.figures(step, "train", {"loss": 1.0})
+        trackers.metrics(step, "train", {"loss": 1.0})
     return trackers
 
 
@@ -67,7 +77,7 @@ def test_calls_come_in_their_order_and_the_last_figures_at_the_last_step():
     noting, said = Noting(), []
     trackers = used(noting, said, [1, 2])
     trackers.rewind(1)
-    trackers.figures(2, "valid", {"loss": 2.0})
+    trackers.metrics(2, "valid", {"loss": 2.0})
     trackers.finish({"loss": 2.0, "f1": float("nan")})
     trackers.text("samples", "a b")
     trackers.close()
@@ -93,50 +103,48 @@ def test_a_tracker_that_fails_is_said_once_and_the_others_go_on(failing):
     said, other = [], Noting()
     trackers = Trackers([failing, other], RUN, said.append)
     for step in range(1, 50):
-        trackers.figures(step, "train", {"loss": 1.0})
+        trackers.metrics(step, "train", {"loss": 1.0})
     trackers.close()
     (line,) = said
-    assert line.startswith("tracker Noting is left out from here on: ")
-    assert line.endswith("; metrics.jsonl has all figures") and "\n" not in line and "hunter2" not in line
+    assert line.startswith("tracker Noting is disabled: ")
+    assert line.endswith("; metrics.jsonl is complete") and "\n" not in line and "hunter2" not in line
     assert len(other.calls) == 51  # and open, and close
 
 
 def test_a_tracker_that_is_stuck_does_not_hold_the_run_and_what_is_dropped_is_counted(monkeypatch):
-    monkeypatch.setattr(lanes, "_ROOM", 5)
-    monkeypatch.setattr(lanes, "_CLOSING_SECONDS", 0.2)
+    monkeypatch.setattr(background, "_ROOM", 5)
+    monkeypatch.setattr(background, "_CLOSING_SECONDS", 0.2)
     stuck, said = Noting(waits_at=1), []
     started = time.monotonic()
     trackers = used(stuck, said, [1])
     assert stuck.waits.wait(60)
     for step in range(2, 101):
-        trackers.figures(step, "train", {"loss": 1.0})
+        trackers.metrics(step, "train", {"loss": 1.0})
     trackers.close()
     assert time.monotonic() - started < 5  # of which 0.2 are asked for: the rest is for a loaded machine
-    assert said[0] == "tracker Noting is slower than the run: figures are left out there; metrics.jsonl has all figures"
-    assert said[1].startswith("tracker Noting is left out from here on: it is stuck, 5 entries wait")
-    assert said[2] == "tracker Noting: 94 entries were left out in all; metrics.jsonl has all figures"
+    assert said[0] == "tracker Noting is slower than the run and drops entries; metrics.jsonl is complete"
+    assert said[1].startswith("tracker Noting is disabled: it is stuck with 5 queued entries")
+    assert said[2] == "tracker Noting: 94 entries were dropped; metrics.jsonl is complete"
     stuck.go_on.set()
 
 
 def test_a_tracker_that_does_not_end_in_time_is_said(monkeypatch):
-    monkeypatch.setattr(lanes, "_CLOSING_SECONDS", 0.1)
+    monkeypatch.setattr(background, "_CLOSING_SECONDS", 0.1)
     stuck, said = Noting(waits_at=1), []
     used(stuck, said, [1]).close()
-    assert said == [
-        "tracker Noting is left out from here on: it did not end within 0.1 s; metrics.jsonl has all figures"
-    ]
+    assert said == ["tracker Noting is disabled: it did not finish within 0.1 s; metrics.jsonl is complete"]
     stuck.go_on.set()
 
 
 def test_a_rollback_that_a_stuck_tracker_would_miss_leaves_it_out(monkeypatch):
-    monkeypatch.setattr(lanes, "_ROOM", 2)
+    monkeypatch.setattr(background, "_ROOM", 2)
     stuck, said = Noting(waits_at=1), []
     trackers = used(stuck, said, [1])
     assert stuck.waits.wait(60)
     for step in (2, 3):
-        trackers.figures(step, "train", {"loss": 1.0})
+        trackers.metrics(step, "train", {"loss": 1.0})
     trackers.rewind(1)
-    assert "is left out from here on: it is stuck, and a rollback does not reach it" in said[-1]
+    assert "is disabled: it is stuck and missed a rollback" in said[-1]
     stuck.go_on.set()
 
 

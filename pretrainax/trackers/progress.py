@@ -1,4 +1,4 @@
-"""Remembers for a run what a tracker that keeps its curves elsewhere has: which run there is this one, which steps."""
+"""Stores which run of a tracking service belongs to a workdir, and its last written steps."""
 
 import dataclasses
 import json
@@ -11,22 +11,21 @@ _FOLDER = "trackers"
 
 
 @dataclasses.dataclass
-class Remembered:
-    """Keeps, in a file of the workdir, under which name a tracker knows the run and up to which step it has it.
+class Progress:
+    """Progress of a tracker, stored in the workdir.
 
-    A resumed run makes some steps again, and a kill comes between two writes: what is there already is not written
-    twice.
+    A resumed run repeats some steps; `is_new` prevents duplicate entries.
     """
 
     path: str
-    run: str = ""  # that is written to; "": none was begun
-    first: str = ""  # that was begun first; others came of rollbacks
+    run: str = ""  # id of the current run in the service; "": none yet
+    first: str = ""  # id of the first run; a rollback may begin others
     rollbacks: int = 0
-    written: dict[str, int] = dataclasses.field(default_factory=dict)  # {"train": the last step that is there}
+    written: dict[str, int] = dataclasses.field(default_factory=dict)  # {"train": last written step}
 
     @classmethod
-    def of(cls, workdir: str, tracker: str) -> "Remembered":
-        """Reads what an earlier start has left; UserError for a file that is none."""
+    def of(cls, workdir: str, tracker: str) -> "Progress":
+        """Reads the progress of an earlier start; UserError for an invalid file."""
         path = os.path.join(workdir, _FOLDER, f"{tracker}.json")
         if not os.path.exists(path):
             return cls(path)
@@ -34,21 +33,21 @@ class Remembered:
         return cls(path, **{name: stored[name] for name in ("run", "first", "rollbacks", "written") if name in stored})
 
     def begin(self, run: str) -> None:
-        """Remembers the run that is written to from here on."""
+        """Stores the id of the current run."""
         self.run, self.first = run, self.first or run
         self._save()
 
     def is_new(self, step: int, what: str) -> bool:
-        """Tells whether what belongs to a step is not there yet."""
+        """Returns whether an entry of this kind is new at a step."""
         return step > self.written.get(what, -1)
 
     def wrote(self, step: int, what: str) -> None:
-        """Remembers that what belongs to a step is there."""
+        """Stores that an entry of this kind was written at a step."""
         self.written[what] = step
         self._save()
 
     def rewind(self, step: int) -> None:
-        """Remembers a rollback: what comes after a step is written again."""
+        """Stores a rollback: entries after `step` are new again."""
         self.rollbacks += 1
         self.written = {what: min(last, step) for what, last in self.written.items()}
         self._save()

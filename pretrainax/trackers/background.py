@@ -1,0 +1,135 @@
+"""Runs each tracker in its own thread with a bounded queue, so that it cannot delay training.
+
+The training thread only enqueues calls. A stuck tracker fills its own queue; further calls are dropped and counted. A
+failed tracker is logged once and disabled.
+"""
+
+import functools
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from pretrainax.trackers.base import TrackedRun, Tracker, Writer, one_line
+from pretrainax.trackers.secrets import masked
+
+_ROOM = 1000  # queued calls: with a log line every 50 steps these are 50,000 steps
+_CLOSING_SECONDS = 30.0  # for all trackers together
+_COMPLETE = "metrics.jsonl is complete"
+
+Call = Callable[[Writer], None]
+
+
+class Trackers:
+    """Sends metrics and texts of a run to all of its trackers."""
+
+    def __init__(self, trackers: Sequence[Tracker], run: TrackedRun, log: Callable[[str], None]):
+        """Opens each tracker at its first call.
+
+        Args:
+          log: prints a line; the tracker threads call it.
+        """
+        self._workers = [_Worker(tracker, run, log) for tracker in trackers]
+        self._step, self._done = run.step, False
+
+    def metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
+        """Sends metrics after a step; split: "train" or "valid"."""
+        self._step = step
+        self._put(lambda writer: writer.metrics(step, split, values))
+
+    def text(self, name: str, text: str) -> None:
+        """Sends a Markdown text for the last step, with secrets masked."""
+        step, safe = self._step, masked(text)
+        self._put(lambda writer: writer.text(step, name, safe))
+
+    def rewind(self, step: int) -> None:
+        """Removes or marks the entries after `step`."""
+        self._step = step
+        for worker in self._workers:
+            worker.put(lambda writer: writer.rewind(step), is_needed=True)
+
+    def finish(self, metrics: Mapping[str, float]) -> None:
+        """Sends the final finite metrics together with the hyperparameters."""
+        step, self._done = self._step, True
+        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        self._put(lambda writer: writer.finish(step, finite))
+
+    def close(self) -> None:
+        """Waits up to 30 s for the queues to drain, and logs what was not written."""
+        deadline = time.monotonic() + _CLOSING_SECONDS
+        for worker in self._workers:
+            worker.end(self._done)
+        for worker in self._workers:
+            worker.wait(deadline)
+        self._workers = []
+
+    def _put(self, call: Call) -> None:
+        for worker in self._workers:
+            worker.put(call)
+
+
+class _Worker:
+    """Owns one tracker with its queue of calls and its thread."""
+
+    def __init__(self, tracker: Tracker, run: TrackedRun, log: Callable[[str], None]):
+        self.tracker, self.run, self.name = tracker, run, type(tracker).__name__
+        self._log = log
+        self._calls: queue.Queue[Call | bool] = queue.Queue(
+            _ROOM
+        )  # a bool closes the tracker: True if the run reached its end
+        self._disabled, self._dropped = False, 0
+
+    @functools.cached_property
+    def _thread(self) -> threading.Thread:
+        # A daemon thread, so that a hanging tracker does not keep the process alive.
+        thread = threading.Thread(target=self._work, name=f"tracker {self.name}", daemon=True)
+        thread.start()
+        return thread
+
+    def put(self, call: Call, is_needed: bool = False) -> None:
+        """Enqueues a call; is_needed: later entries are wrong without it."""
+        if self._disabled:
+            return
+        assert self._thread  # starts it
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            if is_needed:
+                self._disable("it is stuck and missed a rollback")
+            elif not self._dropped:
+                self._log(f"tracker {self.name} is slower than the run and drops entries; {_COMPLETE}")
+            self._dropped += 1
+
+    def end(self, done: bool) -> None:
+        """Enqueues the close call."""
+        if "_thread" in vars(self) and not self._disabled:
+            try:
+                self._calls.put_nowait(done)
+            except queue.Full:
+                self._disable(f"it is stuck with {self._calls.qsize():,} queued entries")
+
+    def wait(self, deadline: float) -> None:
+        """Joins the thread until the deadline and logs lost entries."""
+        if "_thread" in vars(self) and not self._disabled:
+            self._thread.join(max(deadline - time.monotonic(), 0))
+            if self._thread.is_alive():
+                self._disable(f"it did not finish within {_CLOSING_SECONDS:g} s")
+        if self._dropped:
+            self._log(f"tracker {self.name}: {self._dropped:,} entries were dropped; {_COMPLETE}")
+
+    def _disable(self, why: str) -> None:
+        self._disabled = True
+        self._log(f"tracker {self.name} is disabled: {why}; {_COMPLETE}")
+
+    def _work(self) -> None:
+        try:
+            writer = self.tracker.open(self.run)
+            if writer.link:
+                self._log(f"{self.name}: {writer.link}")
+            while not isinstance(call := self._calls.get(), bool):
+                call(writer)
+            writer.close(call)
+        except Exception as error:
+            if not self._disabled:
+                self._disable(one_line(error))
