@@ -160,7 +160,7 @@ def online(folder, **more: str) -> str:
 
 
 def test_wandb_without_a_key_is_a_line(tmp_path):
-    assert "UserError: there is no key: `wandb login`, or set WANDB_API_KEY" in online(tmp_path)
+    assert "UserError: no W&B key found: run `wandb login`, set WANDB_API_KEY" in online(tmp_path)
 
 
 @pytest.mark.slow
