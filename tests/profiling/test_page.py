@@ -22,8 +22,8 @@ def test_the_files_of_a_profile_are_named_as_they_are_written():
 
 def test_marks_and_limits_are_those_of_the_code():
     assert f"`{STEP}`" in PAGE
-    assert f"at most {MOST_PROFILED}\nsteps" in PAGE
-    assert ON_REQUEST == 3 and "one of the next three steps" in PAGE
+    assert f"the maximum is {MOST_PROFILED}\nsteps" in PAGE
+    assert ON_REQUEST == 3 and "profiles the next three steps" in PAGE
 
 
 @pytest.mark.slow
