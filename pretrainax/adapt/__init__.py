@@ -1,4 +1,4 @@
-"""Trains a few parameters of a model that else stays as it is: low-rank updates, vectors, biases, heads, prompts."""
+"""Parameter-efficient tuning: low-rank updates, rescaling vectors, biases, heads, prompts and prefixes."""
 
 from pretrainax.adapt.adapted import FROZEN, Adapted
 from pretrainax.adapt.lora import LoRA

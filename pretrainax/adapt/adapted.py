@@ -1,7 +1,7 @@
-"""A model under tuning: the same calls, with what is trained and what is frozen as two trees.
+"""A model under tuning, with separate trees for trained and frozen parameters.
 
-No model knows of it. Flax calls `Tuning.around` in the place of each `Linear`, in whose scope the parameters lie that
-were added: so a scan over layers splits them as it splits the kernel, and they are there under rematerialisation too.
+The model itself is unchanged. A Flax interceptor calls `Tuning.around` instead of each `Linear`. Added parameters live
+in the scope of that `Linear`, so that scans over layers and rematerialization treat them like its kernel.
 """
 
 import dataclasses
@@ -17,27 +17,30 @@ from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.param_paths import Flat, PyTree, flat, nested
 from pretrainax.training.wrapped import Frozen, Wrapped
 
-if TYPE_CHECKING:  # which makes these models
+if TYPE_CHECKING:  # circular: it builds these models
     from pretrainax.adapt.tuning import Tuning
     from pretrainax.training.run import Run
 
-FROZEN = "frozen"  # the collection of the parameters that no update changes
+FROZEN = "frozen"  # collection of the frozen parameters
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapted(Wrapped):
-    """Used like the model that it is of. Of "params" and "frozen", the second need not be there: `params` of both."""
+    """Wraps a model and is used like it.
+
+    `apply` reads the collections "params" (trained) and "frozen"; "params" may contain both.
+    """
 
     model: AnyModel
     tuning: "Tuning"
-    train_heads: bool  # beside what the tuning trains
+    train_heads: bool  # in addition to the parameters of the tuning
 
     @property
     def plain(self) -> AnyModel:
         return self.model
 
     def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
-        """Returns {"params": what is trained, "frozen": what is not}, of a model that is drawn anew."""
+        """Returns {"params": trained, "frozen": frozen} parameters of a newly initialised model."""
         key = rngs["params"]
         params = self.model.init(rngs, batch, deterministic=deterministic)["params"]
         return {"params": self.start(params, key), **self.frozen(params)}
@@ -50,8 +53,10 @@ class Adapted(Wrapped):
         return {FROZEN: nested({path: x for path, x in flat(params).items() if not self._trains(path)})}
 
     def merged(self, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
-        """Returns the plain model and the parameters that compute the same; this one where no plain model does, or the
-        frozen parameters are not known."""
+        """Returns an equivalent plain model and its parameters.
+
+        Returns this model if no plain model is equivalent, or if `frozen` is None.
+        """
         if frozen is None:
             return self, params
         whole = nested(self.tuning.merged(_joined(params, frozen[FROZEN])))

@@ -1,4 +1,4 @@
-"""LoRA: each matrix that is chosen gets an update of low rank (Hu et al. 2021, arXiv 2106.09685)."""
+"""LoRA: low-rank updates of selected matrices (Hu et al. 2021, arXiv 2106.09685)."""
 
 import dataclasses
 import functools
@@ -19,23 +19,23 @@ from pretrainax.sharding.param_paths import Flat, flat
 
 @dataclasses.dataclass
 class LoRA(Tuning):
-    """Trains W + alpha / rank · A B in the place of a matrix W [in, out], with A [in, rank] and B [rank, out].
+    """Replaces a matrix W [in, out] by W + alpha / rank · A B and trains A [in, rank] and B [rank, out].
 
-    B starts at zero: the model starts as it was. With `dora`, the update is of the direction of each output alone, and
-    its magnitude m is trained beside it (Liu et al. 2024, arXiv 2402.09353, section 4.1):
+    B starts at zero, so the initial model is unchanged. With `dora`, the update changes only the direction of each
+    output, and a magnitude m is trained (Liu et al. 2024, arXiv 2402.09353, section 4.1):
 
         m · (W + alpha / rank · A B) / |W + alpha / rank · A B|
 
-    with the norm over the inputs, and no gradient through it (section 4.3). It starts as |W|.
+    The norm is over the inputs and has no gradient (section 4.3). m starts as |W|.
     """
 
     rank: int = 8  # of the update
     alpha: float = 16.0  # the update is scaled by alpha / rank
-    dropout: float = 0.0  # of what the update reads
-    # ends of the paths of the matrices, as regular expressions over whole names: "query", "decoder/.*/value", "mlp/.*".
-    # Experts of a mixture and its router are none of them, whatever the expression: they stay as they are
+    dropout: float = 0.0  # of the input of the update
+    # regular expressions for the ends of paths of matrices, over whole names: "query", "decoder/.*/value", "mlp/.*".
+    # Experts and routers of a mixture never match
     targets: tuple[str, ...] = ("query", "value")
-    dora: bool = False  # magnitudes of the outputs are trained apart from the directions
+    dora: bool = False  # trains magnitudes and directions of the outputs separately (DoRA)
 
     @property
     def scale(self) -> float:
@@ -45,7 +45,7 @@ class LoRA(Tuning):
         kernels, made = flat(params), {}
         for matrix in chosen(matrices_of(params), self.targets):
             path, layers = matrix.path, matrix.layers
-            # NOTE The paper says Gaussian; its released code draws from a uniform of this width.
+            # NOTE The paper uses a Gaussian; its released code uses a uniform distribution of this width.
             bound = 1.0 / math.sqrt(math.prod(matrix.inputs))
             own = jax.random.fold_in(key, zlib.crc32(path.encode()))
             a = jax.random.uniform(own, (layers, *matrix.inputs, self.rank), jnp.float32, -bound, bound)
@@ -116,5 +116,5 @@ class LoRA(Tuning):
 
 
 def _norm(kernel: jax.Array, outputs: int) -> jax.Array:
-    """Returns the norm over the inputs, [in…, out…] -> [out…]; outputs: how many axes those are."""
+    """Returns the norm over the inputs, [in…, out…] -> [out…]; outputs: number of output axes."""
     return jnp.sqrt(jnp.sum(jnp.square(kernel), axis=tuple(range(kernel.ndim - outputs))))

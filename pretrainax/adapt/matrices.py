@@ -1,4 +1,4 @@
-"""The matrices of a model's blocks, which a tuning changes, and where what it adds to them lies on the mesh."""
+"""The tunable matrices of a model's blocks, and the partition rules of parameters that a tuning adds to them."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ _KERNEL, _ROUTER = "/kernel", "/router/"
 
 
 class Matrix(NamedTuple):
-    """A linear map of all layers of a stack, [L, inputs…, outputs…]."""
+    """Linear map of all layers of a stack, [L, inputs…, outputs…]."""
 
     path: str  # "encoder/blocks/self_attention/query"
     layers: int
@@ -25,15 +25,15 @@ class Matrix(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Returns the largest rank that such a matrix can have."""
+        """Returns the maximum rank of the matrix."""
         return min(math.prod(self.inputs), math.prod(self.outputs))
 
 
 def matrices_of(params: PyTree) -> list[Matrix]:
-    """Returns the linear maps of the blocks of a model; params: arrays or shapes.
+    """Returns the linear maps of a model's blocks; params: arrays or shapes.
 
-    Of a mixture of experts neither the experts nor the router is among them: they are computed by no `Linear`, so that
-    what is added to them would change a merged model, and nothing in training.
+    Experts and routers are excluded: no `Linear` computes them, so an update would change the merged model but not the
+    model in training.
     """
     found = []
     for name, x, axes in zip(parameter_names(params), jax.tree.leaves(params), axes_of_leaves(params), strict=True):
@@ -44,10 +44,10 @@ def matrices_of(params: PyTree) -> list[Matrix]:
 
 
 def chosen(matrices: Sequence[Matrix], patterns: Iterable[str]) -> list[Matrix]:
-    """Returns the matrices whose path ends in one of the patterns, whole names of it: "query", "mlp/(up|down)".
+    """Returns the matrices whose path ends in one of the patterns, over whole names: "query", "mlp/(up|down)".
 
     Raises:
-      UserError: no regular expression, or one that takes too long.
+      UserError: an invalid regular expression, or one that takes too long.
     """
     patterns, paths = tuple(patterns), tuple(matrix.path for matrix in matrices)
     try:
@@ -58,12 +58,12 @@ def chosen(matrices: Sequence[Matrix], patterns: Iterable[str]) -> list[Matrix]:
 
 
 def _search(patterns: tuple[str, ...], paths: tuple[str, ...]) -> list[list[bool]]:
-    """Returns for each pattern in which paths it is found."""
+    """Returns a list of booleans per pattern: whether it matches each path."""
     return found_in(tuple(rf"(?:^|/)(?:{pattern})$" for pattern in patterns), paths)
 
 
 def problem_of(pattern: str, matrices: Sequence[Matrix]) -> str:
-    """Returns why a pattern chooses no matrix, with the nearest that are there; "" where it does."""
+    """Returns why a pattern matches no matrix, with the nearest names; "" if it matches."""
     try:
         if any(_search((pattern,), tuple(matrix.path for matrix in matrices))[0]):
             return ""
@@ -76,12 +76,12 @@ def problem_of(pattern: str, matrices: Sequence[Matrix]) -> str:
 
 
 def _summed(axes: Sequence[str]) -> int:
-    """Counts the axes of a kernel that are summed over."""
+    """Returns the number of input axes of a kernel."""
     return 2 if axes[0] in ("num_heads", "num_kv_heads") else 1
 
 
 def _rows() -> Iterable[tuple[str, str]]:
-    """Yields the partition rules of what is added to a matrix: each axis lies as that of the matrix."""
+    """Yields partition rules for added parameters; each axis is sharded like the matrix."""
     for pattern, names in PARTITION_RULES:
         if pattern.startswith("blocks/") and pattern.endswith(_KERNEL) and "layers experts" not in names:
             layers, *axes = names.split()

@@ -1,4 +1,4 @@
-"""Ways of tuning that train a part of the model's own parameters: the biases, the heads."""
+"""Tunings that train a subset of the model's parameters: biases or heads."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from pretrainax.sharding.param_paths import flat
 
 
 class _Part(Tuning):
-    """A way of tuning that adds no parameter."""
+    """Base of tunings without added parameters."""
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
@@ -22,7 +22,7 @@ class _Part(Tuning):
 
 @dataclasses.dataclass
 class BitFit(_Part):
-    """Trains the biases alone, those of norms and heads too (Ben Zaken et al. 2021, arXiv 2106.10199)."""
+    """Trains only the biases, including norms and heads (Ben Zaken et al. 2021, arXiv 2106.10199)."""
 
     def trains(self, path, heads):
         return path.rpartition("/")[2] == "bias"
@@ -30,12 +30,12 @@ class BitFit(_Part):
 
 @dataclasses.dataclass
 class HeadAlone(_Part):
-    """Trains the heads alone: what they read is what the model was pretrained to say.
+    """Trains only the heads.
 
-    Of an output matrix that is tied to the embeddings, nothing is trained.
+    An output matrix tied to the embeddings is not trained.
     """
 
-    passes: ClassVar[int] = 1  # forward: nothing is trained before the heads
+    passes: ClassVar[int] = 1  # forward only: nothing below the heads is trained
 
     def trains(self, path, heads):
         return path.partition("/")[0] in heads

@@ -1,10 +1,10 @@
-"""Looks regular expressions up in names, in a process of its own (`runtime.confined`): some take years."""
+"""Searches names with regular expressions, in a confined process (`runtime.confined`): some patterns take years."""
 
 import re
 
 
 def search(patterns: list[str], names: list[str]) -> list[list[bool]]:
-    """Returns for each pattern in which names it is found; raises ValueError for one that is no regular expression."""
+    """Returns a list of booleans per pattern: whether it matches each name; ValueError for an invalid pattern."""
     try:
         compiled = [re.compile(pattern) for pattern in patterns]
     except (re.error, OverflowError) as e:

@@ -1,4 +1,4 @@
-"""Regular expressions from configs, which may be of somebody else: some take years."""
+"""Regular expressions from untrusted configs, with a time budget."""
 
 import functools
 import re
@@ -7,19 +7,18 @@ from pretrainax.adapt import pattern_search
 from pretrainax.runtime.confined import Confined
 
 _WITHOUT_REPEATS = re.compile(r"(\(\?:|[\w/.|()^$-])*+")
-_FEW = 8  # alternatives, which are tried in all their combinations
+_FEW = 8  # alternatives; matching may try all combinations
 
 
 @functools.lru_cache(maxsize=64)
 def found_in(patterns: tuple[str, ...], names: tuple[str, ...]) -> list[list[bool]]:
-    """Returns for each pattern in which names it is found.
+    """Returns a list of booleans per pattern: whether it matches each name.
 
-    Patterns that repeat something, or have many alternatives, are looked up in a process of their own, with a budget of
-    time.
+    Patterns with repetition or many alternatives run in a confined process with a time budget.
 
     Raises:
-      ValueError: a pattern is no regular expression.
-      UserError: the same, or they take too long.
+      ValueError: an invalid regular expression.
+      UserError: an invalid regular expression in the confined process, or an exceeded budget.
     """
     if all(_WITHOUT_REPEATS.fullmatch(pattern) and pattern.count("|") <= _FEW for pattern in patterns):
         return pattern_search.search([*patterns], [*names])

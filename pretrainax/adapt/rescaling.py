@@ -1,4 +1,4 @@
-"""IA3: keys, values and the inner activations of feed-forwards are rescaled (Liu et al. 2022, arXiv 2205.05638)."""
+"""IA3 rescales keys, values and inner activations of feed-forwards (Liu et al. 2022, arXiv 2205.05638)."""
 
 import dataclasses
 import re
@@ -11,14 +11,15 @@ from pretrainax.adapt.tuning import Tuning, beside
 from pretrainax.layers.linear import Linear
 from pretrainax.sharding.param_paths import Flat
 
-_READS = re.compile(r"/mlp(_after)?/down$")  # whose inputs are rescaled; of keys and values it is the outputs
+_READS = re.compile(r"/mlp(_after)?/down$")  # inputs are rescaled; for keys and values the outputs
 _KEYS = re.compile(r"_attention/(key|value)$")
 
 
 @dataclasses.dataclass
 class IA3(Tuning):
-    """Trains three vectors of each layer, by which its keys, its values and what `down` of its feed-forward reads are
-    multiplied, number by number. They start at one (section 3.3).
+    """Trains three vectors per layer that multiply keys, values and the input of `down` elementwise.
+
+    They start at one (section 3.3).
     """
 
     def added(self, params, key):

@@ -1,4 +1,4 @@
-"""Says what every way of tuning has: which parameters it trains and adds, what a matrix computes with them."""
+"""The interface of tunings: trained and added parameters, and the computation of a tuned matrix."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -21,52 +21,52 @@ Interceptor = Callable[[Callable, tuple, dict, nn.module.InterceptorContext], Py
 
 
 class Tuning(kinds.Tuning):
-    """Base of the ways of tuning: all parameters of the model stay as `config.checkpoint.init_from` has them, but those
-    that it trains, and what it adds beside them.
+    """Base of tunings.
 
-    Heads are trained too where they are drawn anew (`Experiment.draws_heads`).
+    Parameters from `config.checkpoint.init_from` are frozen, except those that the tuning trains. Newly initialised
+    heads are trained too (`Experiment.draws_heads`).
     """
 
-    is_mergeable: ClassVar[bool] = True  # into the parameters of a plain model
+    is_mergeable: ClassVar[bool] = True  # whether an equivalent plain model exists
 
     def wrap(self, experiment: Experiment, train: TrainConfig, teacher: Optional[ModelConfig]) -> Adapted:
         return self.adapted(models.build(experiment.model, compute_for(train)), experiment)
 
     def adapted(self, model: models.AnyModel, experiment: Experiment) -> Adapted:
-        """Returns a model of the experiment under this tuning."""
+        """Returns the experiment's model under this tuning."""
         return Adapted(model, self, experiment.draws_heads)
 
     @property
     def tokens(self) -> int:
-        """Returns how many tokens are read before those of a text."""
+        """Returns the number of virtual tokens before a text."""
         return 0
 
     def limits(self, config: ModelConfig) -> dict[str, int]:
-        """Returns how many tokens of a text the model reads at most, by the field of config.model that says so."""
+        """Returns the maximum number of text tokens, by the limiting field of config.model."""
         most = config.position.max_length
         return {"position.max_length": most - self.tokens} if isinstance(most, int) else {}
 
     def trains(self, path: str, heads: set[str]) -> bool:
-        """Tells whether a parameter of the model is trained; heads: the first parts of the paths of its heads'."""
+        """Returns whether the tuning trains a parameter; heads: first path components of the heads."""
         del path, heads
         return False
 
     def added(self, params: PyTree, key: jax.Array) -> Flat:
-        """Returns the parameters beside the model's, as they start; params: of the model."""
+        """Returns the initial added parameters; params: of the model."""
         del params, key
         return {}
 
     def expanded(self, params: Flat) -> Flat:
-        """Returns the parameters that the model's calls read, made of those that are trained, and frozen ones."""
+        """Returns the parameters that the model reads, from trained and frozen ones."""
         return params
 
     def extended(self, batch: Batch, config: ModelConfig) -> Batch:
-        """Returns what the model reads in the place of a batch."""
+        """Returns the batch with virtual tokens."""
         del config
         return batch
 
     def interceptor(self, batch: Batch, training: bool) -> Interceptor:
-        """Returns what Flax calls around each method of each module, while the model reads a batch."""
+        """Returns the Flax interceptor for a forward pass over a batch."""
         del batch
 
         def around(call, args, kwargs, context):
@@ -77,17 +77,17 @@ class Tuning(kinds.Tuning):
         return around
 
     def around(self, linear: Linear, call: Callable[[jax.Array], jax.Array], x: jax.Array, training: bool) -> jax.Array:
-        """Returns what a linear map of the model gives for x, with what is added beside its kernel.
+        """Computes a linear map with the added parameters.
 
         Args:
-          linear: bound, in its scope.
-          call: what the map does without tuning.
+          linear: the bound module.
+          call: the untuned map.
         """
         del linear, training
         return call(x)
 
     def merged(self, params: Flat) -> Flat:
-        """Returns the parameters of a plain model that computes the same; params: of the model, and those added."""
+        """Returns the parameters of an equivalent plain model; params: of the model, with added ones."""
         return params
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -99,10 +99,10 @@ class Tuning(kinds.Tuning):
         yield from self.length_problems(experiment)
 
     def length_problems(self, experiment: Experiment) -> Iterator[str]:
-        """Yields where rows are longer than what the model reads behind the tokens of the tuning."""
+        """Yields an error if rows and virtual tokens exceed a limit of the model."""
         length, objective = experiment.data.sequence_length, experiment.objective
         if not self.tokens or list(objective.field_problems()) or length < objective.shortest:
-            return  # there are no lengths to compare
+            return  # no lengths to compare
         row = objective.adapted(experiment).places(length)
         for field, most in self.limits(experiment.model).items():
             if row > most:
@@ -114,17 +114,17 @@ class Tuning(kinds.Tuning):
 
 
 def abstract_params(config: ModelConfig) -> PyTree:
-    """Returns the shapes of a model's parameters, also before the text is prepared; the vocabulary is then made up."""
+    """Returns the shapes of a model's parameters; sizes that are still "auto" get placeholder values."""
     config = copy.deepcopy(config)
     if config.vocab_size == AUTO:
         config.vocab_size = 2
     if config.position.max_length == AUTO:
         config.position.max_length = 2
-    # Without a mesh, the trace would ask which devices there are, before the processes of a run have joined.
+    # Without a mesh, tracing would query devices before the processes of a run have joined.
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), "cpu")):
         return models.abstract_params(config)
 
 
 def beside(vector: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns a vector over the last axes of y in y's rank and dtype."""
+    """Broadcasts a vector over the last axes of y to the rank and dtype of y."""
     return vector.astype(y.dtype).reshape((1,) * (y.ndim - vector.ndim) + vector.shape)

@@ -1,8 +1,7 @@
-"""Ways of tuning that put trained tokens before those of a text: a prompt that is read, a prefix of each layer.
+"""Prompt tuning and prefix tuning: trained virtual tokens before each text.
 
-Each row of a batch gets some tokens more at its left, which nobody asks anything about. Prompt tuning writes its
-vectors in the place of their embeddings. Prefix tuning writes its keys and values in the place of theirs in every
-layer: what else becomes of such a token, nothing reads.
+Each row of a batch gets virtual tokens on its left, without predictions. Prompt tuning trains their embeddings. Prefix
+tuning trains their keys and values in every layer; nothing reads their other activations.
 """
 
 import dataclasses
@@ -25,11 +24,11 @@ from pretrainax.models.base import Model
 from pretrainax.sharding.param_paths import Flat, PyTree
 from pretrainax.sharding.rules import add_partition_rules
 
-_STDDEV = 0.02  # of keys and values as they start, and of what makes them
+_STDDEV = 0.02  # of initial keys and values, and of the layer that generates them
 
 
 class _VirtualTokens(Tuning):
-    """A way of tuning by `length` tokens at the left of each text."""
+    """Base of tunings with `length` virtual tokens before each text."""
 
     is_mergeable: ClassVar[bool] = False
     length: int
@@ -39,7 +38,7 @@ class _VirtualTokens(Tuning):
         return self.length
 
     def sides(self, config: ModelConfig) -> tuple[str, ...]:
-        """Returns how the names of those arrays of a batch begin that get the tokens: "", or "encoder_"."""
+        """Returns the name prefixes of the batch arrays that get virtual tokens: "" or "encoder_"."""
         raise NotImplementedError
 
     def extended(self, batch, config):
@@ -88,7 +87,7 @@ class _VirtualTokens(Tuning):
             yield f"config.mesh.sequence is {experiment.mesh.sequence}, with config.tuning {self} it must be 1"
 
 
-# What stands at the left of each array of a batch: (its segment ids [B, T], length P) -> [B, P].
+# Values of the virtual tokens in each batch array: (segment ids [B, T], length P) -> [B, P].
 _FRONT = {
     "tokens": lambda segments, length: jnp.zeros((len(segments), length), jnp.int32),
     "token_types": lambda segments, length: jnp.zeros((len(segments), length), jnp.int32),
@@ -99,17 +98,17 @@ _FRONT = {
 
 
 def _at_the_left(trained: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns y [B, P + T, …] with what is trained [P, …] in the place of its first tokens."""
+    """Replaces the first tokens of y [B, P + T, …] by the trained values [P, …]."""
     front = jnp.broadcast_to(trained[None].astype(y.dtype), (len(y), *trained.shape))
     return jnp.concatenate([front, y[:, len(trained) :]], axis=1)
 
 
 @dataclasses.dataclass
 class PromptTuning(_VirtualTokens):
-    """Trains the embeddings of a few tokens before the text (Lester et al. 2021, arXiv 2104.08691).
+    """Trains embeddings of virtual tokens before the text (Lester et al. 2021, arXiv 2104.08691).
 
-    Of an encoder-decoder the encoder reads them. They start as embeddings of the vocabulary, drawn at random (section
-    3.2). NOTE Drawn from all of it, where the paper takes the 5,000 most common.
+    In an encoder-decoder the encoder reads them. They start as random rows of the embedding (section 3.2). NOTE The
+    paper samples from the 5,000 most common tokens; this samples from the whole vocabulary.
     """
 
     length: int = 20  # tokens
@@ -127,7 +126,7 @@ class PromptTuning(_VirtualTokens):
         def around(call, args, kwargs, context):
             nonlocal has_prompt
             if isinstance(context.module, Model) and context.method_name == "embed":
-                has_prompt = not kwargs.get("side")  # and is no decoder of two stacks
+                has_prompt = not kwargs.get("side")  # not the decoder of an encoder-decoder
             if context.module.name == "token_embedding" and context.method_name == "__call__" and has_prompt:
                 return _at_the_left(context.module.get_variable("params", "prompt"), call(*args, **kwargs))
             return of_heads(call, args, kwargs, context)
@@ -137,19 +136,18 @@ class PromptTuning(_VirtualTokens):
 
 @dataclasses.dataclass
 class PrefixTuning(_VirtualTokens):
-    """Trains keys and values that all tokens see before those of the text, of each layer its own (Li and Liang 2021,
-    arXiv 2101.00190): of an encoder-decoder in the encoder, the decoder, and where the decoder reads the encoder.
+    """Trains keys and values of virtual tokens in every layer (Li and Liang 2021, arXiv 2101.00190).
 
-    With `hidden`, they are made of vectors by a tanh layer of that width, which is trained with them and left out
-    afterwards (section 4.3), one for each kind of attention as in the released code.
+    An encoder-decoder has prefixes in the encoder, the decoder and the cross-attention. With `hidden`, a tanh layer of
+    that width generates the prefixes from vectors (section 4.3); it is trained with them and dropped afterwards. Each
+    kind of attention has its own layer, as in the released code. The window of local layers must hold the prefix and
+    the row.
 
-    Local layers see no farther back than their window, which has to hold the prefix and the row.
-
-    NOTE Prefixes are turned as keys at positions 0, 1, … are, where positions turn keys.
+    NOTE Rotary positions rotate prefix keys like keys at positions 0, 1, …
     """
 
     length: int = 20  # tokens
-    hidden: int = 0  # width of the layer that makes the prefixes; 0: they are trained themselves
+    hidden: int = 0  # width of the layer that generates prefixes; 0: no layer
 
     def sides(self, config):
         return ("encoder_", "") if config.family == "encoder_decoder" else ("",)
@@ -195,7 +193,7 @@ class PrefixTuning(_VirtualTokens):
 
     def around(self, linear: Linear, call, x, training):
         del training
-        if not linear.has_variable("params", "prefix") or x.ndim != 3:  # disentangled positions have two axes
+        if not linear.has_variable("params", "prefix") or x.ndim != 3:  # disentangled positions are 2-D
             return call(x)
         return _at_the_left(linear.get_variable("params", "prefix"), call(x))
 
@@ -215,7 +213,7 @@ class PrefixTuning(_VirtualTokens):
             )
 
 
-# What makes the keys and values of one kind of attention, and its axes.
+# Parameters that generate keys and values of one kind of attention, with their axes.
 _LAYER = {
     "vectors": "rows features",
     "up": "features rank",
@@ -228,7 +226,7 @@ _LAYER = {
 
 
 def _keys_and_values(params: PyTree) -> dict[str, tuple[Matrix, Matrix]]:
-    """Returns the matrices that make keys and values, by the path of their attention."""
+    """Returns the key and value matrices by the path of their attention."""
     found = {matrix.path: matrix for matrix in matrices_of(params)}
     attentions = [path.removesuffix("/key") for path in found if path.endswith("_attention/key")]
     return {path: (found[f"{path}/key"], found[f"{path}/value"]) for path in attentions}
