@@ -47,7 +47,7 @@ class Tuning(kinds.Tuning):
         return {"position.max_length": most - self.tokens} if isinstance(most, int) else {}
 
     def trains(self, path: str, heads: set[str]) -> bool:
-        """Returns whether the tuning trains a parameter; heads: first path components of the heads."""
+        """Returns True if the tuning trains a parameter; heads: first path components of the heads."""
         del path, heads
         return False
 

@@ -164,7 +164,7 @@ class Checkpoints:
 
     @property
     def _owns(self) -> bool:
-        """Tells whether this process names and deletes what is in the folder."""
+        """Returns True if this process names and deletes what is in the folder."""
         return jax.process_index() == 0
 
     def _finish(self, step: int, staging: str, response: ocp.AsyncResponse[None]) -> None:

@@ -214,7 +214,7 @@ class CheckpointConfig:
     fresh_heads: bool = False  # heads that `init_from` lacks are drawn anew (a BertModel has none): they are named
 
     def keeps(self, step: int) -> bool:
-        """Tells whether the checkpoint after so many updates is kept for good."""
+        """Returns True if the checkpoint after so many updates is kept for good."""
         return step & (step - 1) == 0 if self.keep_at == "log" else step in self.keep_at
 
 
@@ -254,7 +254,7 @@ class Experiment:
 
     @property
     def draws_heads(self) -> bool:
-        """Returns whether heads that `checkpoint.init_from` lacks are drawn anew: those of a task always are."""
+        """Returns True if heads that `checkpoint.init_from` lacks are drawn anew: those of a task always are."""
         return self.checkpoint.fresh_heads or self.model.head is not None
 
     @property

@@ -24,7 +24,7 @@ def declare(*metrics: Metric) -> None:
 
 
 def larger_is_better(name: str) -> bool:
-    """Tells whether more is better, of a metric ("accuracy") or a part of one ("accuracy/source=wiki").
+    """Returns True if more is better, of a metric ("accuracy") or a part of one ("accuracy/source=wiki").
 
     Raises:
       UserError: no part declares such a metric.

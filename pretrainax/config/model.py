@@ -201,7 +201,7 @@ class ModelConfig:
 
     @property
     def reads_question(self) -> bool:
-        """Returns whether attention is told of each row which tokens are of its question."""
+        """Returns True if attention is told of each row which tokens are of its question."""
         windows = self.sparse_attention
         return isinstance(windows, SlidingWindows) and windows.global_tokens == "question"
 

@@ -47,7 +47,7 @@ class Field(NamedTuple):
     width: int = 0  # of an axis C
 
     def is_of(self, family: str) -> bool:
-        """Returns whether models of a family have this array."""
+        """Returns True if models of a family have this array."""
         return not self.families or family in self.families
 
 
@@ -121,62 +121,62 @@ LENGTH_FIELDS = {"text_lengths": "segment_ids", "encoder_text_lengths": "encoder
 
 
 def is_encoder_decoder(batch: Collection[str]) -> bool:
-    """Returns whether an encoder reads `encoder_tokens` for the decoder."""
+    """Returns True if an encoder reads `encoder_tokens` for the decoder."""
     return "encoder_tokens" in batch
 
 
 def is_gathered(batch: Collection[str]) -> bool:
-    """Returns whether predictions are asked for at `masked_positions` alone (15 % of the head's work)."""
+    """Returns True if predictions are asked for at `masked_positions` alone (15 % of the head's work)."""
     return "masked_positions" in batch
 
 
 def has_pairs(batch: Collection[str]) -> bool:
-    """Returns whether rows are pairs of segments with a label."""
+    """Returns True if rows are pairs of segments with a label."""
     return "pair_labels" in batch
 
 
 def has_previous(batch: Collection[str]) -> bool:
-    """Returns whether the token before each is to be predicted too, by what reads from right to left."""
+    """Returns True if the token before each is to be predicted too, by what reads from right to left."""
     return "previous" in batch
 
 
 def has_replaced(batch: Collection[str]) -> bool:
-    """Returns whether the batch tells itself which tokens were replaced; else the generator of the model does."""
+    """Returns True if the batch tells itself which tokens were replaced; else the generator of the model does."""
     return "replaced" in batch
 
 
 def has_prefix(batch: Collection[str]) -> bool:
-    """Returns whether a decoder sees the prefix of its text from both sides."""
+    """Returns True if a decoder sees the prefix of its text from both sides."""
     return "prefix_mask" in batch
 
 
 def has_loss(batch: Collection[str]) -> bool:
-    """Returns whether the batch says which predictions count; without, a model is only asked what it says."""
+    """Returns True if the batch says which predictions count; without, a model is only asked what it says."""
     return "loss_weights" in batch
 
 
 def predicts_tokens(batch: Collection[str]) -> bool:
-    """Returns whether tokens are to be predicted; a task with labels predicts those."""
+    """Returns True if tokens are to be predicted; a task with labels predicts those."""
     return "targets" in batch
 
 
 def has_labels(batch: Collection[str]) -> bool:
-    """Returns whether rows have labels of a task."""
+    """Returns True if rows have labels of a task."""
     return "labels" in batch or "label_values" in batch
 
 
 def has_span(batch: Collection[str]) -> bool:
-    """Returns whether rows have an answer to find."""
+    """Returns True if rows have an answer to find."""
     return "span" in batch
 
 
 def has_word_labels(batch: Collection[str]) -> bool:
-    """Returns whether the words of rows have labels of a task."""
+    """Returns True if the words of rows have labels of a task."""
     return "word_labels" in batch
 
 
 def has_texts(batch: Collection[str]) -> bool:
-    """Returns whether a row is a query and its passages, each of which becomes a vector."""
+    """Returns True if a row is a query and its passages, each of which becomes a vector."""
     return "texts" in batch
 
 

@@ -84,7 +84,7 @@ class Corpus:
 
     @property
     def is_in_store(self) -> bool:
-        """Tells whether some of its tokens are not on this machine."""
+        """Returns True if some of its tokens are not on this machine."""
         return self._twin is not None and any(self._map_shard(i) is None for i in range(len(self._starts) - 1))
 
     def _pieces(self, start: int, length: int) -> Iterator[Piece]:

@@ -51,7 +51,7 @@ class Distillation(kinds.DistillConfig):
 
     @property
     def compares_states(self) -> bool:
-        """Tells whether more than answers is compared."""
+        """Returns True if more than answers is compared."""
         return any((self.hidden, self.embeddings, self.attention, self.relations))
 
     def problems(self, experiment: Experiment) -> Iterator[str]:

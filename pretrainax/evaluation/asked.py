@@ -76,7 +76,7 @@ class Evaluation:
 
     @property
     def of_text(self) -> bool:
-        """Tells whether any text or task is scored, and not the run's own validation made again."""
+        """Returns True if any text or task is scored, and not the run's own validation made again."""
         return self["source"] is not None or self["tasks"] is not None
 
     def run(self) -> int:

@@ -1,1 +1,1 @@
-"""Files below everything else: errors of one line, names and paths, JSON, and writing that a crash leaves whole."""
+"""The lowest package: one-line errors, names and paths, JSON, and atomic writes."""

@@ -1,4 +1,4 @@
-"""Files and folders that appear under their name when they are complete, or never, whenever the process is killed."""
+"""Atomic writes: files and folders appear under their name only when they are complete."""
 
 import contextlib
 import os
@@ -11,13 +11,13 @@ from typing import BinaryIO
 
 from pretrainax.files.errors import UserError
 
-_UNFINISHED = re.compile(r".+\.tmp-(.+)-(\d{1,10})", re.DOTALL)  # as `_temporary` names it
+_UNFINISHED = re.compile(r".+\.tmp-(.+)-(\d{1,10})", re.DOTALL)  # names from `_temporary`
 _DAY = 86_400.0  # seconds
 
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[BinaryIO]:
-    """Yields a file beside `path` that takes its name at the end; of one that fails nothing is left.
+    """Yields a temporary file that is renamed to `path` at the end, or removed after an exception.
 
     The name of the file names the machine and the process: several may write the same `path` at once.
     """
@@ -29,7 +29,7 @@ def replacing(path: str) -> Iterator[BinaryIO]:
     except IsADirectoryError as e:
         with contextlib.suppress(FileNotFoundError):
             os.remove(temporary)
-        raise UserError(f"{path} is a folder, and a file is to be written there: delete it or move it away") from e
+        raise UserError(f"{path} is a folder where a file must be written: delete or move it") from e
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.remove(temporary)
@@ -38,9 +38,9 @@ def replacing(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def replacing_folder(path: str) -> Iterator[str]:
-    """Yields a folder beside `path` that takes its name at the end; that of a process that was faster stays."""
+    """Yields a temporary folder that is renamed to `path` at the end; an existing folder of a faster process stays."""
     temporary = _temporary(path)
-    shutil.rmtree(temporary, ignore_errors=True)  # of a process of this number that was killed
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process with the same PID
     try:
         os.makedirs(temporary)
         yield temporary
@@ -60,7 +60,7 @@ def _temporary(path: str) -> str:
 
 
 def remove_leftovers(folder: str) -> None:
-    """Deletes what killed processes had begun to write in a folder; what a living one is writing stays.
+    """Deletes unfinished writes of killed processes in a folder, not those of running processes.
 
     Of this machine those are the processes that are no more; of another one, files that nobody has touched for a day.
     """
@@ -68,7 +68,7 @@ def remove_leftovers(folder: str) -> None:
         for entry in found:
             if (match := _UNFINISHED.fullmatch(entry.name)) is None:
                 continue
-            with contextlib.suppress(OSError):  # gone meanwhile, or not ours to delete
+            with contextlib.suppress(OSError):  # already gone, or not ours to delete
                 is_here, pid = match[1] == socket.gethostname(), int(match[2])
                 if pid == os.getpid() or not _is_alive(pid) if is_here else time.time() - entry.stat().st_mtime > _DAY:
                     shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.remove(entry.path)
@@ -85,6 +85,6 @@ def _is_alive(pid: int) -> bool:
 
 
 def write_atomically(path: str, content: str | bytes) -> None:
-    """Writes a file, text as UTF-8; whoever reads it finds the old content or the new one."""
+    """Writes a file, text as UTF-8; readers see either the old or the new content."""
     with replacing(path) as f:
         f.write(content.encode() if isinstance(content, str) else content)

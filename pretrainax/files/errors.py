@@ -1,33 +1,33 @@
-"""Mistakes of a user, each told in one line."""
+"""User errors, reported in one line."""
 
 import difflib
 import typing
 
 
 class UserError(Exception):
-    """A mistake in the config or the input. Main prints it as one line, without a traceback, and exits with 2."""
+    """Invalid config or input. Commands print one line without a traceback and exit with status 2."""
 
     exit_code = 2
 
 
 class RunFailed(UserError):
-    """A run that cannot go on through no mistake in a field: one line too, and exit code 1."""
+    """A run that failed without an invalid field. Commands print one line and exit with status 1."""
 
     exit_code = 1
 
 
 def printable(text: str) -> str:
-    """Returns a text on one line, without characters that control a terminal."""
+    """Returns a text as one line without control characters."""
     return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
 
 
 def shortened(text: str) -> str:
-    """Returns what an error line has of a text that a user gave: all of it, or the beginning of a very long one."""
+    """Returns a user's text for an error line; a very long one is truncated."""
     return text if len(text) <= 200 else f"{text[:100]}… ({len(text):,} characters)"
 
 
 def nearest(name: str, allowed: typing.Iterable[str]) -> str:
-    """The end of an error line: what is allowed, nearest names first; `nearest("stpes", ["steps"])`."""
+    """Returns the end of an error line: the nearest allowed names, or all; `nearest("stpes", ["steps"])`."""
     allowed = sorted(allowed)
     close = difflib.get_close_matches(name, allowed, n=3, cutoff=0.6)
     if close:

@@ -1,4 +1,4 @@
-"""JSON files of others: whatever is wrong with one is a UserError that names it."""
+"""Untrusted JSON files: every fault raises a UserError that names the file."""
 
 import json
 from typing import Any, TypeAlias
@@ -6,11 +6,11 @@ from typing import Any, TypeAlias
 from pretrainax.files.errors import UserError
 from pretrainax.files.regular_files import read_bytes
 
-JsonObject: TypeAlias = dict[str, Any]  # of values that JSON can hold
+JsonObject: TypeAlias = dict[str, Any]  # of JSON values
 
 
 def read_object(path: str) -> JsonObject:
-    """Returns the object that a file holds.
+    """Reads a JSON object.
 
     Raises:
       UserError: it is missing, no regular file, too large, not UTF-8, no JSON, nested too deep, or no object.
@@ -18,7 +18,7 @@ def read_object(path: str) -> JsonObject:
     try:
         value = json.loads(read_bytes(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as e:
-        raise UserError(f"{path} is no JSON file ({getattr(e, 'strerror', None) or e})") from e
+        raise UserError(f"{path} is not a JSON file ({getattr(e, 'strerror', None) or e})") from e
     if not isinstance(value, dict):
         raise UserError(f"{path} is no JSON object")
     return value

@@ -1,4 +1,4 @@
-"""Maps the names of files that others list to paths below a folder: the only way from such a name to a path.
+"""Maps untrusted file names to paths below a folder; no other code does this.
 
 Names of objects in a bucket, of files in a manifest, of shards in an index: whoever writes the list chooses the name.
 Joined to a folder as it stands, `../../.bashrc` is a file outside it.
@@ -13,15 +13,15 @@ _LONGEST_PATH = 4095  # bytes, PATH_MAX of Linux without its zero
 
 
 def name_problem(name: str) -> str:
-    """Returns why a name cannot be that of a file below a folder; empty if it can. Parts are separated by slashes."""
+    """Returns why a slash-separated name is invalid for a file below a folder; "" if it is valid."""
     if "\0" in name:
-        return "it holds a zero byte, which no path can"
+        return "it contains a zero byte, which paths cannot"
     try:
         parts = name.encode().split(b"/")
     except UnicodeEncodeError:
         return "it is not UTF-8"
     if name.startswith("/"):
-        return "it starts with a slash, and names are relative to their folder"
+        return "it starts with a slash, but names are relative to their folder"
     if b"" in parts:
         return "it has an empty part between slashes"
     if b".." in parts or b"." in parts:

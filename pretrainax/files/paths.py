@@ -1,4 +1,4 @@
-"""Says what is wrong with a path that a user gives, as a flag or a field, before anything is read or made there."""
+"""Validates paths in flags and fields before anything is read or created there."""
 
 import os
 import re
@@ -11,36 +11,36 @@ from pretrainax.files.object_names import name_problem
 _SCHEME = re.compile(r"([A-Za-z][\w+.-]*):/(?=/)")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)")
 _CREDENTIALS = re.compile(r":.*@")
-STORES = {"gs": "gcs", "s3": "s3", "az": "azure", "abfs": "azure", "memory": "test"}  # schemes, and the extra of each
-HUB = "hf:"  # before the name of a model of the Hugging Face Hub
+STORES = {"gs": "gcs", "s3": "s3", "az": "azure", "abfs": "azure", "memory": "test"}  # scheme -> extra
+HUB = "hf:"  # prefix of Hugging Face Hub models
 _HUB_NAME = re.compile(rf"{HUB}([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w.-]+(?:/[\w.-]+)*))?", re.ASCII)
 
 
 class HubName(NamedTuple):
-    """A model of the Hugging Face Hub, as a path names it: hf:org/name, hf:org/name@revision."""
+    """Hugging Face Hub model: hf:org/name or hf:org/name@revision."""
 
     repository: str
-    revision: Optional[str]  # a branch, a tag or a commit; None: what its main branch has now
+    revision: Optional[str]  # branch, tag or commit; None: the main branch
 
 
 def is_hub(path: str) -> bool:
-    """Tells whether a path is of a model of the Hugging Face Hub; ./hf:a is a folder."""
+    """Returns True if a path names a Hugging Face Hub model; ./hf:a is a folder."""
     return path.startswith(HUB)
 
 
 def hub_name(path: str) -> Optional[HubName]:
-    """Returns what a path of the hub names; None where no model can have such a name."""
+    """Parses a hub path; None for an invalid model name."""
     match = _HUB_NAME.fullmatch(path)
     return HubName(match[1], match[2]) if match and ".." not in path else None
 
 
 def is_url(path: str) -> bool:
-    """Tells whether a path is of an object store, as gs://bucket/runs/a."""
+    """Returns True if a path is an object-store URL such as gs://bucket/runs/a."""
     return bool((match := _URL.match(path)) and match[1] in STORES)
 
 
 def path_problem(path: str, takes_hub: bool = False) -> str:
-    """Returns why there can be no file or folder of this path; empty where there can be one.
+    """Returns why a path is invalid for a file or folder; "" if it is valid.
 
     takes_hub: it may be that of a model of the hub, too.
     """
@@ -61,12 +61,12 @@ def path_problem(path: str, takes_hub: bool = False) -> str:
     if scheme:
         return _url_problem(path[scheme.end() + 1 :])
     if "\0" in path:
-        return "it holds a zero byte, which no path can"
+        return "it contains a zero byte, which paths cannot"
     return "" if is_utf8(path) else "it is not UTF-8: give that file or folder another name"
 
 
 def _url_problem(rest: str) -> str:
-    """Returns what is wrong with a URL of a store after its scheme; empty if nothing is."""
+    """Returns why a store URL is invalid after its scheme; "" if it is valid."""
     bucket, name = rest.partition("/")[0], rest.rstrip("/")
     if not bucket:
         return "it names no bucket"
@@ -79,7 +79,7 @@ def _url_problem(rest: str) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Tells whether a word is text: Python keeps the other bytes of a command line as surrogates."""
+    """Returns True if a string is valid UTF-8; Python stores other command-line bytes as surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -87,7 +87,7 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-flags.disclaim_key_flags()  # they are those of who calls `define_path`
+flags.disclaim_key_flags()  # flags belong to the callers of `define_path`
 
 
 class _PathParser(flags.ArgumentParser):
@@ -102,14 +102,14 @@ class _PathParser(flags.ArgumentParser):
 
 
 def is_path(flag: flags.Flag) -> bool:
-    """Tells whether a flag was defined by `define_path`."""
+    """Returns True if `define_path` defined a flag."""
     return isinstance(flag.parser, _PathParser)
 
 
 def define_path(
     name: str, default: Optional[str], help: str, takes_hub: bool = False
 ) -> flags.FlagHolder[Optional[str]]:
-    """Defines a flag that names a file or a folder, of which ~ is the home; as `flags.DEFINE_string` does others.
+    """Defines a path flag with ~ expansion; otherwise like `flags.DEFINE_string`.
 
     takes_hub: or a model of the hub, which `storage.places.here` brings.
     """

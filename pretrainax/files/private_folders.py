@@ -1,4 +1,4 @@
-"""Folders that only this user can read or write: for what a program trusts because it wrote it itself."""
+"""Folders that only the current user can read or write, for files that a program trusts."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from pretrainax.files.errors import UserError
 
 
 def private_folder(path: str) -> str:
-    """Creates a folder for this user alone (mode 0700), takes from others the right to one that exists; returns it.
+    """Creates or restricts a folder to the current user (mode 0700) and returns it.
 
     Raises:
       UserError: something else is there, or another user's folder, or the folder cannot be created.

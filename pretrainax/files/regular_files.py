@@ -1,4 +1,4 @@
-"""Reads files that others made: only regular ones, and no more of one than it may have.
+"""Reads untrusted files: only regular files, and only up to a size limit.
 
 A file of somebody's model directory may be a link to /dev/zero, or a FIFO that nobody writes to: what opens it would
 fill the memory, or wait for ever. A link to a regular file is as good as the file, as in Hugging Face's cache.
@@ -9,7 +9,7 @@ import stat
 
 from pretrainax.files.errors import UserError
 
-MOST_BYTES = 1 << 27  # of a file that is read whole: a description, a tokenizer, a list of words
+MOST_BYTES = 1 << 27  # of files that are read at once: descriptions, tokenizers, word lists
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -20,7 +20,7 @@ _KINDS = (
 
 
 def check_regular(path: str) -> None:
-    """Raises UserError where a path is neither a regular file nor a link to one; OSError where it is nothing."""
+    """Raises UserError unless a path is a regular file or a link to one; OSError if it does not exist."""
     mode = os.stat(path).st_mode
     for is_kind, name in _KINDS:
         if is_kind(mode):
@@ -28,10 +28,10 @@ def check_regular(path: str) -> None:
 
 
 def read_bytes(path: str, most: int = MOST_BYTES) -> bytes:
-    """Returns the content of a regular file; UserError for another kind, or more than `most` bytes."""
+    """Reads a regular file; UserError for other kinds of files, or above `most` bytes."""
     check_regular(path)
     with open(path, "rb") as f:
         content = f.read(most + 1)
     if len(content) > most:
-        raise UserError(f"{path} has more than {most:,} bytes, the most that is read of such a file")
+        raise UserError(f"{path} has more than {most:,} bytes, the limit for such files")
     return content

@@ -71,7 +71,7 @@ def before_text(experiment: Experiment, vocabulary: Vocabulary, is_needed: bool)
 
 
 def _reads_on(experiment: Experiment) -> bool:
-    """Tells whether a text was seen after the end of another one in training."""
+    """Returns True if a text was seen after the end of another one in training."""
     return any(
         isinstance(objective, CausalLM)
         and not objective.mask_documents

@@ -85,7 +85,7 @@ class Holes:
 
 
 def has_hole(tokenizer: Tokenizer, text: str) -> bool:
-    """Tells whether something in a text stands for what is missing."""
+    """Returns True if something in a text stands for what is missing."""
     return re.search(_written(tokenizer), text) is not None
 
 
@@ -104,7 +104,7 @@ def _own(tokenizer: Tokenizer) -> Optional[str]:
 
 
 def takes_space(spellings: Sequence[bytes]) -> bool:
-    """Tells whether the space before a hole is of what goes into it, as " park" is one piece."""
+    """Returns True if the space before a hole is of what goes into it, as " park" is one piece."""
     return any(spelling[:1] == b" " and spelling.strip() for spelling in spellings)
 
 

@@ -32,7 +32,7 @@ class Rules(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Tells whether what was said before counts."""
+        """Returns True if what was said before counts."""
         return any(x is not None for x in (self.repetition_penalty, self.frequency_penalty, self.presence_penalty))
 
 

@@ -319,7 +319,7 @@ def _family_of(base: Origin, experiment: Experiment, tokenizer: Tokenizer) -> Hu
 
 
 def is_adapter(directory: str) -> bool:
-    """Tells whether a folder is one of peft's."""
+    """Returns True if a folder is one of peft's."""
     return os.path.exists(os.path.join(directory, CONFIG))
 
 

@@ -38,7 +38,7 @@ _LARGEST = 2**20  # a size that a model may have
 
 
 def is_elmo(directory: str) -> bool:
-    """Tells whether a directory holds ELMo as it was released."""
+    """Returns True if a directory holds ELMo as it was released."""
     names = set(os.listdir(directory)) if os.path.isdir(directory) else set()
     return OPTIONS in names and "config.json" not in names
 

@@ -1,4 +1,4 @@
-"""Tells whether an id means the same to a model that is there, a start or a teacher, as to the run that takes it up."""
+"""Checks that token ids mean the same in a run and in its start or teacher."""
 
 import dataclasses
 import os
@@ -30,7 +30,7 @@ def check_tokenizer_of(origin: Origin, ours: Tokenizer, name: str, may_grow: boo
 
 
 def _extends(ours: Tokenizer, theirs: Tokenizer) -> bool:
-    """Tells whether ids of one tokenizer mean the same in another one that has more."""
+    """Returns True if ids of one tokenizer mean the same in another one that has more."""
     known = theirs.vocabulary
     roles = {name: i for name, i in dataclasses.asdict(known).items() if isinstance(i, int) and name != "size"}
     same_roles = all(getattr(ours.vocabulary, name) == i for name, i in roles.items())
@@ -39,7 +39,7 @@ def _extends(ours: Tokenizer, theirs: Tokenizer) -> bool:
 
 
 def has_tokenizer(origin: Origin) -> bool:
-    """Tells whether a tokenizer lies with a model: of a directory of weights alone nobody knows what ids mean."""
+    """Returns True if a tokenizer lies with a model: of a directory of weights alone nobody knows what ids mean."""
     if origin.steps:
         return os.path.isdir(os.path.join(origin.directory, "tokenizer"))
     try:

@@ -71,7 +71,7 @@ def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "Direct
 
 
 def takes_encoder(theirs: ModelConfig, ours: ModelConfig) -> bool:
-    """Tells whether a model starts from an encoder-decoder's encoder alone, as T5ForTokenClassification does."""
+    """Returns True if a model starts from an encoder-decoder's encoder alone, as T5ForTokenClassification does."""
     return (theirs.family, ours.family) == ("encoder_decoder", "encoder")
 
 

@@ -40,7 +40,7 @@ class Mask:
 
     @property
     def has_positions(self) -> bool:
-        """Returns whether queries or keys have indices other than those of a row from its start."""
+        """Returns True if queries or keys have indices other than those of a row from its start."""
         return self.query_positions is not None or self.key_positions is not None
 
     @property

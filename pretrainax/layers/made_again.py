@@ -45,7 +45,7 @@ def products_saveable(primitive: Primitive, *_: object, **params: object) -> boo
 
 
 def is_converted(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation is what `converted` returns."""
+    """Returns True if an equation is what `converted` returns."""
     return eqn.primitive.name == "name" and eqn.params["name"] == _CONVERTED
 
 

@@ -38,7 +38,7 @@ class Attention(nn.Module):
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
-        """Returns whether the self-attention of a model's blocks is of this kind."""
+        """Returns True if the self-attention of a model's blocks is of this kind."""
         raise NotImplementedError
 
     @staticmethod

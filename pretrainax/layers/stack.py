@@ -222,7 +222,7 @@ class Stack(nn.Module):
 
     @nn.nowrap
     def _lies_on_stages(self, rows: int) -> bool:
-        """Returns whether a pipeline computes the blocks: of rows that the mesh divides, unless somebody asks for what
+        """Returns True if a pipeline computes the blocks: of rows that the mesh divides, unless somebody asks for what
         is between the layers."""
         asked = self.is_initializing() or self.is_mutable_collection("intermediates")
         piped = axis_size(PIPELINE_AXIS) > 1 and stages_obstacle(self.config) is None

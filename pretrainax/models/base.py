@@ -68,7 +68,7 @@ class AnyFamily(nn.Module):
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
-        """Returns whether this is the class of a config."""
+        """Returns True if this is the class of a config."""
         raise NotImplementedError
 
     @staticmethod

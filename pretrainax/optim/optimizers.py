@@ -28,7 +28,7 @@ class Optimizer(kinds.Optimizer):
 
     @property
     def is_relative(self) -> bool:
-        """Tells whether one rate fits models of all sizes: an update is relative to the size of its matrix, or to the
+        """Returns True if one rate fits models of all sizes: an update is relative to the size of its matrix, or to the
         sizes of all gradients before."""
         return False
 
@@ -39,7 +39,7 @@ class Optimizer(kinds.Optimizer):
 
     @property
     def moves_the_gradient(self) -> bool:
-        """Tells whether it is taken elsewhere than at the parameters, which are then there twice."""
+        """Returns True if it is taken elsewhere than at the parameters, which are then there twice."""
         return type(self).gradient_point is not Optimizer.gradient_point
 
     def build(self, schedule: Rate, params_shape: PyTree) -> optax.GradientTransformationExtraArgs:

@@ -67,7 +67,7 @@ class Memory:
         return self.parameters + self.optimizer + self.ema + self.frozen + self.batch
 
     def exceeds_default(self, chip: Chip) -> bool:
-        """Tells whether a step takes more of a GPU than JAX does unless MEM_FRACTION is set: 75 %."""
+        """Returns True if a step takes more of a GPU than JAX does unless MEM_FRACTION is set: 75 %."""
         return not chip.is_tpu and self.total > 0.75 * chip.memory_bytes
 
     def fits(self, chip: Chip) -> bool:

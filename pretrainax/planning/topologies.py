@@ -127,7 +127,7 @@ class Topology:
 
     @property
     def wraps_around(self) -> bool:
-        """Returns whether the wires of a TPU's slice go around in all of its dimensions: of three from 4 chips each, of
+        """Returns True if the wires of a TPU's slice go around in all of its dimensions: of three from 4 chips each, of
         two from 16 each, which are the whole pod."""
         return self.chip.is_tpu and min(self.shape) >= {2: 16, 3: 4}[self.chip.torus]
 

@@ -48,7 +48,7 @@ class RunLines(NamedTuple):
         return places, values
 
     def has(self, field: str, split: str = "") -> bool:
-        """Tells whether any line, of a split or of both, has a value of a field."""
+        """Returns True if any line, of a split or of both, has a value of a field."""
         return any(line.get(field) is not None for line in self.lines if split in ("", line["split"]))
 
     def last(self, split: str, field: str) -> Optional[float]:

@@ -75,7 +75,7 @@ class _Record:
         self.codes = {run.name: 0 if self.is_done(run) else None for run in runs}
 
     def is_done(self, run: GridRun) -> bool:
-        """Tells whether a run has ended that was asked for as this one is."""
+        """Returns True if a run has ended that was asked for as this one is."""
         is_there = os.path.isdir(os.path.join(self.workdir, run.name))
         return is_there and self._done.get(run.name) == self._asked[run.name]
 

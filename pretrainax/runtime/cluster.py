@@ -15,7 +15,7 @@ _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID",
 
 
 def is_one_of_many() -> bool:
-    """Returns whether this process is to join others: the environment says so, or the TPU it is on.
+    """Returns True if this process is to join others: the environment says so, or the TPU it is on.
 
     Asked in the order in which `jax.distributed.initialize` looks for a launcher; the first that is there decides.
 

@@ -79,7 +79,7 @@ class Recorder:
             note(f"the profile is of steps {_span(self._asked)}: a start compiles in its first step, which is {first}")
 
     def begins_at(self, step: int) -> bool:
-        """Tells whether a profile begins with the step that comes now."""
+        """Returns True if a profile begins with the step that comes now."""
         if self._end or step == self._first:
             return False
         return self._request.requested or bool(self._asked) and step == self._asked[0]
@@ -106,7 +106,7 @@ class Recorder:
         self._seen = step
 
     def ends_at(self, step: int) -> bool:
-        """Tells whether the profile that is being written ends with the step that was made."""
+        """Returns True if the profile that is being written ends with the step that was made."""
         return bool(self._end) and step >= self._end
 
     def end(self, report: bool = True) -> None:

@@ -292,7 +292,7 @@ class Watchdog:
 
 
 def _may_be_an_echo(error: Optional[BaseException]) -> bool:
-    """Returns whether a process that is gone may be the reason: a collective fails here, or the save that needs one."""
+    """Returns True if a process that is gone may be the reason: a collective fails here, or the save that needs one."""
     while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
         error = error.__cause__ or error.__context__
     return error is not None

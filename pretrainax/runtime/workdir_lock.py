@@ -77,7 +77,7 @@ class WorkdirLock:
                 os.rmdir(self.workdir)
 
     def _take(self) -> bool:
-        """Returns whether the lock is ours; where its file has been removed meanwhile there is another to take."""
+        """Returns True if the lock is ours; where its file has been removed meanwhile there is another to take."""
         try:
             free: Optional[bool] = True
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -84,7 +84,7 @@ def over_parts(tree: PyTree, found: Callable[[PyTree], jax.Array]) -> jax.Array:
 
 
 def is_stacked(path: str) -> bool:
-    """Returns whether the first axis of a parameter is that of the layers of a stack."""
+    """Returns True if the first axis of a parameter is that of the layers of a stack."""
     return stack_of(path) is not None
 
 

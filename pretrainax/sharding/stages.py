@@ -64,7 +64,7 @@ def count_parts(wanted: int, rows: int) -> int:
 
 
 def turns_round(train: TrainConfig, sizes: Mapping[str, int]) -> bool:
-    """Returns whether a step has the parts of a pipeline go back one by one (`layers/one_forward_one_backward.py`)."""
+    """Returns True if a step has the parts of a pipeline go back one by one (`layers/one_forward_one_backward.py`)."""
     return train.pipeline_schedule == "1f1b" and sizes[PIPELINE_AXIS] > 1
 
 

@@ -61,7 +61,7 @@ class Lease:
             os._exit(1)
 
     def _take(self) -> bool:
-        """Returns whether the lease is ours; raises RunFailed where another run is alive."""
+        """Returns True if the lease is ours; raises RunFailed where another run is alive."""
         newest = max(self._numbers(), default=0)
         if newest and not self._is_free(self._read(newest)):
             self._watch(newest)
@@ -72,7 +72,7 @@ class Lease:
         return True
 
     def _is_free(self, found: JsonObject) -> bool:
-        """Tells whether a holder is gone: it says so, or it was here, where there is no other under our lock."""
+        """Returns True if a holder is gone: it says so, or it was here, where there is no other under our lock."""
         return bool(found.get("free")) or all(found.get(name) == self._own[name] for name in ("host", "boot", "place"))
 
     def _watch(self, number: int) -> None:

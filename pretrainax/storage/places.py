@@ -178,7 +178,7 @@ def send_soon(path: str) -> None:
 
 
 def is_at_work(path: str) -> bool:
-    """Tells whether a path is in a twin that this process works in: one of several has another than the others."""
+    """Returns True if a path is in a twin that this process works in: one of several has another than the others."""
     return (twin := twin_around(path)) is not None and twin.root in _senders
 
 

@@ -41,7 +41,7 @@ def newest_whole(names: Iterable[str]) -> dict[str, int]:
 
 
 def is_replaced(name: str, local: Collection[str], newest: Mapping[str, int]) -> bool:
-    """Tells whether a file that is gone here was deleted by a run, which leaves a whole checkpoint whatever it deletes.
+    """Returns True if a run deleted a missing local file; a run always leaves a complete checkpoint.
 
     newest: of each folder of checkpoints the newest whole step that is here.
     """

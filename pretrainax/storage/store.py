@@ -91,7 +91,7 @@ class Store:
         return self._without_markers(stamps)
 
     def is_object(self) -> bool:
-        """Tells whether the URL is itself that of an object, and no folder or the marker of one."""
+        """Returns True if the URL is itself that of an object, and no folder or the marker of one."""
         if not self._tried(lambda: self._fs.isfile(self._root)):
             return False
         return self.stamp("").size > 0 or not self.objects()
@@ -168,7 +168,7 @@ class Store:
         return _stamp(self._tried(lambda: self._fs.info(self._path(name))))
 
     def has(self, name: str) -> bool:
-        """Tells whether an object is there, whatever a listing says."""
+        """Returns True if an object is there, whatever a listing says."""
         try:
             self.stamp(name)
         except FileNotFoundError:
@@ -244,7 +244,7 @@ class Store:
 
 
 def _is_local(error: BaseException) -> bool:
-    """Tells whether an error is of a file of this machine, which another request does not mend.
+    """Returns True if an error is of a file of this machine, which another request does not mend.
 
     Where libraries report an answer of a store as an OSError, it has a cause or does not name a local path.
     """

@@ -147,7 +147,7 @@ class Twin:
             self._keep()
 
     def is_ahead(self) -> bool:
-        """Tells whether the store has nothing, or this machine has a newer whole checkpoint than the store."""
+        """Returns True if the store has nothing, or this machine has a newer whole checkpoint than the store."""
         found = self._listed()
         here, there = (max(newest_whole(names).values(), default=-1) for names in (self._scan(), found))
         return here > there or not found
@@ -284,7 +284,7 @@ class Twin:
                 self._keep()
 
     def has_unsent(self) -> bool:
-        """Tells whether something here is not in the store, or not so."""
+        """Returns True if something here is not in the store, or not so."""
         return bool(self._changed(self._scan()))
 
     def _mended(self, local: dict[str, Here]) -> dict[str, Here]:

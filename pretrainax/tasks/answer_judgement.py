@@ -14,7 +14,7 @@ from pretrainax.tasks.classification import Classification
 
 @dataclasses.dataclass
 class AnswerJudgement(Classification):
-    """Tells whether an answer to a question about a passage is right, where several may be (MultiRC, Khashabi et al.
+    """Returns True if an answer to a question about a passage is right, where several may be (MultiRC, Khashabi et al.
     2018).
 
     The record {"paragraph": "It rained.", "question": "How was it?", "answer": "wet", "label": 1, "idx": {"paragraph":

@@ -77,7 +77,7 @@ class Task(Objective):
         raise NotImplementedError
 
     def leaves_out(self, record: Record) -> bool:
-        """Tells whether `encode` makes no document of a record, which `read` has counted."""
+        """Returns True if `encode` makes no document of a record, which `read` has counted."""
         del record
         return False
 
@@ -222,7 +222,7 @@ class Task(Objective):
         return (length or self._length) - self._frame.count(texts)
 
     def is_cut(self, encoded: Encoded) -> bool:
-        """Tells whether a document loses tokens where it is framed."""
+        """Returns True if a document loses tokens where it is framed."""
         return sum(map(len, encoded.parts)) > self.room(len(encoded.parts))
 
     def framed(self, texts: Sequence[np.ndarray], vocabulary: "Vocabulary", length: Optional[int] = None) -> Example:

@@ -38,7 +38,7 @@ class Progress:
         self._save()
 
     def is_new(self, step: int, what: str) -> bool:
-        """Returns whether an entry of this kind is new at a step."""
+        """Returns True if an entry of this kind is new at a step."""
         return step > self.written.get(what, -1)
 
     def wrote(self, step: int, what: str) -> None:

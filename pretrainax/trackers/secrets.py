@@ -50,7 +50,7 @@ def masked_field(path: str, value: str) -> str:
 
 
 def _is_user_and_password(text: str) -> bool:
-    """Returns whether a word is base64 of user:password (HTTP Basic authorization, RFC 7617)."""
+    """Returns True if a word is base64 of user:password (HTTP Basic authorization, RFC 7617)."""
     try:
         return b":" in base64.b64decode(text + "=" * (-len(text) % 4))
     except binascii.Error:

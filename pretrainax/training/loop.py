@@ -122,7 +122,7 @@ class Loop:
 
     @property
     def is_leaving(self) -> bool:
-        """Tells whether this process is asked to leave."""
+        """Returns True if this process is asked to leave."""
         return self.preemption.requested
 
     def note(self, line: str) -> None:

@@ -112,7 +112,7 @@ class Run:
 
     @property
     def is_primary(self) -> bool:
-        """Tells whether this is the process that writes and prints for all."""
+        """Returns True if this is the process that writes and prints for all."""
         return jax.process_index() == 0
 
     @property
@@ -221,7 +221,7 @@ def build_steps(
 
 
 def _has_answers(experiment: Experiment) -> bool:
-    """Returns whether all targets are answers, of which people ask how many are right as a whole."""
+    """Returns True if all targets are answers, of which people ask how many are right as a whole."""
     is_encoder = experiment.model.family == "encoder"
     return not is_encoder and all(source.pairs for source in experiment.data.source.components())
 

@@ -288,7 +288,7 @@ def _said(config: ModelConfig, theirs: ModelConfig, name: str) -> Iterable[str]:
 
 
 def _alike(a: HeadConfig, b: Optional[HeadConfig]) -> bool:
-    """Tells whether heads are of one kind; that of a choice is another one than that of classes."""
+    """Returns True if heads are of one kind; that of a choice is another one than that of classes."""
     chooses = [isinstance(head, Classify) and head.kind == "choice" for head in (a, b)]
     return type(a) is type(b) and chooses[0] == chooses[1]
 
@@ -326,7 +326,7 @@ def _write_head(head: TaskHead) -> ConfigJson:
 
 
 def _null_is(value: object) -> bool:
-    """Tells whether null says the same as `value`, of a constant: no, or a word that is not said."""
+    """Returns True if null says the same as `value`, of a constant: no, or a word that is not said."""
     return value is False or isinstance(value, str)
 
 

@@ -374,7 +374,7 @@ def broken_config(source):
         (text_in_config, "config.json describes no model"),
         (unknown_model, "model_type 'brt', did you mean 'bert'"),
         (no_config, "holds no config.json"),
-        (broken_config, "is no JSON file"),
+        (broken_config, "is not a JSON file"),
     ],
 )
 def test_a_bad_directory_is_one_error(damage, message, source, tmp_path):

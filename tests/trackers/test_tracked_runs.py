@@ -188,7 +188,7 @@ def test_a_damaged_memory_of_a_tracker_is_a_line(tmp_path):
     (tmp_path / "trackers").mkdir()
     (tmp_path / "trackers" / "MLflow.json").write_text("{")
     pytest.importorskip("mlflow")
-    assert "MLflow.json is no JSON file" in said_of(MLflow(), tmp_path)
+    assert "MLflow.json is not a JSON file" in said_of(MLflow(), tmp_path)
 
 
 def test_wandb_online_rewinds_where_the_server_may_and_else_begins_another_run(tmp_path, monkeypatch):

@@ -86,7 +86,7 @@ class Objective(kinds.Objective):
 
     @property
     def one_text(self) -> bool:
-        """Tells whether all tokens of an example see each other, as far as the model lets them: it has one segment."""
+        """Returns True if an example has one segment, so that all of its tokens may attend to each other."""
         return not self.parts_rows
 
     def lengths(self, sequence_length: int) -> Lengths:
@@ -110,7 +110,7 @@ class Objective(kinds.Objective):
         return sizes
 
     def is_cut(self, encoded: "Encoded") -> bool:
-        """Tells whether a document of a corpus of records loses tokens where it becomes an example."""
+        """Returns True if a document of a corpus of records loses tokens where it becomes an example."""
         raise NotImplementedError
 
     def between(self, begin: float, end: float) -> "Objective":

@@ -49,7 +49,7 @@ def base_of(directory: str, shard: int) -> str:
 
 
 def is_complete(directory: str, fingerprint: str) -> bool:
-    """Tells whether a corpus is there. One in a store is brought without its tokens, one that is not whole with them.
+    """Returns True if a corpus is there. One in a store is brought without its tokens, one that is not whole with them.
 
     So is a corpus of records, whose plan takes each of them.
 

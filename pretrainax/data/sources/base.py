@@ -55,7 +55,7 @@ def texts_of(document: Document) -> tuple[Union[str, bytearray], ...]:
 
 
 def has_text(document: Document) -> bool:
-    """Tells whether a document is worth to be kept: a record with any text, another document with all of its own."""
+    """Returns True if a document is worth to be kept: a record with any text, another document with all of its own."""
     given = [bool(text) and not text.isspace() for text in texts_of(document)]
     return any(given) if isinstance(document, Record) else all(given)
 

@@ -125,7 +125,7 @@ def _kinds(model: ModelConfig, stack: str) -> tuple[Kind, Kind]:
 
 
 def _attention_of(number: int, model: ModelConfig) -> tuple[str, bool]:
-    """Returns whether a layer is local or global, and whether positions turn it."""
+    """Returns True if a layer is local or global, and whether positions turn it."""
     every, pattern = getattr(model.position, "no_rotation_every", None), model.layer_pattern
     return pattern[number % len(pattern)], every is None or (number + 1) % every != 0
 

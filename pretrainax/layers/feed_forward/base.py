@@ -61,7 +61,7 @@ class FeedForward(nn.Module):
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
-        """Returns whether the blocks of a model have this kind."""
+        """Returns True if the blocks of a model have this kind."""
         raise NotImplementedError
 
     @staticmethod

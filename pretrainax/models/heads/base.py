@@ -24,7 +24,7 @@ class Head:
     metrics: ClassVar[tuple[Metric, ...]] = ()  # that its sums become
 
     def is_in(self, config: ModelConfig) -> bool:
-        """Returns whether a model of this config has the head."""
+        """Returns True if a model of this config has the head."""
         raise NotImplementedError
 
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:

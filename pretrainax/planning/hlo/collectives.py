@@ -52,7 +52,7 @@ def collectives_of(program: Program, mesh: AnyMesh) -> list[Collective]:
 
 
 def _is_beside_products(program: Program, computation: str, made: Instruction) -> bool:
-    """Tells whether a product runs between where a collective begins and where it ends; instructions are in order."""
+    """Returns True if a product runs between where a collective begins and where it ends; instructions are in order."""
     if IN_FUSIONS in made.attributes or not made.opcode.endswith("-start"):
         return IN_FUSIONS in made.attributes
     later = itertools.dropwhile(lambda x: x is not made, program.computations[computation].values())

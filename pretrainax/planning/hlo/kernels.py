@@ -88,7 +88,7 @@ def parts_of(program: Program, made: Instruction) -> set[str]:
 
 
 def multiplies(made: Instruction, parts: set[str]) -> bool:
-    """Tells whether a kernel makes products of matrices; parts: of `parts_of`."""
+    """Returns True if a kernel makes products of matrices; parts: of `parts_of`."""
     names = f"{made.target} {made.name} {made.op_name if made.opcode == 'custom-call' else ''}"
     return bool(parts & _PRODUCTS or _LIBRARY.search(names))
 
@@ -156,7 +156,7 @@ def behind_bitcasts(values: dict[str, Instruction], made: Instruction) -> Instru
 
 
 def _has_workspace(made: Instruction) -> bool:
-    """Tells whether the last array of the result is bytes to work in, as of cuBLAS, cuDNN and their like."""
+    """Returns True if the last array of the result is bytes to work in, as of cuBLAS, cuDNN and their like."""
     last = made.shapes[-1] if made.shapes else None
     return made.opcode == "custom-call" and len(made.shapes) > 1 and last is not None and last.dtype in ("s8", "u8")
 

@@ -77,6 +77,6 @@ def _handed_on(values: dict[str, Instruction], reader: Instruction) -> Iterator[
 
 
 def _is_element(values: dict[str, Instruction], made: Instruction, index: int) -> bool:
-    """Tells whether a value is that element of what the computation is given."""
+    """Returns True if a value is that element of what the computation is given."""
     is_taken = made.opcode == "get-tuple-element" and values[made.operands[0]].opcode == "parameter"
     return is_taken and int(made.attribute("index") or 0) == index

@@ -118,7 +118,7 @@ def test_shots_are_the_first_examples_without_the_one_asked(tmp_path):
     [
         ("gramar", "unknown task 'gramar', did you mean 'grammar'\\?"),
         ("minimal_pair:x", "unknown task 'minimal_pair', did you mean 'minimal_pairs'"),
-        ("none.json", "none.json is no JSON file \\(No such file or directory\\)"),
+        ("none.json", "none.json is not a JSON file \\(No such file or directory\\)"),
         ("none.jsonl", "say what its examples are, as minimal_pairs:none.jsonl"),
         ("blimp:no/such/*.jsonl", "'no/such/\\*.jsonl' is no file, no folder with .jsonl files and no pattern"),
     ],
