@@ -20,5 +20,5 @@ def read_object(path: str) -> JsonObject:
     except (OSError, ValueError, RecursionError) as e:
         raise UserError(f"{path} is not a JSON file ({getattr(e, 'strerror', None) or e})") from e
     if not isinstance(value, dict):
-        raise UserError(f"{path} is no JSON object")
+        raise UserError(f"{path} is not a JSON object")
     return value

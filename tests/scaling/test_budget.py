@@ -287,7 +287,7 @@ def test_a_law_from_a_file(tmp_path):
 def test_a_file_that_is_no_law_is_refused(tmp_path, content):
     path = tmp_path / "law.json"
     path.write_text(content)
-    with pytest.raises(UserError, match="is no law that --fit writes|is no JSON"):
+    with pytest.raises(UserError, match="is no law that --fit writes|is not a JSON"):
         law_of(str(path))
 
 

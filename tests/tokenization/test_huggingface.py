@@ -207,8 +207,8 @@ def changed(edit) -> str:
 
 BAD = {
     "broken JSON": ({"tokenizer__json": "{"}, "tokenizer.json is none of tokenizers"),
-    "broken config": ({"tokenizer__json": "{}", "tokenizer_config__json": "{"}, "tokenizer_config.json is no JSON"),
-    "list as config": ({"vocab__txt": "", "tokenizer_config__json": []}, "tokenizer_config.json is no JSON object"),
+    "broken config": ({"tokenizer__json": "{}", "tokenizer_config__json": "{"}, "tokenizer_config.json is not a JSON"),
+    "list as config": ({"vocab__txt": "", "tokenizer_config__json": []}, "tokenizer_config.json is not a JSON object"),
     "broken description": ({"vocabulary__json": "{"}, "is damaged"),
     "bad added tokens": (
         {"vocab__txt": "a", "tokenizer_config__json": {"added_tokens_decoder": {"x": "y"}}},

@@ -255,8 +255,8 @@ def test_similar_words_keep_the_places_of_all_others(kind, tokenizers_of_all_kin
 @pytest.mark.parametrize(
     "content, problem",
     [
-        ("{", "is no JSON"),
-        ("[]", "is no JSON object; it must be a JSON object, word -> similar words"),
+        ("{", "is not a JSON"),
+        ("[]", "is not a JSON object; it must be a JSON object, word -> similar words"),
         ('{"meal": "party"}', "has 'party' for 'meal', it must be a list of words"),
         ('{"chef": ["the man of the cat"]}', "has a similar one of as many tokens in this tokenizer"),
     ],
