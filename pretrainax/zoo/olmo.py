@@ -1,6 +1,8 @@
 """OLMo 2 (Walsh et al. 2025, arXiv 2501.00656), OLMoE (Muennighoff et al. 2024, arXiv 2409.02060) and OLMo 3 (arXiv
 2512.13961)."""
 
+import dataclasses
+
 from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions, UserError, YarnScaling
 from pretrainax.zoo import experts, llama, patterns
 from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, trained_by
@@ -36,19 +38,15 @@ def olmo3(variant: str = "3_7b") -> ModelConfig:
 
     Three layers of four are local. YaRN stretches the positions of the others alone.
     """
-    return llama.decoder(
-        *pick("olmo", variant, SIZES_3),
+    pick("olmo", variant, SIZES_3)
+    return dataclasses.replace(
+        olmo(variant.replace("3_", "2_", 1)),
         vocab_size=100_278,
         position=RotaryPositions(
             65_536, theta=500_000.0, scaling=YarnScaling(8.0, original_length=8192), local_theta=500_000.0
         ),
         layer_pattern=("local", "local", "local", "global"),
         window=4096,
-        norm_at="after",
-        norm_epsilon=1e-6,
-        qk_norm=True,
-        qk_norm_heads="all",
-        tie_embeddings=False,
     )
 
 

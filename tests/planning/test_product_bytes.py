@@ -1,13 +1,18 @@
-"""Bytes that products read and write, by hand, of tiny models: 2 layers, width 32, feed-forward 64, 4 heads of 8."""
+"""Bytes that products read and write, by hand, of tiny models: 2 layers, width 32, feed-forward 64, 4 heads of 8; and
+the floor of `benchmarks/traffic.py`, which has them."""
 
 import dataclasses
+import pathlib
+import runpy
 
 import pytest
 
 from pretrainax.config import Generator, MixtureOfExperts
 from pretrainax.data.batch import lengths_of
+from pretrainax.planning import memory
 from pretrainax.planning.activations import shapes_of
 from pretrainax.planning.product_bytes import product_bytes
+from pretrainax.planning.topologies import Topology
 from pretrainax.sharding.mesh import AXES
 from tests.support import tiny
 
@@ -71,3 +76,57 @@ def test_float32_takes_twice_as_much_and_micro_batches_take_as_much_in_all():
     experiment.train.accumulate = 2
     assert product_bytes(experiment, ONE, "tpu") == once
     assert product_bytes(tiny.get_config("gpt"), ONE, "cpu") == 2 * once
+
+
+def test_stacks_of_two_sizes_have_their_own():
+    experiment = tiny.get_config("t5_narrow")
+    lengths = lengths_of(shapes_of(experiment))
+    width, queries, keys, inner = 24, 32, 16, 48  # of the decoder: 8 heads of 4, of which keys and values have 4
+    own = (3 * width + queries) + (queries + 2 * keys + width) + (width + inner) + (inner + width)
+    cross = (width + queries) + (queries + width)
+    decoder = lengths.targets * (own + cross) + lengths.inputs * 2 * (D + keys)
+    expected = lengths.inputs * LAYERS * (ATTENTION + MLP) + 3 * decoder  # layers
+    assert product_bytes(experiment, ONE, "tpu") == 2 * ROWS * expected
+
+
+# --- the floor
+
+ROOT, CHIP, VOCABULARY = pathlib.Path(__file__).parents[2], Topology.parse("v5e:1x1").chip, 512
+least_bytes = runpy.run_path(str(ROOT / "benchmarks" / "traffic.py"))["least_bytes"]
+
+
+def floor(experiment, sizes=ONE):
+    return least_bytes(experiment, sizes, "tpu", memory.estimate(experiment, sizes, CHIP))
+
+
+def test_the_floor_of_a_decoder_is_counted_by_hand():
+    block = 4 * (32 * 32 + 32) + (32 * 64 + 64) + (64 * 32 + 32) + 2 * 2 * 32
+    numbers = LAYERS * block + (VOCABULARY + 64) * 32 + 2 * 32
+    assert floor(tiny.get_config("gpt")) == {
+        "products": ALL * LENGTH * (ATTENTION + MLP),
+        "logits": 2 * 2 * ROWS * LENGTH * VOCABULARY,
+        "parameters": 2 * 4 * numbers,
+        "gradients": 2 * 4 * numbers,
+        "update": 2 * (4 * numbers + 2 * 4 * numbers + 4),  # two moments, and Adam's counter
+    }
+
+
+def test_an_encoder_has_logits_of_its_masked_tokens_alone_and_a_generator_has_them_alone():
+    experiment = model("bert")
+    predicted = lengths_of(shapes_of(experiment)).targets
+    assert predicted < LENGTH / 2
+    assert floor(experiment)["logits"] == 2 * 2 * ROWS * predicted * VOCABULARY
+    generator = Generator(num_layers=1, d_model=16, d_ff=32, num_heads=2)
+    electra = model("bert", masked_lm_head=False, replaced_token_head=True, generator=generator)
+    assert floor(electra)["logits"] == floor(experiment)["logits"]
+
+
+def test_a_split_halves_logits_and_micro_batches_read_the_parameters_again():
+    experiment = tiny.get_config("gpt")
+    once = floor(experiment)
+    for axis in ("data", "tensor"):
+        assert 2 * floor(experiment, ONE | {axis: 2})["logits"] == once["logits"]
+    experiment.train.accumulate = 2
+    twice = floor(experiment)
+    assert twice["parameters"] == 2 * once["parameters"] and twice["gradients"] == 2 * once["gradients"]
+    assert twice["products"] == once["products"] and twice["update"] == once["update"]
