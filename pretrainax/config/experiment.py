@@ -123,7 +123,7 @@ class TrainConfig:
 
     @property
     def layer_forwards(self) -> int:
-        """Returns how often a step computes the forward of a layer: the backward of remat "block" repeats it."""
+        """Returns the number of forward passes of a layer per step; remat "block" recomputes one."""
         return 2 if self.remat == "block" else 1
 
     @property

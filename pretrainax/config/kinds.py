@@ -65,14 +65,14 @@ class ModelPart(Choice):
     The brick registers itself (`register_feed_forward`, `register_attention`, `register_head`, `register_model`); its
     `is_in(config)` says that a model has it where `config.part` finds this class in `config.model.parts`.
 
-    A part that is a whole model also states what code outside of the model needs to know about it; the defaults are
-    those of a Transformer. `config/recurrent.py` has an example (ELMo).
+    A part that is a whole model also states the facts that other code needs. The defaults describe a Transformer;
+    `config/recurrent.py` is an example (ELMo).
     """
 
     family: ClassVar[str] = ""  # the value of config.model.family for this model; "": the part is a brick
     objective: ClassVar[str] = ""  # class name of the objective that evaluates an imported model
     unsupported: ClassVar[Mapping[Use, str]] = {}  # use -> why the model does not support it
-    task_modules: ClassVar[tuple[str, ...]] = ()  # submodules, besides those of the head, that a task adds
+    task_modules: ClassVar[tuple[str, ...]] = ()  # submodules that a task adds in addition to its head
 
     def stream_width(self, model: "ModelConfig") -> int:
         """Returns the width of the last hidden state."""

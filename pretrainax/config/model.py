@@ -23,7 +23,7 @@ OfPart = TypeVar("OfPart", bound=ModelPart)
 
 
 def known_families() -> tuple[str, ...]:
-    """Returns the values of config.model.family: those of this package, and of the parts that are imported."""
+    """Returns the allowed values of config.model.family, with the families of imported parts."""
     parts = (cls.family for cls in Choice.imported() if issubclass(cls, ModelPart) and cls.family)
     return tuple(dict.fromkeys((*FAMILIES, *parts)))
 

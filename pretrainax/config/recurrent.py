@@ -34,7 +34,7 @@ _WITHOUT = {
 
 @dataclasses.dataclass
 class Recurrent(ModelPart):
-    """LSTMs over words, one from left to right and one from right to left, in the place of blocks (ELMo: Peters et al.
+    """LSTMs over words, one from left to right and one from right to left, instead of blocks (ELMo: Peters et al.
     2018, arXiv 1802.05365, section 3). A word's vector is made of its characters (Jozefowicz et al. 2016, arXiv
     1602.02410, section 3.1), so that there is no table of words but that of the softmax.
 
