@@ -4,8 +4,8 @@
         path='allenai/dolma3', streaming=True)"
 
 This is the first of three stages: 5.9 T (7b) or 5.5 T (32b) tokens of Dolma 3, with 8,192 tokens of context. The second
-stage (100 B tokens) and the third (longer documents, YaRN, 65,536 tokens) are not included. Hardware: 512 H100s (7b). Each
-number: `pretrainax recipe --config=olmo3:3_7b`.
+stage (100 B tokens) and the third (longer documents, YaRN, 65,536 tokens) are not included. Hardware: 512 H100s (7b).
+Each number: `pretrainax recipe --config=olmo3:3_7b`.
 
 | variant | peak rate | tokens of a batch | tokens |
 | --- | --- | --- | --- |
