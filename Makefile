@@ -1,16 +1,16 @@
-# make quickstart | check | test [P=layers] | test-all | lint | generated | format | install [EXTRAS=tpu] | constraints | clean
+# make quickstart | check | test [P=layers] | test-all | lint | generated | site | format | install [EXTRAS=tpu] | constraints | clean
 #
-# .venv is made with the first Python >= 3.11 found (or PYTHON=/path/to/python3) and holds the versions of
-# constraints.txt. uv installs them where it is on PATH, else pip.
+# The first Python >= 3.11 found (or PYTHON=/path/to/python3) creates .venv. uv, or pip if uv is not on PATH, installs the
+# versions of constraints.txt.
 
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS :=
 UV := $(shell command -v uv)
 PIP := $(if $(UV),$(UV) pip,$(BIN)/python -m pip --disable-pip-version-check)
-# Worker processes of the tests, each with 8 fake devices on few cores
+# Worker processes of the tests; each simulates 8 devices on few cores
 WORKERS := 2
-# What `make check` runs: the shape of the code, three updates of each family, and arithmetic that has worked examples
+# The tests of `make check`: code structure, three updates of each family, and arithmetic with worked examples
 FAST := tests/zoo/test_golden_steps.py tests/test_structure.py tests/optim/test_optimizers.py tests/sharding \
 	$(addprefix tests/layers/test_attention.py::test_reference_,is_the_definition with_a_window_and_a_cap_is_the_definition \
 	with_a_prefix_is_the_definition) tests/layers/test_attention_mask.py \
@@ -20,24 +20,24 @@ FAST := tests/zoo/test_golden_steps.py tests/test_structure.py tests/optim/test_
 	tests/models/heads/test_vocabulary_loss.py::test_chunked_sums_and_gradients_are_the_plain_ones \
 	$(addprefix tests/data/objectives/test_,causal.py masked.py prefix.py replaced.py spans.py text_to_text.py) \
 	$(filter-out %_of_a_package.py,$(wildcard tests/config/test_*.py))
-# Files of tests that a change in these parts of the package can break: make test P="layers data/packing"
+# Limits the tests to files that a change in these parts of the package can break: make test P="layers data/packing"
 P :=
 CHOSEN = $(if $(P),$(or $(shell $(BIN)/python -m tests.affected $(P)),$(error P=$(P))))
 
-.PHONY: quickstart check fast test test-all lint generated format install constraints clean
+.PHONY: quickstart check fast test test-all lint generated site format install constraints clean
 
 quickstart: $(VENV)/installed
-	@echo "training a small T5 on the documentation that is installed here: about 3 minutes on 2 cores"
+	@echo "training a small T5 on installed Python documentation: about 3 minutes on 2 cores"
 	$(BIN)/python -m pretrainax.main --config=configs/quickstart.py
 
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(PYTEST_ARGS) $(CHOSEN)
 
-# What takes long too: every model, several processes, killed ones, stores, compilers of accelerators
+# All tests, with the slow ones: every model, several processes, kills, object stores, accelerator compilers
 test-all: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) $(CHOSEN)
 
-# Before each commit: a minute on two cores
+# Run before each commit; takes a minute on two cores
 check:
 	+$(MAKE) --jobs=2 --output-sync=target --no-print-directory lint fast
 
@@ -49,12 +49,16 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-# What follows from the code: run it after a change of the layout, of a config field or of the zoo
+# Generates pages from the code; run after a change of the layout, a config field or the zoo
 generated: $(VENV)/installed-test
 	$(BIN)/python docs/packages.py
-	$(BIN)/python docs/config.py
+	$(BIN)/python docs/reference.py
 	$(BIN)/python docs/architectures.py
 	$(BIN)/python -m pretrainax.zoo --markdown > docs/zoo.md
+
+# Builds the documentation in site/
+site: $(VENV)/installed-test
+	$(BIN)/python -m mkdocs build --strict
 
 format: $(VENV)/installed-test
 	$(BIN)/ruff check --fix .
@@ -62,9 +66,9 @@ format: $(VENV)/installed-test
 
 install: $(VENV)/installed$(addprefix -,$(EXTRAS))
 
-# .venv/installed, or with extras .venv/installed-test, .venv/installed-test,tpu
+# Stamp files: .venv/installed, or with extras .venv/installed-test, .venv/installed-test,tpu
 $(VENV)/install%: setup.cfg pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing into $(VENV): 1.2 GB on disk (more with extras), some minutes, by your network and disk"
+	@echo "installing into $(VENV): 1.2 GB on disk (more with extras), a few minutes"
 	$(PIP) install $(if $(UV),--python $(BIN)/python) --quiet --constraint constraints.txt \
 		--editable ".$(addprefix [,$(addsuffix ],$(patsubst ed-%,%,$(filter ed-%,$*))))"
 	touch $@
@@ -75,10 +79,11 @@ $(BIN)/python:
 			echo "$(VENV): $$($$python --version)"; $$python -m venv $(VENV) && exit; rm -rf $(VENV); exit 1; \
 		fi; \
 	done; \
-	echo "PretrainAX needs Python 3.11 or newer; found none as $(or $(PYTHON),python3 or python3.11 to python3.14)." \
-		"Install one, or name it: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1
+	echo "PretrainAX needs Python 3.11 or newer; not found as $(or $(PYTHON),python3 or python3.11 to python3.14)." \
+		"Install it, or set its path: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1
 
-# One set of versions for every Python and system: JAX 0.10 is the last for Python 3.11. Without torch's CUDA packages.
+# Pins one set of versions for all Pythons and systems, without torch's CUDA packages. JAX 0.10 is the last for Python
+# 3.11.
 constraints:
 	$(UV) pip compile setup.cfg --extra test --extra parity --extra filters --extra eval --extra wandb --extra mlflow --universal \
 		--python-version 3.11 --upgrade --no-header --no-annotate --strip-extras \

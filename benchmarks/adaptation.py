@@ -1,13 +1,20 @@
-"""Asks whether pretraining has helped: small models learn four tasks, pretrained and from random weights, in five ways.
+"""Measures whether pretraining helps: small models learn four tasks with five methods, over several seeds.
 
     python benchmarks/adaptation.py --workdir=runs/adaptation --books=books --tasks=tasks --to=docs/adapt.png
 
-A BERT, an ELECTRA, a T5 and a GPT of 2 blocks of width 128 are pretrained on `books` (folders of JSON lines with a
-text), and learn SST-2, CoLA, RTE and CoNLL-2000 of `tasks` (`sst2/train.jsonl`), each with several seeds: whole, from
-random weights (the same run's checkpoint of step 0, so the same tokenizer) and pretrained; then by LoRA, by a prefix
-and by the head alone. The rate of each way is the best of four on SST-2 with seed 0, of each model. The figure is of
-the last validation. Written at --to: the picture, and beside it the numbers in JSON, after each cell of the table; what
-is there already is not measured again, so that several processes can share the models, and what was stopped goes on.
+The script pretrains a BERT, an ELECTRA, a T5 and a GPT with 2 blocks of width 128 on `books`, a folder of JSON lines
+with a text. Each model then learns SST-2, CoLA, RTE and CoNLL-2000 from `tasks` (`sst2/train.jsonl`). The five methods:
+
+- all parameters, from random weights: the checkpoint of step 0 of the same run, so with the same tokenizer
+- all parameters, pretrained
+- LoRA
+- a prefix
+- the head alone
+
+The learning rate of each method is the best of four on SST-2 with seed 0, for each model. The last validation gives the
+metric. The script writes the picture to --to, and the values to a JSON file with the same name. It writes the JSON file
+after each table cell and skips cells that the file contains. Several processes can therefore share the models, and an
+interrupted script continues.
 """
 
 import argparse
@@ -38,25 +45,25 @@ MODELS = {
     "T5": ["--config=configs/t5_base.py:tiny"],  # 2 blocks in each stack
     "GPT": ["--config=configs/gpt2.py:tiny"],
 }
-ENCODERS = ("BERT", "ELECTRA")  # no sentence was asked of their first token: of texts they give the mean of all
+ENCODERS = ("BERT", "ELECTRA")  # pretrained without a sentence-level loss on the first token, so they use mean pooling
 
 
 class Set(NamedTuple):
-    """How a task is read, and by which figure it is judged."""
+    """The data, the metric and the training settings of a task."""
 
     figure: str
-    valid: str  # the file of its records that are not learnt from
-    steps: int  # of 32 records: of SST-2 two epochs, of the others one
-    length: int  # of a row, in tokens
+    valid: str  # file with the held-out records
+    steps: int  # with 32 records each: two epochs of SST-2, one epoch of the other tasks
+    length: int  # tokens per row
     flags: list[str]
-    validations: int = 3  # of a run
-    is_of_texts: bool = True  # not of words
+    validations: int = 3  # per run
+    is_of_texts: bool = True  # the task labels whole texts, not words
 
 
 PAIR = "Classification(text_field='premise', pair_field='hypothesis', labels=('0', '1'))"
 TAGS = f"TokenClassification(words_field='tokens', tags_field='tags', labels={CONLL['conll2000'].task.labels})"  # pyright: ignore[reportAttributeAccessIssue]
 TEXT = ["--config=finetune:classification"]
-ROOM, PREFIX = 128, 20  # of GPT's learned positions, of which a prefix takes some: there its rows are that much shorter
+ROOM, PREFIX = 128, 20  # GPT has 128 learned positions; a prefix takes 20 of them, so its rows are 20 tokens shorter
 BUCKETS = "--config.data.packing=OneEach(buckets="
 SETS = {
     "sst2": Set("accuracy", "valid", 432, 64, [*TEXT, f"{BUCKETS}(24, 40))"], 6),
@@ -71,10 +78,10 @@ SETS = {
 
 
 class Way(NamedTuple):
-    """How a model learns a task."""
+    """A method to train a model on a task."""
 
-    start: str  # after the name of the pretrained run
-    rate: float  # to try with a ninth, a third and three times it
+    start: str  # suffix of the pretrained run: "@0" selects step 0
+    rate: float  # learning rate; 1/9, 1/3 and 3 times this value are tried too
     tuning: Optional[str] = None
 
 
@@ -89,7 +96,7 @@ WAYS = {
 
 
 def pretrain(options: argparse.Namespace, model: str) -> dict[str, float]:
-    """Trains a model where that was not done yet; returns how many tokens it read, and its validation loss."""
+    """Pretrains a model unless it exists; returns the number of tokens and the validation loss."""
     steps = options.steps
     fields = {
         "data.source": runs.books(options.books),
@@ -107,7 +114,7 @@ def pretrain(options: argparse.Namespace, model: str) -> dict[str, float]:
 
 
 def learn(options: argparse.Namespace, model: str, task: str, way: str, rate: float, more: Sequence[str]) -> str:
-    """Makes the runs of one grid, where that was not done yet; returns their folder."""
+    """Trains the missing runs of a task, model, method and learning rate, over seeds; returns their folder."""
     kind, chosen = WAYS[way], SETS[task]
     folder = os.path.join(options.tasks, task)
     source = f"JsonLines(path={folder + '/train.jsonl'!r}, valid_path={f'{folder}/{chosen.valid}.jsonl'!r})"
@@ -136,20 +143,20 @@ def learn(options: argparse.Namespace, model: str, task: str, way: str, rate: fl
 
 
 def best_rate(options: argparse.Namespace, model: str, way: str) -> float:
-    """Returns which of four rates is best on SST-2 with seed 0."""
+    """Returns the best of four learning rates on SST-2 with seed 0."""
     rates = [WAYS[way].rate * factor for factor in (1 / 9, 1 / 3, 1, 3)]
     found = {rate: curve(learn(options, model, "sst2", way, rate, ["--seeds=1"]), 0, "sst2") for rate in rates}
     return max(rates, key=lambda rate: found[rate][-1][1])
 
 
 def curve(workdir: str, seed: int, task: str) -> list[tuple[int, float]]:
-    """Returns the steps and figures of the validations of a run."""
+    """Returns step and metric of each validation of a run."""
     lines = runs.lines(os.path.join(workdir, f"seed-{seed}"))
     return [(line["step"], line[SETS[task].figure]) for line in lines if line["split"] == "valid"]
 
 
 def measure(options: argparse.Namespace, model: str, path: str) -> None:
-    """Adds to a file what is not there: of a model its pretraining, and by task and way the rate and the curves."""
+    """Adds missing results of a model to a file: the pretraining, and learning rate and curves per task and method."""
     for task, way in ((task, way) for task in options.sets for way in WAYS):
         sets = known(path).get(model, {}).get("tasks", {})
         if len(sets.get(task, {}).get(way, {}).get("curves", [])) >= options.seeds:
@@ -158,7 +165,7 @@ def measure(options: argparse.Namespace, model: str, path: str) -> None:
         rates = [ways[way]["rate"] for ways in sets.values() if way in ways] or [best_rate(options, model, way)]
         workdir = learn(options, model, task, way, rates[0], [f"--seeds={options.seeds}"])
         curves = [curve(workdir, seed, task) for seed in range(options.seeds)]
-        found = known(path)  # anew: another process may be at other models
+        found = known(path)  # read again, because another process may have added other models
         mine = found.setdefault(model, {"tasks": {}}) | {"pretraining": pretraining}
         mine["tasks"].setdefault(task, {})[way] = {"rate": rates[0], "curves": curves}
         found[model] = mine
@@ -167,7 +174,7 @@ def measure(options: argparse.Namespace, model: str, path: str) -> None:
 
 
 def known(path: str) -> dict[str, dict]:
-    """Returns what was measured before, in the order of MODELS; nothing where there is no file."""
+    """Returns the results in a file, in the order of MODELS; an empty dict if there is no file."""
     if not os.path.exists(path):
         return {}
     with open(path) as file:
@@ -175,7 +182,7 @@ def known(path: str) -> dict[str, dict]:
     return {model: found[model] for model in MODELS if model in found}
 
 
-# --- what it comes to ------------------------------------------------------------------------------------------------
+# --- results ---------------------------------------------------------------------------------------------------------
 
 
 def finals(cell: dict) -> np.ndarray:
@@ -183,13 +190,13 @@ def finals(cell: dict) -> np.ndarray:
 
 
 def measured_sets(found: dict[str, dict]) -> list[str]:
-    """Returns the tasks that all models have learnt in all ways."""
+    """Returns the tasks with results of all models and methods."""
     done = lambda model, task: len(found.get(model, {"tasks": {}})["tasks"].get(task, {})) == len(WAYS)  # noqa: E731
     return [task for task in SETS if all(done(model, task) for model in MODELS)]
 
 
 def tables(found: dict[str, dict]) -> str:
-    """Returns three tables: the pretraining, medians with spreads, and differences of the same seed."""
+    """Returns three tables: the pretraining, medians with standard deviations, and paired differences per seed."""
     cells, differences = [], []
     for task in measured_sets(found):
         for model, ways in ((model, one["tasks"][task]) for model, one in found.items()):
@@ -206,14 +213,14 @@ def tables(found: dict[str, dict]) -> str:
     return "\n".join(
         [
             markdown(["model", "tokens", "validation loss"], trained),
-            markdown(["task, figure", "model", *WAYS], cells),
+            markdown(["task, metric", "model", *WAYS], cells),
             markdown(["task", "model", "pretrained - random", *less], differences),
         ]
     )
 
 
 def draw(path: str, found: dict[str, dict]) -> None:
-    """Draws the median over seeds, and all between the least and the most, over the steps: a task a row."""
+    """Draws the median and the range over seeds against the steps, with one row of panels per task."""
     with matplotlib.rc_context(STYLE):
         tasks = measured_sets(found)
         rows, columns = len(tasks), len(found)
@@ -238,19 +245,19 @@ def draw(path: str, found: dict[str, dict]) -> None:
 
 def main() -> None:
     parser = runs.parser(__doc__, "books")
-    parser.add_argument("--tasks", required=True, help="a folder with a folder for each task")
-    parser.add_argument("--steps", type=int, default=6_000, help="of pretraining, each of 32 rows of 128 tokens")
+    parser.add_argument("--tasks", required=True, help="folder with one folder per task")
+    parser.add_argument("--steps", type=int, default=6_000, help="pretraining steps, with 32 rows of 128 tokens each")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS), metavar="TASK")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--to", required=True, help="where the picture goes, as docs/adapt.png; its numbers beside it")
+    parser.add_argument("--to", required=True, help="picture, such as docs/adapt.png; the values go to docs/adapt.json")
     options = parser.parse_args()
     numbers = os.path.splitext(options.to)[0] + ".json"
     for model in options.models:
         measure(options, model, numbers)
     found = known(numbers)
     if not measured_sets(found):
-        sys.exit(f"{numbers} has no task that all models have learnt in all ways: the rest of --models is missing")
+        sys.exit(f"{numbers} has no task with results of all models and methods. Run the missing --models.")
     draw(options.to, found)
     print(tables(found))
 

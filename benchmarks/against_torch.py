@@ -1,12 +1,13 @@
-"""The same model and batch here and in transformers + torch, on the same device: tokens/s, in turn, and their ratio.
+"""Compares training speed with transformers + torch: the same model, batch and device, in alternating rounds.
 
     python benchmarks/against_torch.py                                    # width 256, 4 layers, float32
     python benchmarks/against_torch.py --size=base --dtype=bfloat16       # GPT-2 124M, BERT-base, T5 1.0 base
     python benchmarks/against_torch.py --against=eager,compiled,autocast
 
-Each side lives in a process of its own, with the same threads and the same malloc, and runs only when it is its turn.
-Both do forward, backward, clipping of the global norm and AdamW, without dropout. BERT's torch side has its head on
-every position, as transformers does; ours gathers the masked ones. Needs the extra `parity`.
+The script prints tokens/s of both programs and their ratio. Each program runs in a separate process with the same
+number of threads and the same malloc settings. Both run forward, backward, global-norm clipping and AdamW, without
+dropout. In transformers, BERT's head reads all positions; here it reads the masked positions. Requires the extra
+`parity`.
 """
 
 import argparse
@@ -27,13 +28,13 @@ from pretrainax.zoo.bert import bert
 from pretrainax.zoo.gpt import gpt2
 from pretrainax.zoo.t5 import t5
 
-# rows, tokens that the encoder reads (None: no encoder), tokens that the model predicts from
+# rows, encoder tokens per row (None: no encoder), tokens per row of the stack with the language-model head
 BATCHES = {
     "small": {"bert": (32, None, 128), "gpt2": (16, None, 256), "t5": (16, 256, 64)},
     "base": {"bert": (32, None, 512), "gpt2": (16, None, 1024), "t5": (32, 512, 114)},
 }
 MASKED = 0.15
-# With glibc's defaults every block over 32 MB is mapped and unmapped at each step, on both sides.
+# With glibc's defaults, both programs would map and unmap each block over 32 MB in each step.
 MALLOC = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_ARENA_MAX": "1",
@@ -50,12 +51,12 @@ def config_of(name: str, size: str) -> ModelConfig:
         if isinstance(config.position, LearnedPositions):
             config.position = LearnedPositions(256)
     config.dropout_rate = config.attention_dropout_rate = 0.0
-    config.pair_head = False  # BERT's masked LM alone, as BertForMaskedLM
+    config.pair_head = False  # only masked LM, like BertForMaskedLM
     return config
 
 
 def batch_of(name: str, size: str, vocab_size: int) -> dict[str, np.ndarray]:
-    """Returns random tokens, under the names of the design's Batch table."""
+    """Returns a batch of random tokens, with the field names of docs/batch.md."""
     rows, read, length = BATCHES[size][name]
     rng = np.random.default_rng(0)
 
@@ -82,7 +83,7 @@ def batch_of(name: str, size: str, vocab_size: int) -> dict[str, np.ndarray]:
     return batch
 
 
-# --- the two sides: () -> the next step's work, done ----------------------------------------------------------------
+# --- the two programs: each returns a function, steps -> loss -------------------------------------------------------
 
 
 def ours(name: str, size: str, dtype: str, unroll: int, stack: contextlib.ExitStack) -> Callable[[int], float]:
@@ -121,7 +122,7 @@ def ours(name: str, size: str, dtype: str, unroll: int, stack: contextlib.ExitSt
 
 
 def torch_model(name: str, c: ModelConfig):
-    """Returns the model of transformers of the same sizes, without dropout."""
+    """Returns the transformers model with the same sizes, without dropout."""
     import transformers
 
     shared = dict(vocab_size=c.vocab_size)
@@ -165,14 +166,15 @@ def torch_model(name: str, c: ModelConfig):
 
 
 def theirs(name: str, size: str, kind: str) -> Callable[[int], float]:
-    """Returns a function that takes so many steps in torch, and returns the loss.
+    """Returns a function that runs a number of torch steps and returns the loss.
 
-    kind: eager, compiled, autocast (bfloat16), compiled_autocast.
+    Args:
+      kind: eager, compiled, autocast (bfloat16) or compiled_autocast.
     """
     import torch
 
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")  # TF32 on GPUs, as JAX's default
+    torch.set_float32_matmul_precision("high")  # TF32 on GPUs, like JAX's default
     c = config_of(name, size)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = torch_model(name, c).to(device).train()
@@ -182,7 +184,7 @@ def theirs(name: str, size: str, kind: str) -> Callable[[int], float]:
         labels = torch.full_like(tokens, -100).scatter(1, batch["masked_positions"].long(), targets)
         inputs = {"input_ids": tokens, "labels": labels}
     elif name == "gpt2":
-        inputs = {"input_ids": tokens, "labels": tokens}  # shifted inside
+        inputs = {"input_ids": tokens, "labels": tokens}  # the model shifts the labels
     else:
         inputs = {"input_ids": batch["encoder_tokens"].long(), "decoder_input_ids": tokens, "labels": targets}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
@@ -202,7 +204,7 @@ def theirs(name: str, size: str, kind: str) -> Callable[[int], float]:
 
 
 def timed(side: str, name: str, size: str, unroll: int, stack: contextlib.ExitStack) -> Callable[[int], dict]:
-    """Returns what takes so many steps, and gives seconds, loss and memory."""
+    """Returns a function that runs a number of steps and returns seconds, loss and peak memory."""
     if side.startswith("torch "):
         run = theirs(name, size, side.removeprefix("torch "))
     else:
@@ -218,7 +220,7 @@ def timed(side: str, name: str, size: str, unroll: int, stack: contextlib.ExitSt
 
 
 def peak_memory(side: str) -> int:
-    """Returns the most bytes that a side had on its device; on a CPU, of which nothing counts that, in its process."""
+    """Returns the peak bytes on the device of a program; on a CPU, without such a counter, of its process."""
     if side.startswith("torch "):
         import torch
 
@@ -232,11 +234,11 @@ def peak_memory(side: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-# --- taking turns ---------------------------------------------------------------------------------------------------
+# --- alternating rounds ---------------------------------------------------------------------------------------------
 
 
 class Trainer(Side):
-    """A side that trains."""
+    """The process of one training program."""
 
     def __init__(self, side: str, name: str, size: str, unroll: int):
         super().__init__(__file__, [side, "--models", name, "--size", size, "--unroll", str(unroll)], MALLOC)
@@ -247,7 +249,7 @@ class Trainer(Side):
         self.ask(2)
 
     def turn(self, steps: int) -> float:
-        """Runs, and returns seconds a step."""
+        """Runs a number of steps, records the rate, and returns seconds per step."""
         answer = self.ask(steps)
         self.rates.append(self.tokens * steps / answer["seconds"])
         self.memory_bytes = answer["memory_bytes"]
@@ -255,7 +257,7 @@ class Trainer(Side):
 
 
 def compare(name: str, args: argparse.Namespace) -> list[dict]:
-    """Returns a row for each kind of torch."""
+    """Returns one row for each kind of torch program."""
     names = [f"pretrainax {args.dtype}", *(f"torch {kind}" for kind in args.against.split(","))]
     with contextlib.ExitStack() as stack:
         sides = [stack.enter_context(contextlib.closing(Trainer(n, name, args.size, args.unroll))) for n in names]
@@ -292,11 +294,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="bert,gpt2,t5")
     parser.add_argument("--size", choices=BATCHES, default="small")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of our activations")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of our activations")
     parser.add_argument("--against", default="eager", help="eager,compiled,autocast,compiled_autocast")
-    parser.add_argument("--unroll", type=int, default=0, help="config.train.scan_unroll; 0: the default")
+    parser.add_argument("--unroll", type=int, default=0, help="config.train.scan_unroll; 0 selects the default")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each side in each round")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of each program in each round")
     parser.add_argument("--json", help="file to write the results to")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -321,7 +323,7 @@ def main() -> None:
                 f"| {row['our_memory_bytes'] / 1e9:.1f} / {row['their_memory_bytes'] / 1e9:.1f} GB |",
                 flush=True,
             )
-            if args.json:  # after each row: what ends this script leaves those that are measured
+            if args.json:  # after each row, so that an interrupted script leaves the measured rows
                 with open(args.json, "w", encoding="utf-8") as f:
                     json.dump(rows, f, indent=2)
 

@@ -1,12 +1,14 @@
-"""Fine-tunes the same model on the same records here and in transformers' Trainer: accuracy over seeds, and speed.
+"""Compares fine-tuning here and in transformers' Trainer on the same model and records: accuracy over seeds, and speed.
 
     python benchmarks/against_trainer.py --model=runs/bert --task=tasks/sst2 --workdir=runs/against_trainer
 
-`model` is a pretrained BERT, which the Trainer gets as its export; `task` a folder with train.jsonl and valid.jsonl of
-a text and a label each. Both sides: the same steps of 32 records of at most 64 tokens, AdamW, rate, linear decay,
-clipping and dropout, padded to the longest of a batch (here to 32 or 64); the order of the records and the new head are
-drawn by each from its seed. They run in turn on the CPU, each command in a process of its own, and are timed alike.
-Needs the extra `parity`.
+`model` is a pretrained BERT; the Trainer loads its export. `task` is a folder with train.jsonl and valid.jsonl, whose
+records have a text and a label.
+
+Both programs use the same number of steps, 32 records per step, at most 64 tokens per record, and the same AdamW,
+learning rate, linear decay, clipping and dropout. The Trainer pads to the longest record of a batch; PretrainAX pads to
+32 or 64. Each program draws the order of the records and the new head from its own seed. The programs alternate on the
+CPU, each command in a separate process with the same timing. Requires the extra `parity`.
 """
 
 import argparse
@@ -23,11 +25,11 @@ import runs
 from pretrainax.reporting.tables import markdown
 
 STEPS, ROWS, LENGTH, RATE, WARMUP, DROPOUT = 648, 32, 64, 3e-4, 64, 0.1
-WINDOW = STEPS // 12  # steps that are timed together
+WINDOW = STEPS // 12  # steps per timing window
 
 
 def here(options: argparse.Namespace, seed: int) -> dict[str, float]:
-    """Returns the last accuracy, the median over windows of texts a second, and seconds of the whole command."""
+    """Runs PretrainAX; returns the last accuracy, the median examples/s over windows, and seconds of the command."""
     workdir = os.path.join(options.workdir, f"here-{seed}")
     train, valid = (os.path.join(options.task, f"{split}.jsonl") for split in ("train", "valid"))
     fields = {
@@ -57,7 +59,7 @@ def here(options: argparse.Namespace, seed: int) -> dict[str, float]:
 
 
 def there(options: argparse.Namespace, seed: int) -> dict[str, float]:
-    """Returns the same of the Trainer."""
+    """Runs the Trainer in a separate process and returns the same metrics."""
     start = time.perf_counter()
     words = [f"--{name}={getattr(options, name)}" for name in ("model", "task", "workdir")]
     done = subprocess.run([sys.executable, __file__, *words, f"--trainer={seed}"], stdout=subprocess.PIPE, check=True)
@@ -65,7 +67,7 @@ def there(options: argparse.Namespace, seed: int) -> dict[str, float]:
 
 
 def trainer(options: argparse.Namespace, seed: int) -> dict[str, float]:
-    """Runs the Trainer in this process."""
+    """Runs the Trainer in this process; returns the last accuracy and the median examples/s over windows."""
     import transformers
 
     class Records:
@@ -82,7 +84,7 @@ def trainer(options: argparse.Namespace, seed: int) -> dict[str, float]:
             return self.rows[i]
 
     class Windows(transformers.TrainerCallback):
-        """Notes when each window of steps has ended."""
+        """Records the end time of each window of steps."""
 
         ends: list[float] = []
 
@@ -116,7 +118,7 @@ def trainer(options: argparse.Namespace, seed: int) -> dict[str, float]:
         eval_dataset=Records("valid"),
         processing_class=tokenizer,
         callbacks=[Windows()],
-        compute_metrics=lambda said: {"accuracy": float((said.predictions.argmax(-1) == said.label_ids).mean())},
+        compute_metrics=lambda result: {"accuracy": float((result.predictions.argmax(-1) == result.label_ids).mean())},
     )
     run.train()
     speeds = [WINDOW * ROWS / (end - start) for start, end in itertools.pairwise(Windows.ends)]
@@ -124,7 +126,7 @@ def trainer(options: argparse.Namespace, seed: int) -> dict[str, float]:
 
 
 def exported_to(options: argparse.Namespace) -> str:
-    """Writes the model for transformers where that was not done yet; returns the folder."""
+    """Exports the model for transformers unless the export exists; returns the folder."""
     folder = os.path.join(options.workdir, "exported")
     if not os.path.exists(folder):
         words = ["export", f"--workdir={options.model}", f"--to={folder}"]
@@ -134,16 +136,16 @@ def exported_to(options: argparse.Namespace) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a run that pretrained a BERT")
-    parser.add_argument("--task", required=True, help="a folder with train.jsonl and valid.jsonl")
-    parser.add_argument("--workdir", required=True, help="a new folder for the runs")
+    parser.add_argument("--model", required=True, help="workdir of a run that pretrained a BERT")
+    parser.add_argument("--task", required=True, help="folder with train.jsonl and valid.jsonl")
+    parser.add_argument("--workdir", required=True, help="new folder for the runs")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--trainer", metavar="SEED", type=int, help="train in this process by the Trainer")
+    parser.add_argument("--trainer", metavar="SEED", type=int, help="run the Trainer in this process")
     options = parser.parse_args()
     if options.trainer is not None:
         print(json.dumps(trainer(options, options.trainer)))
         return
-    os.environ["JAX_PLATFORMS"] = "cpu"  # as use_cpu
+    os.environ["JAX_PLATFORMS"] = "cpu"  # like use_cpu of the Trainer
     exported_to(options)
     sides = {"PretrainAX": here, "Trainer": there}
     found = {name: [] for name in sides}
@@ -160,8 +162,8 @@ def main() -> None:
     rows = [[name, *(spread(values[key], digits[key]) for key in digits)] for name, values in columns.items()]
     ours, theirs = columns.values()
     ratios = {key: [a / b for a, b in zip(ours[key], theirs[key], strict=True)] for key in digits}
-    rows.append(["ratio, of the same seed", *(spread(ratios[key], 2) for key in digits)])
-    print(markdown(["side", "accuracy", "texts/s while training", "seconds of the command"], rows))
+    rows.append(["ratio, per seed", *(spread(ratios[key], 2) for key in digits)])
+    print(markdown(["side", "accuracy", "examples/s in training", "seconds of the command"], rows))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Holds the plan's time of a step against runs that others have published, and fits its constants to them.
+"""Compares the planned step time with published runs, and fits the constants of the plan to them.
 
     python benchmarks/calibrate.py [--only=gpt2_124m_h100,llama3_8b_v6e_8]
 
-The runs and their sources are in published.toml. Printed are a row for each, and what a fit to those that are not held
-out makes of ATTAINABLE of a TPU, GROUPED and SPREAD, whose values are in pretrainax/planning/roofline.py.
+published.toml contains the runs and their sources. The script prints one row per run. It also prints the fitted values
+of ATTAINABLE for TPUs, GROUPED and SPREAD, from the runs that are not held out. pretrainax/planning/roofline.py
+contains the values in use.
 """
 
 import argparse
@@ -23,24 +24,24 @@ from pretrainax.planning.search import assess
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
 
-WIDER = 1.1  # SPREAD is so much wider than the fitted runs are apart
+WIDER = 1.1  # SPREAD extends the range of the fitted runs by this factor at both ends
 
 
 class Run(NamedTuple):
-    """A published run beside its plan."""
+    """A published run and its plan."""
 
     name: str
     platform: str
-    tokens: float  # of a second and device, as published
+    tokens: float  # per second and device, as published; the next three are in the same unit
     planned: float
-    least: float  # at the most seconds that the plan says
+    least: float  # at the upper end of the planned time
     most: float
     held_out: bool
     has_experts: bool
 
     @property
     def ratio(self) -> float:
-        """Returns the time that it took over the time that is planned."""
+        """Measured time / planned time."""
         return self.planned / self.tokens
 
 
@@ -50,7 +51,7 @@ def published() -> dict[str, dict]:
 
 
 def planned(name: str, entry: dict) -> Run:
-    """Returns a published run beside its plan, by the estimate alone."""
+    """Returns a published run and its plan, from the estimate alone."""
     experiment, topology = read_config_file(entry["config"], None), Topology.parse(entry["topology"])
     experiment.phases = ()
     for flag in entry["flags"]:
@@ -70,7 +71,7 @@ def planned(name: str, entry: dict) -> Run:
 
 
 def spread(runs: list[Run]) -> dict[str, tuple[float, float]]:
-    """Returns SPREAD of each platform: what the runs took over what is planned, a tenth wider on both sides."""
+    """Returns SPREAD of each platform: the range of measured / planned time, a tenth wider at both ends."""
     found = {}
     for platform in sorted({run.platform for run in runs}):
         ratios = [run.ratio for run in runs if run.platform == platform and not run.held_out]
@@ -79,9 +80,9 @@ def spread(runs: list[Run]) -> dict[str, tuple[float, float]]:
 
 
 def fit(runs: list[Run]) -> Iterator[tuple[str, float]]:
-    """Yields each constant as the runs would have it, by the mean of the logarithms of their ratios.
+    """Yields the name and fitted value of each constant, from the mean logarithm of the ratios.
 
-    Products take nearly all of these steps, so that a step is slower about as its products are.
+    Products take nearly all of the time of these steps, so the step time is about proportional to their time.
     """
     tpu = [run for run in runs if run.platform == "tpu" and not run.held_out]
     for name, value, experts in (
@@ -94,10 +95,10 @@ def fit(runs: list[Run]) -> Iterator[tuple[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="runs, by their names")
+    parser.add_argument("--only", default="", help="names of runs, separated by commas")
     wanted = [name for name in parser.parse_args().only.split(",") if name]
     runs = [planned(name, entry) for name, entry in published().items() if not wanted or name in wanted]
-    rows = [("run", "published", "plan", "from", "to", "took / plan", "", "")]
+    rows = [("run", "published", "plan", "from", "to", "time / plan", "", "")]
     for run in runs:
         inside = "" if run.least <= run.tokens <= run.most else "OUTSIDE"
         figures = (f"{tokens:,.0f}" for tokens in (run.tokens, run.planned, run.least, run.most))

@@ -1,11 +1,12 @@
-"""Speed of checkpoints on a disk and in an object store: a step held up, a state written, sent, and back.
+"""Measures checkpoints on disk and in an object store: step delay, write, upload and restore.
 
     python benchmarks/checkpoints.py --workdir=/tmp/run --workdir=gs://bucket/run [--megabytes=300] [--processes=2]
 
-`python -m tests.support.fake_gcs` serves gs://bucket here. Each process stands for a host: it has a CPU device with its
-share of the state, and of a store a folder of its own. "Back" is a restart on the same hosts, "new" on hosts that have
-nothing. Times are from when all begin until all have done it; the first save is not timed, as it makes what later ones
-use. Medians of `--rounds`.
+`python -m tests.support.fake_gcs` serves gs://bucket on this machine. Each process represents a host: it has a CPU
+device with its share of the state and, for a store, a separate local folder. "same hosts" is a restart on the same
+hosts; "new hosts" is a restart on hosts without local files. Times start when all processes start and end when all are
+done. The first save is not timed, because it creates objects that later saves reuse. Values are medians over
+`--rounds`.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from pretrainax.files.paths import is_url
 from pretrainax.runtime import folders
 from pretrainax.storage import places
 
-ARRAYS = 12  # of the state
+ARRAYS = 12  # arrays in the state
 
 
 @flax.struct.dataclass
@@ -42,7 +43,7 @@ class State:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workdir", action="append", required=True)
-    parser.add_argument("--megabytes", type=int, default=300, help="of the state")
+    parser.add_argument("--megabytes", type=int, default=300, help="size of the state")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -61,10 +62,10 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Prints a row for each workdir, in process 0."""
+    """Prints one row per workdir, in process 0."""
     count, index = int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
     jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], count, index)
-    names = ("a step is held up", "written", "sent", "restored, back", "restored, new")
+    names = ("step delay", "written", "sent", "restored, same hosts", "restored, new hosts")
     if index == 0:
         print(f"| {options.megabytes} MB, {count} processes | {' | '.join(names)} |\n|{' --- |' * 6}", flush=True)
     for workdir in options.workdir:
@@ -78,7 +79,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def times(workdir: str, megabytes: int, number: int) -> Iterator[float]:
-    """Yields the seconds of each column, of one round in a workdir of its own."""
+    """Runs one round in a new workdir and yields the seconds of each column."""
     workdir, state = f"{workdir}-{number}", make_state(megabytes)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     with folders.at_work(workdir) as folder:
@@ -110,7 +111,7 @@ def times(workdir: str, megabytes: int, number: int) -> Iterator[float]:
 
 
 def make_state(megabytes: int) -> State:
-    """Makes arrays of random numbers, each split over all processes."""
+    """Returns a state of random arrays, each sharded over all processes."""
     mesh = jax.make_mesh((jax.device_count(),), ("hosts",), axis_types=(AxisType.Auto,))
     split, whole = NamedSharding(mesh, PartitionSpec("hosts")), NamedSharding(mesh, PartitionSpec())
     shape = (1024, megabytes * 10**6 // 4 // 1024 // ARRAYS)
@@ -121,7 +122,7 @@ def make_state(megabytes: int) -> State:
 
 
 def together() -> float:
-    """Returns the time when all processes have come here."""
+    """Waits for all processes and returns the time."""
     multihost_utils.sync_global_devices("together")
     return time.perf_counter()
 

@@ -1,14 +1,18 @@
-"""Speed of the data on one core: objectives, and whole pipelines, each beside its peer in turn in this process.
+"""Measures data throughput on one core: objectives and complete pipelines, in alternating rounds with peers.
 
-`python benchmarks/data.py` reads the embedded corpus; `--text='books/*.jsonl.gz'` other text. The peers are
-transformers' collator, torch's DataLoader over Hugging Face's datasets, nanoGPT's way of reading a file of tokens, and
-the published algorithm of span corruption in plain NumPy. The numbers are tokens that come from the corpus a second,
-medians of alternating rounds; a pipeline's include Grain's prefetching thread, on the same core.
+`python benchmarks/data.py` reads the embedded corpus; `--text='books/*.jsonl.gz'` selects other documents. The peers
+are transformers' collator, torch's DataLoader over Hugging Face datasets, nanoGPT's memmap loader, and the published
+algorithm of span corruption in plain NumPy. Values are corpus tokens per second, as medians of alternating rounds, in
+one process. A pipeline includes Grain's prefetching thread, on the same core.
 
-`--store=gs://bucket/cache` measures the wait for data alone, on the disk and with the corpus in an object store, of
-which this machine keeps all shards, and then none; and none while each row is a request of its own, as where the corpus
-is so large that no two of them lie near each other. `python -m tests.support.fake_gcs` serves one here, with `--delay`
-as one that is far away.
+`--store=gs://bucket/cache` measures only the wait for data, in four cases:
+
+- the corpus on disk
+- the corpus in an object store, with all shards saved locally
+- the corpus in an object store, without local shards
+- the same with one request per row, as in a corpus so large that no two rows of a step are near each other
+
+`python -m tests.support.fake_gcs` serves a store on this machine; `--delay` simulates a distant store.
 """
 
 import argparse
@@ -44,12 +48,12 @@ BERT_BASE_ON_H200 = 940_000  # tokens/s of BERT-base at 512 with the head on mas
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--text", help="JSON lines instead of the embedded corpus")
+    parser.add_argument("--text", help="JSON lines that replace the embedded corpus")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per measurement")
     parser.add_argument("--store", help="URL of a cache in an object store")
     options = parser.parse_args()
-    tune_malloc()  # as a run does
+    tune_malloc()  # like a run
     source = JsonLines(path=options.text) if options.text else PythonDocs()
     if options.store:
         return beside_the_disk(source, options.store)
@@ -61,9 +65,9 @@ def main() -> None:
     causal = dict(corpus=bpe, objective=CausalLM(), sequence_length=1024)
     masked = dict(corpus=bpe, objective=MaskedLM(), sequence_length=512)
     spans = dict(corpus=unigram, objective=SpanCorruption(), sequence_length=512)
-    print("| work | tokens/s | peer | its tokens/s | ratio (range) |\n| --- | --- | --- | --- | --- |")
+    print("| work | tokens/s | peer | tokens/s, peer | ratio (range) |\n| --- | --- | --- | --- | --- |")
     row = lambda *columns: compare(*columns, options.rounds, options.seconds)  # noqa: E731
-    row("masked LM, 512, ids to gathered batch", examples(**masked), "transformers' collator", collator(bpe))
+    row("masked LM, 512, ids to collated batch", examples(**masked), "transformers' collator", collator(bpe))
     row("span corruption, 568 to 512 + 114", examples(**spans), "published algorithm in NumPy", sketch(unigram))
     row("pipeline, causal, 1,024", pipeline(**causal), "nanoGPT's memmap loader", memmap(bpe))
     row("pipeline, masked, 512", pipeline(**masked), "datasets + collator + DataLoader", data_loader(bpe))
@@ -71,14 +75,14 @@ def main() -> None:
     row("pipeline, causal, best fit, 1,024", pipeline(**causal, packing=BestFit()), "none", None)
     for name, work in (("causal", causal), ("masked", masked), ("spans", spans)):
         print(f"first batch at step 1,000,000, {name}: {first_batch_seconds(work):.2f} s")
-    print(f"data wait under a step of BERT-base's at {BERT_BASE_ON_H200:,} tokens/s: {wait_fraction(masked):.3%}")
+    print(f"wait for data with steps of BERT-base at {BERT_BASE_ON_H200:,} tokens/s: {wait_fraction(masked):.3%}")
     for length in (512, 1024, 2048):
         packed = batches(bpe, CausalLM(), length, packing=BestFit())
-        print(f"best fit, {length:,}: {packed.statistics()['fill']:.2%} of the rows is text")
+        print(f"best fit, {length:,}: {packed.statistics()['fill']:.2%} of the tokens of a row are text")
 
 
 def beside_the_disk(source: Any, store: str) -> None:
-    """Prints how long a loop waits for data, with the corpus on the disk and in a store."""
+    """Prints the share of time that a loop waits for data, with the corpus on disk and in a store."""
     tokenizer = ByteBPE(vocab_size=8192, special_pieces="roberta")
     on_disk = prepared(source, tokenizer, MaskedLM())
     in_store = prepared(source, tokenizer, MaskedLM(), store)
@@ -86,14 +90,14 @@ def beside_the_disk(source: Any, store: str) -> None:
     for path in in_store.train[0].shard_sizes():
         kept.bring(path)
     masked = dict(objective=MaskedLM(), sequence_length=512)
-    print(f"data wait under a step of BERT-base's at {BERT_BASE_ON_H200:,} tokens/s")
-    print(f"on the disk: {wait_fraction(masked | dict(corpus=on_disk)):.3%}")
-    print(f"in a store, all shards kept: {wait_fraction(masked | dict(corpus=in_store)):.3%}")
+    print(f"wait for data with steps of BERT-base at {BERT_BASE_ON_H200:,} tokens/s")
+    print(f"on disk: {wait_fraction(masked | dict(corpus=on_disk)):.3%}")
+    print(f"in a store, all shards local: {wait_fraction(masked | dict(corpus=in_store)):.3%}")
     KeptShards(in_store.train, 0)
     in_store = prepared(source, tokenizer, MaskedLM(), store)
-    print(f"in a store, no shard kept: {wait_fraction(masked | dict(corpus=in_store)):.3%}", flush=True)
+    print(f"in a store, no local shards: {wait_fraction(masked | dict(corpus=in_store)):.3%}", flush=True)
     with mock.patch.object(stores, "NEAR", -1):
-        print(f"the same, a request a row: {wait_fraction(masked | dict(corpus=in_store)):.3%}")
+        print(f"in a store, no local shards, one request per row: {wait_fraction(masked | dict(corpus=in_store)):.3%}")
 
 
 def prepared(source: Any, tokenizer: Any, objective: Any, cache: str = DataConfig.cache_dir) -> Any:
@@ -120,7 +124,7 @@ def batches(corpus: Any, objective: Any, sequence_length: int, packing: Any = No
     )
 
 
-# --- ours: each a function that makes one batch and returns how many raw tokens went into it
+# --- ours: each returns a function that makes one batch and returns the number of corpus tokens in it
 
 
 def examples(corpus, objective, sequence_length) -> Callable[[], int]:
@@ -200,7 +204,7 @@ def hugging_face(tokenizer) -> Any:
 
 
 def memmap(corpus) -> Callable[[], int]:
-    """Makes rows of random places of one file of uint16, and those one token later, as int64 tensors."""
+    """Reads rows at random offsets of a uint16 file, and the targets one token later, as int64 tensors."""
     import tempfile
 
     import torch
@@ -220,7 +224,7 @@ def memmap(corpus) -> Callable[[], int]:
 
 
 def sketch(corpus) -> Callable[[], int]:
-    """Span corruption step by step as the paper's code describes it, one generator for all rows."""
+    """Span corruption, step by step like the code of the paper, with one generator for all rows."""
     rng, vocabulary = np.random.default_rng(0), corpus.tokenizer.vocabulary
     windows = [corpus.train[0].tokens(i * 568, 568) for i in range(ROWS)]
     num_noise, num_spans = 85, 28
@@ -285,9 +289,9 @@ def first_batch_seconds(work: dict) -> float:
 
 
 def wait_fraction(work: dict) -> float:
-    """Returns how much of its time a loop waits for data.
+    """Returns the share of time that a loop waits for data.
 
-    Its steps take as long as those of BERT-base on an H200, and leave the processor alone.
+    Its steps take as long as steps of BERT-base on an H200 and do not use the CPU.
     """
     stream = iterate(batches(**work, rows=BERT_BATCH), 0, 10**6)
     step, waited, steps = BERT_BATCH * 512 / BERT_BASE_ON_H200, 0.0, 60

@@ -1,11 +1,11 @@
-"""Compares a student of 2 layers that learns from a BERT of 4 with the same student alone, for the same FLOPs.
+"""Compares a 2-layer student with a 4-layer BERT as teacher and the same student alone, at equal FLOPs.
 
     python benchmarks/distillation.py --workdir=runs/distillation --source="JsonLines(path='books/train-*.jsonl.gz')"
 
-All are masked LMs of one width and tokenizer. The teacher's forward is among the FLOPs of a distilled step, so that
-alone a student makes more steps; the teacher's own training, which all share, is not. Students start fresh, and from
-every second layer of the teacher. The figure is the student's own validation loss. Runs that are there already are not
-made again; the table is of all that there are.
+All models are masked LMs with the same width and tokenizer. The FLOPs of a distilled step include the teacher's forward
+pass, so a student alone runs more steps. They exclude the training of the teacher, which all students share. Students
+start from random weights, and from every second layer of the teacher. The metric is the student's own validation loss.
+The script skips finished runs and includes them in the table.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pretrainax.reporting.tables import markdown
 
 TEACHER_LAYERS, STUDENT_LAYERS = 4, 2
 ALONE = "alone"
-# Of parts that leave the answers alone, the student's own loss is beside them, or there would be none to compare.
+# Methods without a loss on the logits add the student's own loss, so that its validation loss can be compared.
 WAYS = {
     "soft targets": lambda teacher: Distillation(teacher),
     "DistilBERT": lambda teacher: DistilBERT(teacher),
@@ -31,7 +31,7 @@ STARTS = ("fresh", "every 2nd layer")
 
 
 def train(options: argparse.Namespace, name: str, layers: int, steps: int, **fields: object) -> list[dict]:
-    """Trains where that was not done yet; returns the lines of its metrics."""
+    """Trains a model unless its run is finished; returns the lines of metrics.jsonl."""
     workdir = os.path.join(options.workdir, name)
     fields |= {
         "data.source": options.source,
@@ -47,14 +47,14 @@ def train(options: argparse.Namespace, name: str, layers: int, steps: int, **fie
 
 
 def flops_of_step(lines: list[dict]) -> float:
-    """Returns the mean over the steps of a run."""
+    """Returns the mean FLOPs per step of a run."""
     return lines[-1]["flops"] / lines[-1]["step"]
 
 
 def main() -> None:
     parser = runs.parser(__doc__, "source")
-    parser.add_argument("--teacher_steps", type=int, default=2_500, help="of 32 rows of 128 tokens")
-    parser.add_argument("--steps", type=int, default=500, help="of a student with its teacher")
+    parser.add_argument("--teacher_steps", type=int, default=2_500, help="steps with 32 rows of 128 tokens")
+    parser.add_argument("--steps", type=int, default=500, help="steps of a student with its teacher")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--starts", nargs="+", choices=STARTS, default=list(STARTS))
     parser.add_argument("--seeds", type=int, default=3)
@@ -67,7 +67,7 @@ def main() -> None:
         fields = {} if start == "fresh" else {"checkpoint.init_from": teacher, "checkpoint.adapt": "Layers()"}
         for way in (*options.ways, ALONE):
             steps, more = options.steps, dict(fields)
-            if way == ALONE:  # a step with the teacher has a third of its step's FLOPs more: its forward
+            if way == ALONE:  # a distilled step adds the teacher's forward pass: a third of a teacher step
                 whole = flops_of_step(runs.lines(os.path.join(options.workdir, _name(options.ways[0], start, 0))))
                 steps = round(options.steps * whole / (whole - flops_of_step(taught) / 3))
             else:
@@ -77,8 +77,8 @@ def main() -> None:
                 for seed in range(options.seeds)
             ]
             losses = [runs.last_loss(run) for run in made]
-            said = f"{statistics.mean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
-            rows.append([way, start, f"{steps:,}", f"{made[0][-1]['flops']:.3g}", said])
+            spread = f"{statistics.mean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
+            rows.append([way, start, f"{steps:,}", f"{made[0][-1]['flops']:.3g}", spread])
             print(*rows[-1], sep=", ", file=sys.stderr, flush=True)
     print(markdown(["student", "start", "steps", "FLOPs", "validation loss, mean (range)"], rows))
 

@@ -1,11 +1,11 @@
-"""Compares a dense decoder with one of 8 experts, 2 a token, at equal active FLOPs: losses, speed, balance.
+"""Compares a dense decoder with a decoder of 8 experts, 2 per token, at equal active FLOPs: loss, speed, balance.
 
     python benchmarks/experts.py --workdir=runs/experts --books=books
 
-Both have 4 blocks of width 128. The dense feed-forward has the width of two experts, so that a token takes as many
-FLOPs but for the router's. Each is trained on `books` (JSON lines with a text) with several seeds; what is there is not
-made again. Printed: validation losses with their spread, differences of the same seed, tokens a second, balance. The
-picture of the balance is that of the last run: experts.png in its folder.
+Both models have 4 blocks of width 128. The dense feed-forward is as wide as two experts, so the FLOPs per token are
+equal except for the router. The script trains each model on `books` (JSON lines with a text) with several seeds and
+skips finished runs. It prints validation losses with their standard deviation, paired differences per seed, tokens per
+second and balance. Each run draws its balance to experts.png in its folder.
 """
 
 import argparse
@@ -29,12 +29,12 @@ MODELS = {
 
 
 def train(options: argparse.Namespace, model: str, seed: int) -> list[dict]:
-    """Makes a run, where that was not done yet; returns the lines of its metrics."""
+    """Trains a model unless its run is finished; returns the lines of metrics.jsonl."""
     steps = options.steps
     fields = {
         "data.source": runs.books(options.books),
         "data.sequence_length": 128,
-        "tokenizer.vocab_size": 2048,  # of a model so small the output matrix would be most of it
+        "tokenizer.vocab_size": 2048,  # a larger output matrix would be most of such a small model
         "train.global_batch_size": 16,
         "schedule.warmup_steps": steps // 20,
         "train.steps": steps,
@@ -49,7 +49,7 @@ def train(options: argparse.Namespace, model: str, seed: int) -> list[dict]:
 
 
 def row(model: str, of_seeds: list[list[dict]]) -> list[str]:
-    """Returns what a model comes to over all seeds: median loss and spread, median speed, balance."""
+    """Returns the table row of a model over all seeds: median loss, standard deviation, median speed, balance."""
     losses = [runs.last_loss(lines) for lines in of_seeds]
     trained = [[line for line in lines if line["split"] == "train"] for lines in of_seeds]
     speed = statistics.median(line["tokens_per_second"] for lines in trained for line in lines[1:])
@@ -60,17 +60,17 @@ def row(model: str, of_seeds: list[list[dict]]) -> list[str]:
 
 def main() -> None:
     parser = runs.parser(__doc__, "books")
-    parser.add_argument("--steps", type=int, default=2_000, help="of 16 rows of 128 tokens")
+    parser.add_argument("--steps", type=int, default=2_000, help="steps with 16 rows of 128 tokens")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    # seed by seed: what disturbs the machine disturbs both
+    # alternate the models for each seed, so that other work on the machine affects both
     found: dict[str, list[list[dict]]] = {model: [] for model in MODELS}
     for seed in range(options.seeds):
         for model, lines in found.items():
             lines.append(train(options, model, seed))
     print(markdown(["model", "validation loss", "tokens/s", "busiest expert"], [row(*one) for one in found.items()]))
     dense, experts = (np.array([runs.last_loss(lines) for lines in of]) for of in found.values())
-    print(f"experts - dense, of the same seed: {runs.gain(experts, dense)}")
+    print(f"experts - dense, per seed: {runs.gain(experts, dense)}")
 
 
 if __name__ == "__main__":

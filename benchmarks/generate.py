@@ -1,12 +1,12 @@
-"""Generation here and in transformers + torch, on the same device: prefill and steps apart, in turn, and their ratios.
+"""Compares generation with transformers + torch on the same device: prefill and steps, in alternating rounds.
 
     python benchmarks/generate.py                             # GPT-2 124M, T5-base, a GPT-2 of 3 M; 1 and 8 prompts
     python benchmarks/generate.py --models=gpt2 --batches=1 --rounds=9
 
-Both sides are asked as a user asks them, for whole texts by a loaded model: greedy, random weights, float32, prompts of
-64 tokens, 64 new ones; the end of a text is never said. A text of one token is the prefill; what the other tokens take
-beyond it are the steps. Each side lives in a process of its own, with the same threads, and runs only when it is its
-turn. Needs the extra `parity`.
+Both programs generate complete texts with a loaded model, as in normal use: greedy, random weights, float32, prompts of
+64 tokens, 64 new tokens, without an end token. The time of a text with one token is the prefill. The additional time
+for the other tokens gives the time per step. Each program runs in a separate process with the same number of threads,
+one program at a time. Requires the extra `parity`.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def config_of(name: str) -> ModelConfig:
     return config
 
 
-# --- the two sides: (prompts, new tokens) -> seconds ------------------------------------------------------------------
+# --- the two programs: each returns a function, (prompts, new tokens) -> seconds --------------------------------------
 
 
 def ours(name: str) -> Callable[[int, int], float]:
@@ -60,7 +60,7 @@ def ours(name: str) -> Callable[[int, int], float]:
     from pretrainax.sharding.mesh import make_mesh
     from pretrainax.tokenization.huggingface import read_tokenizer
 
-    with tempfile.TemporaryDirectory() as folder:  # a token a letter
+    with tempfile.TemporaryDirectory() as folder:  # one token per letter
         pieces = {piece: i for i, piece in enumerate(["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz"])}
         tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(pieces, unk_token="<unk>"))
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
@@ -78,14 +78,14 @@ def ours(name: str) -> Callable[[int, int], float]:
     params = jax.jit(lambda: model.init(jax.random.key(0), batch, deterministic=True)["params"])()
     experiment = evaluation_of(config, tokenizer.vocabulary, "")
     loaded = LoadedModel(experiment, model, params, tokenizer, mesh, origin="random weights")
-    spare = 1 if name == "t5" else 0  # the end of the text, which T5's encoder reads
+    spare = 1 if name == "t5" else 0  # T5's encoder also reads an end token
 
     def run(prompts: int, new: int) -> float:
         request = Sampling(max_new_tokens=new, banned_tokens=(tokenizer.vocabulary.eos,))
         started = time.perf_counter()
-        said = generate(loaded, ["a" * (PROMPT - spare)] * prompts, request)
+        output = generate(loaded, ["a" * (PROMPT - spare)] * prompts, request)
         seconds = time.perf_counter() - started
-        assert [len(text.ids) for text in said] == [new] * prompts
+        assert [len(text.ids) for text in output] == [new] * prompts
         return seconds
 
     return run
@@ -107,7 +107,7 @@ def theirs(name: str) -> Callable[[int, int], float]:
         model = transformers.GPT2LMHeadModel(settings)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = model.to(device).eval()
-    model.generation_config.eos_token_id = None  # no text ends
+    model.generation_config.eos_token_id = None  # generation never stops early
     model.generation_config.pad_token_id = 0
     model.generation_config.decoder_start_token_id = 0
 
@@ -115,30 +115,30 @@ def theirs(name: str) -> Callable[[int, int], float]:
         tokens = torch.full((prompts, PROMPT), 5, device=device)
         started = time.perf_counter()
         with torch.inference_mode():
-            said = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=new, do_sample=False)
+            output = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=new, do_sample=False)
         seconds = time.perf_counter() - started
-        assert said.shape[1] == new + (1 if name == "t5" else PROMPT)
+        assert output.shape[1] == new + (1 if name == "t5" else PROMPT)
         return seconds
 
     return run
 
 
-# --- taking turns -----------------------------------------------------------------------------------------------------
+# --- alternating rounds -----------------------------------------------------------------------------------------------
 
 
 def turn(side: Side, prompts: int) -> tuple[float, float]:
-    """Returns the seconds of a prefill, and of a step."""
+    """Returns the seconds of the prefill and of one step."""
     prefill = side.ask(prompts, 1)
     return prefill, (side.ask(prompts, NEW) - prefill) / (NEW - 1)
 
 
 def compare(name: str, prompts: int, rounds: int) -> list[dict]:
-    """Returns a row for the prefill and one for the steps."""
+    """Returns one row for the prefill and one row for the steps."""
     with contextlib.ExitStack() as stack:
         sides = [
             stack.enter_context(contextlib.closing(Side(__file__, [side, "--models", name], {}))) for side in SIDES
         ]
-        for side in sides * 2:  # which compiles
+        for side in sides * 2:  # compiles
             turn(side, prompts)
         turns = [[turn(side, prompts) for side in sides] for _ in range(rounds)]
     rows = []
@@ -154,7 +154,7 @@ def compare(name: str, prompts: int, rounds: int) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--batches", default="1,8", help="prompts at a time")
+    parser.add_argument("--batches", default="1,8", help="numbers of prompts per batch")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", help="file to write the results to")
     parser.add_argument("--serve", help=argparse.SUPPRESS)

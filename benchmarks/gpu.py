@@ -1,12 +1,18 @@
-"""Measures on one GPU, within minutes and without a network, what this project claims of GPUs.
+"""Measures kernels, determinism and training steps on one GPU, within minutes and without a network.
 
     python benchmarks/gpu.py --out=gpu_results --minutes=8 [--only=kernels,gpt2] [--packages=DIR] [--tiny]
 
-Parts, each a process of its own with a time limit: the environment and the card's ceilings, kernels beside a float32
-reference, whether a step has the same bits twice, train steps beside the plan, torch on the same batches. A part writes
-a JSON line to results.jsonl as soon as it has a figure, and table.md is written anew after each part, so that whatever
-ends this command leaves what there is. A part that fails does not stop the next. `--tiny` runs every part with small
-sizes, also on a CPU. benchmarks/README.md says which packages a bare machine needs in --packages.
+Each part runs in a separate process with a time limit:
+
+- environment: versions, and the peak rates of the card
+- kernels: compared with a float32 reference
+- determinism: whether a step gives the same bits twice
+- training steps, compared with the plan
+- torch on the same batches
+
+A part writes a JSON line to results.jsonl for each measurement. The script writes table.md after each part, so an
+interrupted command leaves all results so far. A failed part does not stop the next part. `--tiny` runs all parts with
+small sizes, also on a CPU. benchmarks/README.md lists the packages that a bare machine needs in --packages.
 """
 
 import argparse
@@ -18,7 +24,7 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Seconds of each part out of 8 minutes; a part that ends early leaves its time to those after it.
+# Seconds of each part in a run of 8 minutes. Later parts share the time that an early part does not use.
 PARTS = {
     "environment": 20,
     "kernels": 70,
@@ -31,12 +37,12 @@ PARTS = {
     "modernbert": 45,
     "peers": 70,
 }
-LEAST = 60.0  # seconds: below that no part would end
+LEAST = 60.0  # seconds; with less time no part would finish
 STEPS = ("gpt2", "bert", "bert_attention_dropout", "t5", "llama", "modernbert")
 
 
 def environment(packages: str) -> dict[str, str]:
-    """Returns the variables of a part: this project and the packages first, nothing from a network."""
+    """Returns the variables of a part: the import path starts with this project and the packages; no network."""
     paths = [str(HERE.parent), str(HERE), *([os.path.abspath(packages)] if packages else [])]
     paths += [path for path in [os.environ.get("PYTHONPATH")] if path]
     return os.environ | {
@@ -48,7 +54,7 @@ def environment(packages: str) -> dict[str, str]:
 
 
 def run_part(name: str, seconds: float, args: argparse.Namespace) -> None:
-    """Runs a part, at most so long, and writes the line that says how it ended."""
+    """Runs a part for at most `seconds` and writes a result line with its exit status and duration."""
     module = "gpu_steps.py" if name in (*STEPS, "peers") else "gpu_kernels.py"
     command = [sys.executable, str(HERE / module), name, f"--out={args.out}", f"--seconds={seconds:.0f}"]
     command += ["--tiny"] * args.tiny
@@ -57,24 +63,24 @@ def run_part(name: str, seconds: float, args: argparse.Namespace) -> None:
         process = subprocess.Popen(command, env=environment(args.packages), stdout=f, stderr=subprocess.STDOUT)
         try:
             code = process.wait(timeout=seconds)
-            ended = "done" if code == 0 else f"failed with {code}: {_last_line(log)}"
+            ended = "done" if code == 0 else f"failed with status {code}: {_last_line(log)}"
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            ended = f"ended after its {seconds:.0f} s"
+            ended = f"timed out after {seconds:.0f} s"
     write(args.out, name, "end", ended=ended, part_seconds=time.monotonic() - began)
 
 
 def _last_line(path: str) -> str:
     with open(path, encoding="utf-8", errors="replace") as f:
         lines = [line.strip() for line in f if line.strip()]
-    return lines[-1][:300] if lines else "it wrote nothing"
+    return lines[-1][:300] if lines else "no output"
 
 
-def write(out: str, part: str, what: str, **figures: object) -> None:
-    """Appends a line to the results at once."""
+def write(out: str, part: str, what: str, **metrics: object) -> None:
+    """Appends a line to results.jsonl immediately."""
     with open(os.path.join(out, "results.jsonl"), "a", encoding="utf-8") as f:
-        f.write(json.dumps({"part": part, "what": what, **figures}) + "\n")
+        f.write(json.dumps({"part": part, "what": what, **metrics}) + "\n")
 
 
 def read(out: str) -> list[dict]:
@@ -86,7 +92,7 @@ def read(out: str) -> list[dict]:
 
 
 def table(lines: list[dict]) -> str:
-    """Returns all that was measured as Markdown: a section for each part, a table for lines with the same figures."""
+    """Returns all results as Markdown: one section per part, one table per set of lines with the same metrics."""
     shown = [f"# One GPU, {time.strftime('%Y-%m-%d')}\n"]
     for part in dict.fromkeys(line["part"] for line in lines):
         shown.append(f"## {part}\n")
@@ -109,20 +115,21 @@ def _cell(value: object) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", required=True, help="folder of the results")
+    parser.add_argument("--out", required=True, help="folder for the results")
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, in this order")
-    parser.add_argument("--packages", default="", help="folder that packages were installed to by pip --target")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts to run, in this order")
+    parser.add_argument("--packages", default="", help="folder with packages, from pip install --target")
     parser.add_argument("--tiny", action="store_true", help="small sizes, on any device")
     args = parser.parse_args()
     wanted = args.only.split(",")
     if unknown := [name for name in wanted if name not in PARTS]:
-        return _complain(f"--only={unknown[0]} is no part; they are {', '.join(PARTS)}")
+        return _complain(f"--only={unknown[0]}: unknown part. The parts are {', '.join(PARTS)}.")
     if args.minutes * 60 < LEAST:
-        return _complain(f"--minutes={args.minutes}: give at least {LEAST / 60:.0f}, which small parts need")
+        return _complain(f"--minutes={args.minutes} is too short. Set at least {LEAST / 60:.0f} for the small parts.")
     if args.packages and not os.path.isdir(args.packages):
         return _complain(
-            f"--packages={args.packages} is no folder: pip install --no-index --no-deps --target={args.packages} *.whl"
+            f"--packages={args.packages} is not a folder. Install the wheels there: "
+            f"pip install --no-index --no-deps --target={args.packages} *.whl"
         )
     if why := _missing(args.packages, args.tiny):
         return _complain(why)
@@ -139,13 +146,13 @@ def main() -> int:
 
 
 def _missing(packages: str, tiny: bool) -> str:
-    """Returns what this machine lacks; "" where it can begin."""
+    """Returns an error message if packages or the GPU are missing, otherwise ""."""
     probe = "import flax, optax, orbax.checkpoint, absl, chex, jax; print(jax.default_backend())"
     done = subprocess.run([sys.executable, "-c", probe], env=environment(packages), capture_output=True, text=True)
     if done.returncode:
-        return f"{done.stderr.strip().splitlines()[-1]}: benchmarks/README.md says which wheels --packages needs"
+        return f"{done.stderr.strip().splitlines()[-1]}: benchmarks/README.md lists the wheels for --packages"
     if not tiny and done.stdout.strip() != "gpu":
-        return f"JAX finds no GPU here (its backend is {done.stdout.strip()!r}): take --tiny, or a machine that has one"
+        return f"JAX finds no GPU (its backend is {done.stdout.strip()!r}). Set --tiny, or use a machine with a GPU."
     return ""
 
 

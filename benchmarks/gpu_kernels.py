@@ -1,4 +1,4 @@
-"""The parts of gpu.py that need no model: what the card can do, single kernels beside a reference, bits of a step.
+"""The parts of gpu.py without a complete model: peak rates of the card, single kernels, determinism of a step.
 
 python benchmarks/gpu_kernels.py environment|kernels|determinism|bits --out=DIR [--tiny]
 """
@@ -27,7 +27,7 @@ Record = Callable[..., None]
 
 
 def seconds_of(call: Callable, *args, least: float = 0.1) -> float:
-    """Returns the median seconds of a call over five groups, each waited for at its end and of `least` seconds."""
+    """Returns the median seconds of a call over five groups of about `least` seconds; waits after each group."""
     jax.block_until_ready(call(*args))
     began = time.perf_counter()
     jax.block_until_ready(call(*args))
@@ -70,7 +70,7 @@ def environment(record: Record, tiny: bool) -> None:
             tflops=flops / seconds / 1e12,
         )
     x = jnp.zeros(1 << (20 if tiny else 30), jnp.uint8)
-    seconds = seconds_of(jax.jit(lambda x: x ^ 1), x)  # XLA leaves a plain copy out
+    seconds = seconds_of(jax.jit(lambda x: x ^ 1), x)  # XLA removes a plain copy
     record("copy", moved_bytes=2 * x.size, ms=1e3 * seconds, gb_per_second=2 * x.size / seconds / 1e9)
 
 
@@ -92,7 +92,7 @@ def _driver() -> Optional[str]:
 
 
 class Case(NamedTuple):
-    """An attention: rows, queries, keys, heads of queries and of keys, head size; and what it is asked beside them."""
+    """The shape and the options of an attention: rows, queries, keys, query heads, key heads, head size."""
 
     rows: int
     queries: int
@@ -101,7 +101,7 @@ class Case(NamedTuple):
     kv_heads: int
     size: int
     causal: bool = False
-    segments: str = ""  # "one" text a row with padding behind it, "several"; "": rows are full
+    segments: str = ""  # "one": one document per row, then padding; "several": four documents per row; "": full rows
     bias: bool = False
     window: Optional[int] = None
     dropout: float = 0.0
@@ -126,24 +126,24 @@ def kernels(record: Record, tiny: bool) -> None:
         if tiny:
             case = case._replace(rows=2, queries=min(case.queries, 32), keys=min(case.keys, 32), size=8)
         with _failures(record, "attention", name):
-            record("attention", case=name, **attention_figures(case))
+            record("attention", case=name, **attention_metrics(case))
     with _failures(record, "experts", "grouped product"):
-        record("experts", **experts_figures(*((64, 4, 16, 32) if tiny else (16384, 8, 1024, 4096))))
+        record("experts", **expert_metrics(*((64, 4, 16, 32) if tiny else (16384, 8, 1024, 4096))))
     with _failures(record, "loss", "chunked loss"):
-        record("loss", **loss_figures(*((64, 16, 101) if tiny else (8192, 768, 50257))))
+        record("loss", **loss_metrics(*((64, 16, 101) if tiny else (8192, 768, 50257))))
 
 
 @contextlib.contextmanager
 def _failures(record: Record, what: str, case: str) -> Iterator[None]:
-    """Writes an error down in place of the figures: the kernels after it are measured all the same."""
+    """Records an error instead of metrics, so that the next kernels are still measured."""
     try:
         yield
     except Exception as e:
         record(f"{what} failed", case=case, error=" ".join(f"{type(e).__name__}: {e}".split())[:300])
 
 
-def attention_figures(case: Case) -> dict[str, object]:
-    """Returns what an attention takes, and how far its values and gradients are from those of float32."""
+def attention_metrics(case: Case) -> dict[str, object]:
+    """Returns the time of an attention, and the errors of its values and gradients compared with float32."""
     from pretrainax.layers.attention import Weights, attention, attention_of_weights, choose_implementation
     from pretrainax.layers.attention_mask import Mask
     from pretrainax.layers.attention_spec import spec_of
@@ -169,7 +169,7 @@ def attention_figures(case: Case) -> dict[str, object]:
         plain = lambda q, k, v, bias: attention(q, k, v, bias=bias, **settings)  # noqa: E731
     wanted = jnp.asarray(rng.standard_normal((case.rows, case.queries, case.heads, case.size)), jnp.float32)
     if ids is not None:
-        wanted = wanted * (ids > 0)[:, :, None, None]  # what padding gives has no meaning
+        wanted = wanted * (ids > 0)[:, :, None, None]  # outputs at padding have no meaning
 
     def both(function):
         def value(*given):
@@ -196,7 +196,7 @@ def attention_figures(case: Case) -> dict[str, object]:
 
 
 def _segments(case: Case) -> jax.Array:
-    """Returns segment ids [B, T]: of one text that fills between half and all of a row, or of texts of T / 4."""
+    """Returns segment ids [B, T]: one document that fills half to all of a row, or documents of length T / 4."""
     place = np.arange(case.queries)[None]
     if case.segments == "one":
         lengths = np.linspace(case.queries // 2, case.queries, case.rows).astype(int)
@@ -205,11 +205,11 @@ def _segments(case: Case) -> jax.Array:
 
 
 def _apart(x: jax.Array, y: jax.Array) -> float:
-    """Returns the largest difference, as a share of the largest number."""
+    """Returns the largest absolute difference, relative to the largest absolute value of y."""
     return float(jnp.abs(x.astype(jnp.float32) - y).max() / jnp.abs(y).max())
 
 
-def experts_figures(rows: int, experts: int, inner: int, columns: int) -> dict[str, object]:
+def expert_metrics(rows: int, experts: int, inner: int, columns: int) -> dict[str, object]:
     from pretrainax.layers.feed_forward.products import Layout, expert_product
 
     rng = np.random.default_rng(0)
@@ -223,7 +223,7 @@ def experts_figures(rows: int, experts: int, inner: int, columns: int) -> dict[s
     def exact(x, kernel):
         rounded = kernel.astype(jnp.bfloat16).astype(jnp.float32)
         made = jnp.zeros((rows, columns), jnp.float32)
-        for one in range(experts):  # one matrix at a time: [S, D, F] would be no array for a card
+        for one in range(experts):  # one matrix at a time: [S, D, F] would not fit on a card
             made += jnp.where((of_row == one)[:, None], x.astype(jnp.float32) @ rounded[one], 0)
         return made
 
@@ -246,7 +246,7 @@ def experts_figures(rows: int, experts: int, inner: int, columns: int) -> dict[s
     }
 
 
-def loss_figures(tokens: int, width: int, vocabulary: int) -> dict[str, object]:
+def loss_metrics(tokens: int, width: int, vocabulary: int) -> dict[str, object]:
     from pretrainax.models.heads.language_model import LanguageModelOutput
     from pretrainax.models.heads.vocabulary_loss import loss_sums
 
@@ -262,8 +262,8 @@ def loss_figures(tokens: int, width: int, vocabulary: int) -> dict[str, object]:
 
     def plain(features, matrix):
         logits = features.astype(jnp.float32) @ matrix.astype(features.dtype).astype(jnp.float32)
-        said = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
-        return -said.mean()
+        target_logs = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
+        return -target_logs.mean()
 
     ours = jax.jit(jax.value_and_grad(chunked, (0, 1)))
     with jax.default_matmul_precision("highest"):
@@ -284,7 +284,7 @@ MODES = {"as it is": [], "deterministic": ["--deterministic"]}
 
 
 def determinism(record: Record, tiny: bool, out: str) -> None:
-    """Trains two layers of GPT-2 for three steps, twice in a process and again in another one, in each mode."""
+    """Trains two layers of GPT-2 for three steps, twice in each of two processes, in each mode."""
     for mode, words in MODES.items():
         digests: list[str] = []
         for process in (1, 2):
@@ -307,9 +307,10 @@ def determinism(record: Record, tiny: bool, out: str) -> None:
 
 
 def bits(tiny: bool, kept_in: Optional[str]) -> None:
-    """Prints a digest of the parameters after three steps, twice, and what the last of them took.
+    """Trains three steps twice; prints a digest of the parameters each time, and the seconds of the last step.
 
-    kept_in: folder of a deterministic run.
+    Args:
+      kept_in: folder of a deterministic run; None: the run is not deterministic.
     """
     import gpu_steps
 
@@ -333,9 +334,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=("environment", "kernels", "determinism", "bits"))
     parser.add_argument("--out", required=True)
-    parser.add_argument("--seconds", type=float, default=0.0, help="that the part has; it ends by itself before")
+    parser.add_argument("--seconds", type=float, default=0.0, help="time limit of the part; gpu.py enforces it")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--deterministic", action="store_true", help="of bits: as config.train.deterministic has it")
+    parser.add_argument("--deterministic", action="store_true", help="for bits: set config.train.deterministic")
     args = parser.parse_args()
     record = functools.partial(gpu.write, args.out, args.part)
     if args.part == "bits":

@@ -1,4 +1,4 @@
-"""The parts of gpu.py that train: whole steps of five models beside their plan, and torch on the same sizes.
+"""The parts of gpu.py that train: complete steps of five models compared with the plan, and torch with equal sizes.
 
 python benchmarks/gpu_steps.py gpt2|bert|bert_attention_dropout|t5|llama|modernbert|peers --out=DIR [--tiny]
 """
@@ -40,12 +40,12 @@ GROUPS, STEPS, TRACED, KERNELS = 5, 4, 3, 10
 
 
 class Case(NamedTuple):
-    """A config, and the batch that it is timed with."""
+    """A config and the size of its timed batch."""
 
     config: str
     rows: int
     length: int
-    model: str = ""  # a preset in the place of the config's model
+    model: str = ""  # a preset that replaces the model of the config
     attention_dropout: bool = False
 
 
@@ -63,11 +63,13 @@ CASES = {
 def opened(
     name: str, tiny: bool, layers: int = 0, kept_in: Optional[str] = None
 ) -> Iterator[tuple[Run, dict[str, jax.Array]]]:
-    """Yields a run on random tokens and a batch of it, of a case.
+    """Opens a run of a case on random tokens; yields the run and a batch.
 
     Args:
-      layers: of the model, 0: as many as it has.
-      kept_in: folder of a deterministic run; None: it is not, and nothing that is compiled is kept.
+      name: key of CASES.
+      tiny: use small sizes.
+      layers: number of layers; 0 selects all layers of the model.
+      kept_in: folder of a deterministic run; None: the run is not deterministic, without a compilation cache.
     """
     case = CASES[name]
     experiment = read_config_file(case.config, None)
@@ -90,13 +92,13 @@ def opened(
         validate(experiment, files=False)
         host.start_jax(experiment)
         experiment.train.deterministic = kept_in is not None
-        jax.config.update("jax_enable_compilation_cache", kept_in is not None)  # else compile times are measured
+        jax.config.update("jax_enable_compilation_cache", kept_in is not None)  # a cache would hide compile times
         with open_run(experiment, functools.partial(random_data, folder), workdir=kept_in) as run:
             yield run, put_batch(run.train_batches[0], run.mesh)
 
 
 def step(name: str, record, tiny: bool) -> None:
-    """Writes lines of what a case takes: to compile, a step, in memory, by kernel; and what the plan says of these."""
+    """Records compile time, step time, memory and kernels of a case, and the values of the plan."""
     with opened(name, tiny) as (run, batch):
         state = jax.block_until_ready(run.fresh_state())
         lowered = run.step.lower(state, batch)
@@ -131,7 +133,7 @@ def step(name: str, record, tiny: bool) -> None:
 
 
 def timed(program, run: Run, state, batch) -> tuple[tuple[float, float, float], object]:
-    """Returns the median, least and most seconds of a step over groups of steps, and the state after them."""
+    """Returns the median, smallest and largest step time over groups of steps, and the final state."""
     for _ in range(3):
         state, metrics = program(state, batch, None, run.step.seeds)
     jax.block_until_ready(state)
@@ -148,7 +150,7 @@ def timed(program, run: Run, state, batch) -> tuple[tuple[float, float, float], 
 
 
 def traced(run: Run, program, state, batch, record) -> None:
-    """Writes the kernels that take most of three steps, and the plan of the step beside what it took."""
+    """Records the slowest kernels of three traced steps, and the planned and the traced step time."""
     with tempfile.TemporaryDirectory() as folder:
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level, options.host_tracer_level = 0, 1
@@ -163,7 +165,7 @@ def traced(run: Run, program, state, batch, record) -> None:
     for op, spent in sorted(trace.busy.items(), key=lambda item: -item[1])[:KERNELS]:
         record("kernel", kernel=op.name, ms_a_step=1e3 * spent, share=spent / trace.seconds)
     if (topology := topology_here()) is None:
-        record("no plan", why=f"no plan knows the rates of {jax.devices()[0].device_kind}")
+        record("no plan", why=f"the plan has no rates for {jax.devices()[0].device_kind}")
         return
     needed = memory.estimate(
         run.trained, mesh_sizes(run.trained.mesh, topology.num_devices, processes=1), topology.chip
@@ -183,7 +185,7 @@ def traced(run: Run, program, state, batch, record) -> None:
 
 
 def peers(record, tiny: bool) -> None:
-    """Writes what torch makes of the same sizes, compiled, in bfloat16 by autocast."""
+    """Records the step time of torch with the same sizes: compiled, with bfloat16 autocast."""
     if importlib.util.find_spec("torch") is None:
         raise SystemExit("torch is not installed")
     import against_torch
@@ -192,15 +194,15 @@ def peers(record, tiny: bool) -> None:
     size = "small" if tiny else "base"
     sides = {"nanoGPT": nanogpt} if importlib.util.find_spec("nanogpt") else {}
     if not sides:
-        record("left out", side="nanoGPT", why="its model.py is not in --packages, as nanogpt.py")
+        record("left out", side="nanoGPT", why="--packages does not contain its model.py as nanogpt.py")
     if importlib.util.find_spec("transformers"):
-        kind = "autocast" if tiny else "compiled_autocast"  # a compiler of C++ is more than a test has
+        kind = "autocast" if tiny else "compiled_autocast"  # tests run without a C++ compiler
         sides |= {
             f"transformers {name}": functools.partial(against_torch.theirs, name, size, kind)
             for name in ("gpt2", "bert")
         }
     else:
-        record("left out", side="transformers", why="it is not installed")
+        record("left out", side="transformers", why="not installed")
     for name, make in sides.items():
         began = time.perf_counter()
         run = make(tiny) if name == "nanoGPT" else make()
@@ -231,7 +233,7 @@ def peers(record, tiny: bool) -> None:
 
 
 def nanogpt(tiny: bool):
-    """Returns what takes steps of nanoGPT's own GPT-2, and gives the loss."""
+    """Returns a function that runs a number of steps of nanoGPT's GPT-2 and returns the loss."""
     import nanogpt as published
     import torch
 
@@ -259,7 +261,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=(*CASES, "peers"))
     parser.add_argument("--out", required=True)
-    parser.add_argument("--seconds", type=float, default=0.0, help="that the part has; it ends by itself before")
+    parser.add_argument("--seconds", type=float, default=0.0, help="time limit of the part; gpu.py enforces it")
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
     record = functools.partial(gpu.write, args.out, args.part)

@@ -1,9 +1,9 @@
-"""Measures and draws the cost of compiling a step as machine and model grow: 1 to 4,096 chips, 2 to 128 layers.
+"""Measures and draws the cost to compile a step for 1 to 4,096 chips and 2 to 128 layers.
 
-`python benchmarks/growth.py --to=docs/growth.png` compiles the real train step for TPUs that need not be there
-(`pip install 'pretrainax[tpu]'`), each point in a process of its own and without a cache. The step is that of a decoder
-of width 1,024 with a row of 1,024 tokens a chip; parameters are split over up to 64 chips. Points that are in the JSON
-file beside the picture are not made again.
+`python benchmarks/growth.py --to=docs/growth.png` compiles the real training step for TPUs without the hardware
+(`pip install 'pretrainax[tpu]'`). Each point runs in a separate process without a cache. The model is a decoder of
+width 1,024 with one row of 1,024 tokens per chip; parameters are sharded over up to 64 chips. The script skips points
+that are in the JSON file next to the picture.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pretrainax.planning.compiled import compile_step
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.curves import FAINT, LEFT, RIGHT, STYLE, TRAINING, VALIDATION
 
-CHIPS = {  # all of a kind that comes in each of these sizes
+CHIPS = {  # one chip type, available in all of these sizes
     1: "v5p:1x1x1",
     4: "v5p:2x2x1",
     16: "v5p:2x2x4",
@@ -37,11 +37,11 @@ CHIPS = {  # all of a kind that comes in each of these sizes
     4096: "v5p:16x16x16",
 }
 LAYERS = (2, 12, 24, 48, 96, 128)
-DEPTH, AT = 12, 1  # layers while the chips grow, chips while the layers do
+DEPTH, AT = 12, 1  # number of layers in the chip series, number of chips in the layer series
 
 
 def measure(chips: int, layers: int) -> dict[str, float]:
-    """Returns seconds of processor and of wall to trace and to compile, bytes of host memory and bytes of a chip."""
+    """Returns CPU and wall seconds to trace and compile, bytes of host memory, and bytes per chip."""
     shape = dict(num_layers=layers, d_model=1024, d_ff=4096, num_heads=8, vocab_size=8192, position=RotaryPositions())
     experiment = Experiment(
         model=ModelConfig(family="decoder", norm="rms", use_bias=False, **shape),
@@ -66,7 +66,7 @@ def measure(chips: int, layers: int) -> dict[str, float]:
 
 
 def in_a_process(chips: int, layers: int) -> dict[str, Any]:
-    """Returns a point, or what stood in its way."""
+    """Measures a point in a separate process; returns the point, or its error message."""
     command = [sys.executable, __file__, f"--point={chips},{layers}"]
     env = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -76,10 +76,10 @@ def in_a_process(chips: int, layers: int) -> dict[str, Any]:
 
 
 def draw(path: str, points: list[dict[str, Any]]) -> None:
-    """Draws compile time, host memory and bytes of a chip over chips (left) and layers (right)."""
+    """Draws compile time, host memory and bytes per chip against chips (left) and layers (right)."""
     good = [p for p in points if "error" not in p]
-    rows = (("processor time to compile, s", "cpu_seconds", 1), ("host memory, GB", "host_bytes", 1e9))
-    rows += (("memory of a chip, GB", "chip_bytes", 1e9),)
+    rows = (("CPU time to compile, s", "cpu_seconds", 1), ("host memory, GB", "host_bytes", 1e9))
+    rows += (("memory per chip, GB", "chip_bytes", 1e9),)
     with matplotlib.rc_context(STYLE):
         picture = figure.Figure(figsize=(12, 8), dpi=150)
         grid = picture.add_gridspec(3, 2, left=LEFT, right=RIGHT, top=0.85, bottom=0.08, hspace=0.5, wspace=0.13)
@@ -98,8 +98,8 @@ def draw(path: str, points: list[dict[str, Any]]) -> None:
                 panel.set_ylim(0, 1.15 * max((p[name] / unit for p in chosen), default=1))
             other = f"{DEPTH} layers" if x == "chips" else "one chip"
             panel.set_xlabel(f"{x}, with {other}")
-        picture.text(LEFT, 0.95, "What a step costs to compile", fontsize=16, fontweight="bold", va="center")
-        subtitle = "decoder of width 1,024, a row of 1,024 tokens a chip, for TPU v5p; nothing runs"
+        picture.text(LEFT, 0.95, "Cost to compile a step", fontsize=16, fontweight="bold", va="center")
+        subtitle = "decoder of width 1,024, one row of 1,024 tokens per chip, for TPU v5p; nothing runs"
         picture.text(LEFT, 0.91, subtitle, color=FAINT, va="center")
         picture.savefig(path, facecolor="white")
 
@@ -107,7 +107,7 @@ def draw(path: str, points: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", metavar="PICTURE", default="docs/growth.png")
-    parser.add_argument("--point", metavar="CHIPS,LAYERS", help="measure one point here, and print it")
+    parser.add_argument("--point", metavar="CHIPS,LAYERS", help="measure one point in this process and print it")
     options = parser.parse_args()
     if options.point:
         print(json.dumps(measure(*map(int, options.point.split(",")))))

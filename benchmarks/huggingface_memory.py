@@ -1,9 +1,10 @@
-"""Measures the memory of importing and exporting a model: a LLaMA of random bfloat16 weights, made for this run.
+"""Measures the memory to import and export a model: a LLaMA with random bfloat16 weights.
 
     python benchmarks/huggingface_memory.py --billions=1.1 --folder=/tmp/huggingface_memory
 
-Disk: about 8 bytes a parameter while it runs. Memory is that of the process that does the work, sampled every 20 ms:
-"anonymous" is what it holds, "resident" counts file pages too that the system may take back at any time.
+The script creates the model. It needs about 8 bytes of disk per parameter while it runs. It samples the memory of the
+import or export process every 20 ms. "anonymous" is memory without file pages; "resident" includes pages of mapped
+files, which the system can reclaim at any time.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from pretrainax.zoo.llama import FAMILIES, llama
 
 
 def config_of(billions: float):
-    """Returns a LLaMA 2 with as many layers as it takes."""
+    """Returns a LLaMA 2 with the number of layers closest to the parameter count."""
     config = llama("2_7b")
     config.d_model, config.d_ff, config.num_heads, config.num_kv_heads = 2048, 5632, 32, 4
     layer = 2048 * (2 * 2048 + 2 * 4 * 64 + 3 * 5632)
@@ -35,7 +36,7 @@ def config_of(billions: float):
 
 
 def make_directory(directory: Path, config) -> dict[str, float]:
-    """Writes it in files of 1 GB; returns sizes in bytes."""
+    """Writes the model in files of 1 GB; returns sizes in bytes."""
     directory.mkdir(parents=True)
     huggingface = FAMILIES[0].huggingface
     tensors = {
@@ -54,7 +55,7 @@ def make_directory(directory: Path, config) -> dict[str, float]:
 
 
 def measured(*words: str) -> dict[str, float]:
-    """Returns seconds, and the largest anonymous and resident bytes, of `python -m pretrainax.huggingface …`."""
+    """Runs `python -m pretrainax.huggingface …`; returns seconds, and peak anonymous and resident bytes."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "pretrainax.huggingface", *words]
     process = subprocess.Popen(command, env=os.environ | {"JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, text=True)
@@ -75,7 +76,7 @@ def measured(*words: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--billions", type=float, default=1.1, help="parameters")
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/huggingface_memory"), help="made and removed")
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/huggingface_memory"), help="created and removed")
     args = parser.parse_args()
     needed, free = 9e9 * args.billions, shutil.disk_usage(args.folder.parent).free
     if needed > free:

@@ -1,10 +1,10 @@
-"""Counts what the attention of one layer costs in rows of any length, sparse and full: FLOPs and bytes, as compiled.
+"""Counts FLOPs and bytes of sparse and full attention in one layer, for rows of any length, as compiled.
 
     python benchmarks/long_rows.py                        # base models at 1,024, 4,096 and 16,384 tokens
     python benchmarks/long_rows.py longformer_large --lengths=2048,8192
 
-Forward and backward of one row in float32, with the maps to queries, keys and values, are compiled for a CPU, and XLA
-counts; nothing is run, so that the logits of full attention need no memory.
+The script compiles forward and backward of one row in float32 for a CPU, including the projections to queries, keys and
+values, and prints XLA's counts. Nothing runs, so the logits of full attention need no memory.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from pretrainax.reporting.tables import markdown
 
 class Cost(NamedTuple):
     flops: float
-    bytes: float  # that its kernels read and write
+    bytes: float  # read and written by the kernels
 
 
 def cost_of(config: ModelConfig, length: int) -> Cost:
-    """Returns what one row of so many tokens costs in the self-attention of one layer, forward and backward."""
+    """Returns the cost of one row of `length` tokens in the self-attention of one layer, forward and backward."""
     layer = self_attention_of(config)(config, Compute())
 
     def arguments(x):
@@ -46,7 +46,7 @@ def cost_of(config: ModelConfig, length: int) -> Cost:
 
 
 def full(config: ModelConfig) -> ModelConfig:
-    """Returns the same model with attention to all of a row."""
+    """Returns the same model with full attention."""
     return dataclasses.replace(config, sparse_attention=None, layer_pattern=("global",), window=None)
 
 
@@ -60,8 +60,8 @@ def main() -> None:
         for length in map(int, options.lengths.split(",")):
             config = zoo.preset(name)
             costs = [cost_of(config, length), cost_of(full(config), length)]
-            figures = [f"{c.flops / 1e9:,.1f}" for c in costs] + [f"{c.bytes / 1e9:,.2f}" for c in costs]
-            rows.append([name, f"{length:,}", *figures])
+            values = [f"{c.flops / 1e9:,.1f}" for c in costs] + [f"{c.bytes / 1e9:,.2f}" for c in costs]
+            rows.append([name, f"{length:,}", *values])
     print(markdown(["model", "tokens", "GFLOPs, sparse", "GFLOPs, full", "GB, sparse", "GB, full"], rows))
 
 

@@ -1,7 +1,7 @@
-"""Memory that the loss's forward and backward pass hold, all logits at once against chunks, by the compiler's account.
+"""Measures the memory of the loss, forward and backward, with all logits at once and in chunks, as compiled.
 
-`python benchmarks/loss_memory.py` compiles for this machine and runs nothing; `--topology=h100:1` or `v5e:1x1` compiles
-for a chip that need not be there (`pip install 'pretrainax[cuda]'`, `'pretrainax[tpu]'`).
+`python benchmarks/loss_memory.py` compiles for this machine and runs nothing. `--topology=h100:1` or `v5e:1x1` compiles
+for a chip without the hardware (`pip install 'pretrainax[cuda]'`, `'pretrainax[tpu]'`).
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pretrainax.models.heads.vocabulary_loss import loss_sums
 from pretrainax.planning.topologies import Topology
 from pretrainax.sharding.mesh import make_mesh
 
-# (name, rows, loss tokens of a row, width, vocabulary)
+# (name, rows, loss tokens per row, width, vocabulary)
 SHAPES = (
     ("quickstart, V 8,192", 16, 114, 256, 8192),
     ("T5-base, 128 rows", 128, 114, 768, 32128),
@@ -40,7 +40,7 @@ def chunked(chunk: int):
 
 
 def temporary_gigabytes(loss, shape, sharding) -> str:
-    """Returns the memory that value and gradients need as compiled, beside arguments and results."""
+    """Returns the temporary memory of value and gradients as compiled, without arguments and results."""
     _, rows, length, width, vocab = shape
 
     def step(features, unembedding, targets, weights):
@@ -70,7 +70,7 @@ def temporary_gigabytes(loss, shape, sharding) -> str:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--topology", type=Topology.parse, help="compile for one device of it, e.g. h100:1")
+    parser.add_argument("--topology", type=Topology.parse, help="compile for one device of this topology, e.g. h100:1")
     topology = parser.parse_args().topology
     device = topology.devices()[0] if topology else jax.devices()[0]
     jax.set_mesh(mesh := make_mesh(MeshConfig(), [device]))

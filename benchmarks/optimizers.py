@@ -1,10 +1,10 @@
-"""Compares the optimizers on the three families at 1 to 2 M parameters: the validation loss after as many steps.
+"""Compares all optimizers on three families with 1 to 2 M parameters: validation loss after equal numbers of steps.
 
     python benchmarks/optimizers.py --workdir=runs/optimizers --source="JsonLines(path='books/train-*.jsonl.gz')"
 
-Each optimizer has the same small budget: its default rate times each of --factors with seed 0, and the best of them
-again with the other seeds. Clipping is at 1 for all, the rate falls by a cosine (schedule-free: not at all). Runs that
-are there already are not made again; the table is of all that there are.
+Each optimizer has the same small tuning budget: its default learning rate times each of --factors with seed 0, and the
+best of them with the other seeds. All runs clip at 1 and use a cosine schedule, except the schedule-free optimizer. The
+script skips finished runs and includes them in the table.
 """
 
 import argparse
@@ -34,10 +34,10 @@ from pretrainax.reporting.tables import markdown
 
 class Family(NamedTuple):
     flags: list[str]
-    steps: int  # of 8 rows of 128 tokens
+    steps: int  # with 8 rows of 128 tokens each
 
 
-# 1.1, 1.1 and 1.4 M parameters; each is judged by its loss. The fewer targets of a row, the more steps
+# 1.1, 1.1 and 1.4 M parameters. The metric is the loss of the family. Fewer targets per row require more steps.
 FAMILIES = {
     "decoder": Family(["--config=configs/gpt2.py:tiny", "--config.model.num_layers=3"], 300),
     "encoder": Family(
@@ -53,11 +53,11 @@ FAMILIES = {
 }
 KINDS = (AdamW, StableAdamW, AdEMAMix, Lamb, Lion, Adafactor, SM3, Muon, Sophia, ScheduleFreeAdamW)
 OPTIMIZERS = {kind.__name__: kind() for kind in KINDS}
-OPTIMIZERS["AdamW-relative"] = AdamW(learning_rate=2e-2, scale_by_parameter_rms=True)  # nanoT5's
+OPTIMIZERS["AdamW-relative"] = AdamW(learning_rate=2e-2, scale_by_parameter_rms=True)  # from nanoT5
 
 
 def optimizer_of(name: str, factor: float, steps: int) -> Optimizer:
-    """Returns an optimizer at `factor` times its default rate, or rates: Muon has two."""
+    """Returns an optimizer with `factor` times its default learning rate; Muon has two learning rates."""
     default = OPTIMIZERS[name]
     rates = {field: getattr(default, field, None) for field in ("learning_rate", "adam_learning_rate")}
     chosen = dataclasses.replace(default, clip_norm=1.0, **{k: v * factor for k, v in rates.items() if v is not None})
@@ -65,7 +65,7 @@ def optimizer_of(name: str, factor: float, steps: int) -> Optimizer:
 
 
 def run(options: argparse.Namespace, family: str, name: str, factor: float, seed: int) -> float:
-    """Trains where that was not done yet; returns the last validation loss."""
+    """Trains unless the run is finished; returns the last validation loss."""
     (flags, steps), workdir = FAMILIES[family], os.path.join(options.workdir, f"{family}-{name}-{factor:g}-{seed}")
     schedule = "WarmupConstant" if name == "ScheduleFreeAdamW" else "WarmupCosine"
     fields = {
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace, family: str, name: str, factor: float, seed
 
 
 def compare(options: argparse.Namespace, family: str) -> list[list[str]]:
-    """Returns the rows of a family, best first."""
+    """Returns the table rows of a family, sorted by loss."""
     found = []
     for name in options.optimizers:
         tried = {factor: run(options, family, name, factor, 0) for factor in options.factors}
@@ -94,7 +94,7 @@ def compare(options: argparse.Namespace, family: str) -> list[list[str]]:
         losses = [run(options, family, name, best, seed) for seed in range(options.seeds)]
         rate = f"{optimizer_of(name, best, FAMILIES[family].steps).learning_rate:.2g}"
         if len(tried) > 1 and best in (min(tried), max(tried)):
-            rate += " (the least or the most of those tried)"
+            rate += " (edge of the range tried)"
         found.append((statistics.mean(losses), losses, name, rate))
         print(f"{family} {name} {rate}: {losses}", file=sys.stderr, flush=True)
     return [
@@ -107,7 +107,7 @@ def main() -> None:
     flags = parser(__doc__, "source")
     flags.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     flags.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
-    flags.add_argument("--factors", nargs="+", type=float, default=[0.3, 1.0, 3.0], help="of the default rate")
+    flags.add_argument("--factors", nargs="+", type=float, default=[0.3, 1.0, 3.0], help="of the default learning rate")
     flags.add_argument("--seeds", type=int, default=3)
     options = flags.parse_args()
     rows = [row for family in options.families for row in compare(options, family)]

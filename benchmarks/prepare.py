@@ -1,9 +1,9 @@
-"""Speed of preparing a corpus beside the tokenizer library alone, and the memory that a very long document takes.
+"""Measures the speed of corpus preparation, compared with the tokenizer library alone, and memory for a long document.
 
-`python benchmarks/prepare.py` writes text to JSON lines (--text=FILE: that of a .jsonl, .jsonl.gz or .txt file; by
-default Python's documentation) and prepares it with all cores. Its peer is the library's own batch call with as many
-threads, over the same documents, which lie in memory; they take turns. Then it prepares a document of 200 MB in one
-JSON line and in one text file, and prints the most memory that all processes together held.
+`python benchmarks/prepare.py` writes documents to JSON lines and prepares them with all cores. The documents come from
+Python's documentation, or with --text=FILE from a .jsonl, .jsonl.gz or .txt file. The peer is the library's batch call
+with the same number of threads on the same documents in memory, in alternating rounds. Then the script prepares a
+document of 200 MB in one JSON line and in one text file, and prints the peak memory of all processes together.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def documents_of(path: str | None) -> Iterator[str]:
 
 
 def repeated(documents: list[str], size: int) -> list[str]:
-    """Returns the documents, over and over, until they make `size` bytes."""
+    """Repeats the documents up to `size` bytes."""
     chosen, total = [], 0
     while total < size:
         for document in documents:
@@ -68,7 +68,7 @@ def repeated(documents: list[str], size: int) -> list[str]:
 
 
 def library_seconds(directory: str, documents: list[str]) -> float:
-    """Times the library's batch call with a thread for each core, a thousand documents at a time."""
+    """Times the library's batch call with one thread per core, in batches of a thousand documents."""
     batches = [documents[i : i + 1000] for i in range(0, len(documents), 1000)]
     if os.path.exists(os.path.join(directory, "spiece.model")):
         processor = sentencepiece.SentencePieceProcessor(model_file=os.path.join(directory, "spiece.model"))
@@ -84,7 +84,7 @@ def library_seconds(directory: str, documents: list[str]) -> float:
 
 
 def prepare_seconds(tokenizer: TokenizerConfig, folder: str) -> float:
-    """Times everything, from JSON lines to an index, the start of the processes included."""
+    """Times the preparation from JSON lines to an index, process start included."""
     with tempfile.TemporaryDirectory() as cache:
         started = time.perf_counter()
         prepare(experiment(tokenizer, folder, cache), report=lambda line: None)
@@ -99,7 +99,7 @@ def experiment(tokenizer: TokenizerConfig, folder: str, cache: str) -> Experimen
 
 def speed(text: str | None, megabytes: int, rounds: int) -> None:
     given = list(documents_of(text))
-    # SentencePiece is several times as fast: as much more text, or the start of the processes is what is measured.
+    # SentencePiece is several times as fast, so it gets more text. Otherwise process start would dominate the time.
     for kind, times in ((WordPiece, 1), (ByteBPE, 1), (Unigram, 6)):
         documents = repeated(given, times * megabytes * 10**6)
         size = sum(len(document.encode()) for document in documents) / 1e6
@@ -126,7 +126,7 @@ def speed(text: str | None, megabytes: int, rounds: int) -> None:
 
 
 def peak_megabytes(source: str, folder: str) -> float:
-    """Returns the most that `pretrainax.prepare` and its children held at a time, shared pages counted in each."""
+    """Returns the peak memory of `pretrainax.prepare` and its children; counts shared pages in each process."""
     config = os.path.join(folder, "config.py")
     with open(config, "w") as f:
         f.write(CONFIG.format(source=source, cache=os.path.join(folder, f"cache-{time.monotonic_ns()}")))
@@ -146,7 +146,7 @@ def resident_bytes(pid: int) -> int:
             pages = int(f.read().split()[1])
         with open(f"/proc/{pid}/task/{pid}/children") as f:
             children = f.read().split()
-    except (FileNotFoundError, ProcessLookupError):  # it has ended
+    except (FileNotFoundError, ProcessLookupError):  # the process has ended
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE") + sum(resident_bytes(int(child)) for child in children)
 
@@ -158,7 +158,7 @@ def memory(text: str | None, megabytes: int) -> None:
         "one JSON line": ("jsonl", json.dumps({"text": lines}, ensure_ascii=False)),
         "one JSON line with escapes, one emoji": ("jsonl", json.dumps({"text": f"\U0001f600{lines}"})),
         "one text file": ("txt", lines),
-        "one text file without a line's end": ("txt", lines.replace("\n", " ")),
+        "one text file without line ends": ("txt", lines.replace("\n", " ")),
     }
     with tempfile.TemporaryDirectory() as folder:
         for i, (name, (ending, content)) in enumerate(cases.items()):
@@ -174,8 +174,8 @@ def memory(text: str | None, megabytes: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--text", help="file to take the documents from")
-    parser.add_argument("--megabytes", type=int, default=100, help="of text to prepare")
+    parser.add_argument("--text", help="file with the documents")
+    parser.add_argument("--megabytes", type=int, default=100, help="MB of text to prepare")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--document-megabytes", type=int, default=200)
     options = parser.parse_args()

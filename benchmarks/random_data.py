@@ -1,4 +1,4 @@
-"""Random tokens in the place of a prepared corpus: benchmarks read the real objective and batches, and no text."""
+"""Random tokens that replace a prepared corpus: benchmarks use the real objective and batches without text."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from pretrainax.tokenization.base import TextTable, Vocabulary
 
 
 class RandomCorpus:
-    """Gives the loader what a pretrainax.data.corpus.Corpus would: documents of 512 tokens each, sentences of 32."""
+    """A replacement for pretrainax.data.corpus.Corpus with documents of 512 tokens and sentences of 32."""
 
     num_tokens, num_documents, num_bytes = 1 << 24, 1 << 15, 1 << 26
     parts, skipped, fingerprint = None, {}, "random"
@@ -19,13 +19,13 @@ class RandomCorpus:
     is_in_store = False
 
     def __init__(self, directory: str, low: int, high: int):
-        self.directory = directory  # for plans of rows
-        self.low, self.high = low, high  # smallest and largest + 1 id
+        self.directory = directory  # for row plans
+        self.low, self.high = low, high  # smallest token id, and largest token id + 1
         self.token_counts = np.zeros(high, np.int64)
         self.token_counts[low:] = self.num_tokens // (high - low)
 
     def check(self, name: str) -> None:
-        """Finds no damage."""
+        """Accepts the corpus."""
 
     def tokens(self, start: int, length: int) -> np.ndarray:
         return np.random.default_rng(start).integers(self.low, self.high, length, dtype=np.int32)
@@ -35,7 +35,7 @@ class RandomCorpus:
 
 
 def random_data(directory: str, experiment: Experiment) -> SimpleNamespace:
-    """Returns a `preparation.prepare.Prepared` of random tokens."""
+    """Returns a replacement for `preparation.prepare.Prepared` with random tokens."""
     resolve_auto(experiment, getattr(experiment.tokenizer, "vocab_size", None))
     vocab_size = experiment.model.vocab_size
     sentinels = tuple(range(6, 106))

@@ -1,8 +1,9 @@
-"""Trains a decoder, an encoder and an encoder-decoder on a source whose entropy is known, and scores spans with each.
+"""Trains a decoder, an encoder and an encoder-decoder on a source with known entropy, and scores spans with each.
 
-`python benchmarks/spans.py --workdir=/tmp/spans` writes a text of a Markov chain over words, trains the three on it for
-some minutes in all, and prints what each pays for the same spans of new text (`evaluate --bytes-of-spans`) beside what
-nobody can go below: minus the log of the true probability of a span and of its end, given the same sides.
+`python benchmarks/spans.py --workdir=/tmp/spans` writes text from a Markov chain over words and trains the three models
+on it, some minutes in total. It prints the cost of the same new spans for each model (`evaluate --bytes-of-spans`) and
+their entropy, which is the lower bound: minus the log of the true probability of a span and its end, given the same
+context.
 """
 
 import argparse
@@ -32,17 +33,17 @@ from pretrainax.scoring.span_forms import LEFT, Form
 from pretrainax.scoring.spans import score_spans
 from pretrainax.tokenization import ByteBPE, WordPiece
 
-WORDS = ("ab", "bcd", "cdef", "degh", "efi", "fab", "gahic", "hed")  # each begins with a letter of its own
-# From each word to three others, with these chances; the columns add up to 1 too, so that all are as frequent.
+WORDS = ("ab", "bcd", "cdef", "degh", "efi", "fab", "gahic", "hed")  # each starts with a different letter
+# One of three words follows each word, with these probabilities. Columns also sum to 1, so all are equally frequent.
 STEPS, CHANCES = (1, 2, 5), (0.6, 0.3, 0.1)
 TRANSITIONS = np.sum([p * np.roll(np.eye(len(WORDS)), n, axis=1) for n, p in zip(STEPS, CHANCES, strict=True)], axis=0)
-LONGEST = 200  # words of a span, far more than come up
+LONGEST = 200  # words per span, far more than occur
 CHOICE = SpanChoice(share=0.1, mean_bytes=12, context=100)
 VARIANTS = ("gpt", "bert", "t5")
 
 
 def get_config(variant: str) -> Experiment:
-    """Returns the config of one of the three: `--config=benchmarks/spans.py:gpt`."""
+    """Returns the config of one of the three models: `--config=benchmarks/spans.py:gpt`."""
     model = ModelConfig(num_layers=2, d_model=64, d_ff=256, num_heads=4)
     model.vocab_size, model.position, model.use_bias = 512, RotaryPositions(), False
     if variant == "bert":
@@ -71,19 +72,19 @@ def get_config(variant: str) -> Experiment:
 
 
 def texts(count: int, length: int, seed: int) -> list[str]:
-    """Draws texts of so many words."""
+    """Draws `count` documents with `length` words each."""
     steps = np.random.default_rng(seed).choice(STEPS, (count, length), p=CHANCES).cumsum(axis=1) % len(WORDS)
     return [" ".join(WORDS[i] for i in row) for row in steps]
 
 
 def true_bits(form: Form, span: Span, stop: float) -> float:
-    """Returns what a span costs who knows the chain, and that a word is the last of a span with a chance of `stop`.
+    """Returns the entropy of a span in bits, from the chain and the probability `stop` that a word ends a span.
 
-    Where the model says itself where the span ends, this is of span and end together; where the number of tokens is
-    told, of the span given the number of its words, and of that number without a look at the sides.
+    If the model predicts the end of the span, this includes span and end. If the model receives the number of tokens,
+    this includes the span given its number of words, and that number without context.
     """
     a, *inner = (WORDS.index(word) for word in (span.left.split()[-1], *span.text.split()))
-    law = stop * (1 - stop) ** np.arange(LONGEST)  # of 1, 2, … words
+    law = stop * (1 - stop) ** np.arange(LONGEST)  # probability of 1, 2, … words
     bits = -np.log2(law[len(inner) - 1])
     bits -= sum(np.log2(TRANSITIONS[x, y]) for x, y in zip([a, *inner], inner, strict=False))
     if form.given == LEFT:
@@ -91,7 +92,7 @@ def true_bits(form: Form, span: Span, stop: float) -> float:
     b, behind, chances = WORDS.index(span.right.split()[0]), TRANSITIONS[a], []
     for _ in law:
         behind = behind @ TRANSITIONS
-        chances.append(behind[b])  # that so many words lead from one side to the other
+        chances.append(behind[b])  # probability of this number of words between the two sides
     reached = law @ chances if form.says_end else chances[len(inner) - 1]
     return bits - np.log2(TRANSITIONS[inner[-1], b]) + np.log2(reached)
 

@@ -1,10 +1,10 @@
-"""Measures what a tracker costs a step: the same small run with each, in turn, beside one with metrics.jsonl alone.
+"""Measures the time of each tracker per step, compared with a run that writes only metrics.jsonl.
 
     python benchmarks/trackers.py --workdir=runs/trackers --books=books
 
-Every step is logged, which no run needs: the most that a tracker can cost. A CPU's cores train and write at once, so
-what a tracker computes on its own thread slows a step here, where an accelerator would not notice. The last row is of a
-server that nobody answers for. Needs the extras `wandb` and `mlflow`.
+The same small run alternates between the trackers. It logs every step, which gives an upper bound of the cost. On a CPU
+the same cores train and write, so the thread of a tracker slows the step. On an accelerator it would not. The last row
+uses a server that does not respond. Requires the extras `wandb` and `mlflow`.
 """
 
 import argparse
@@ -27,7 +27,7 @@ TRACKERS = {
 
 
 def step_seconds(options: argparse.Namespace, name: str) -> float:
-    """Trains anew with a tracker; returns the median seconds of a step, of the second half."""
+    """Trains from the start with a tracker; returns the median seconds per step of the second half."""
     workdir = os.path.join(options.workdir, name.replace(" ", "_").replace(",", ""))
     shutil.rmtree(workdir, ignore_errors=True)
     fields = {
@@ -44,7 +44,7 @@ def step_seconds(options: argparse.Namespace, name: str) -> float:
 
 def main() -> None:
     parser = runs.parser(__doc__, "books")
-    parser.add_argument("--steps", type=int, default=100, help="of each run")
+    parser.add_argument("--steps", type=int, default=100, help="steps per run")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     found: dict[str, list[float]] = {name: [] for name in TRACKERS}
@@ -56,7 +56,7 @@ def main() -> None:
         ratios = [one / none for one, none in zip(seconds, found["none"], strict=True)]
         spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
         rows.append([name, f"{1e3 * statistics.median(seconds):.1f}", spread])
-    print(markdown(["tracker", "ms a step", "of that without (range)"], rows))
+    print(markdown(["tracker", "ms per step", "ratio to no tracker (range)"], rows))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Counts the bytes that a config's compiled step moves through a device's memory, beside a floor worked out on paper.
+"""Counts the memory traffic of a config's compiled step, compared with a calculated lower bound.
 
     python benchmarks/traffic.py --config=gpt2:124m --config.train.global_batch_size=32 --topology=h100:1
     python benchmarks/traffic.py --config=t5_base --topology=v5e:1x1 --config.train.scan_unroll=12 --json=t5.json
 
-No accelerator is needed: the step is compiled for devices that are not there (extras `cuda`, `tpu`), and read. How
-bytes are counted, and what the kinds are: pretrainax/planning/hlo/kernels.py and memory_traffic.py. All is of one
-device and one update. Of a config with phases it is the config itself that is compiled, which the last phase often is.
+The script needs no accelerator: it compiles the step for other devices (extras `cuda`, `tpu`) and reads the program.
+pretrainax/planning/hlo/kernels.py and memory_traffic.py define the counts and the kinds. All values are for one device
+and one update. For a config with phases, the script compiles the config itself, which often equals the last phase.
 """
 
 import dataclasses
@@ -34,16 +34,16 @@ from pretrainax.reporting.units import byte_size, short_time
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import mesh_sizes
 
-MODULES = 20  # that the table has
+MODULES = 20  # rows of the table by module
 
 
 def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
-    """Compiles the step and returns what is printed and written."""
+    """Compiles the step and returns the results for the table and the JSON file."""
     settle_remat(experiment, topology)
     compiled = compile_step(experiment, topology)
     if compiled.moved is None or compiled.memory is None:
         needed, there = byte_size(compiled.needed), byte_size(compiled.available)
-        raise UserError(f"the step needs {needed} of {there}: set config.train.global_batch_size to less")
+        raise UserError(f"the step needs {needed}; the device has {there}. Reduce config.train.global_batch_size.")
     sizes = mesh_sizes(experiment.mesh, topology.num_devices, processes=topology.hosts)
     estimate = memory.estimate(experiment, sizes, topology.chip)
     platform = topology.chip.platform
@@ -71,10 +71,10 @@ def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
 
 
 def least_bytes(experiment: Experiment, sizes: dict[str, int], platform: str, memory: memory.Memory) -> dict[str, int]:
-    """Returns a floor of the bytes that one device moves in an update, by what they are of.
+    """Returns a lower bound of the bytes that one device moves in an update, by kind of array.
 
-    Each array counts as written once and read once, and an update reads and writes its state; a step that reads from a
-    cache, or that recomputes more, may move less. `products` are the activations of the layers' products.
+    The bound counts each array as written once and read once; an update reads and writes its state. A step that reads
+    from a cache, or recomputes more, may move fewer bytes. `products` are the activations of the layers' products.
     """
     passes = experiment.train.accumulate
     predicted = lengths_of(shapes_of(experiment)).targets * predicted_vocabulary(local(experiment, sizes).model)
@@ -94,9 +94,9 @@ def table(results: dict[str, Any]) -> str:
     rows = {
         "config": f"{results['config']}, {results['batch_size']:,} examples, on {results['topology']}",
         "moved": f"{byte_size(total)}, {short_time(results['seconds_at_full_rate'])} at the chip's full rate",
-        "besides products": byte_size(results["bytes_besides_products"]),
-        "  without a compiler": f"{byte_size(results['estimated_besides_products'])}, as plan estimates it",
-        "floor": f"{byte_size(floor)}, of which the step moves {total / floor:.2f} times",
+        "outside products": byte_size(results["bytes_besides_products"]),
+        "  without a compiler": f"{byte_size(results['estimated_besides_products'])}, the estimate of plan",
+        "floor": f"{byte_size(floor)}; the step moves {total / floor:.2f} times this",
         "temporaries": byte_size(results["temporaries"]) + ("" if results["fits"] else ", DOES NOT FIT"),
         "kernels": f"{results['kernels']:,}",
         "compile": f"{results['compile_seconds']:.1f} s",
@@ -108,7 +108,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _sizes(sizes: dict[str, int], total: int) -> str:
-    cells = [(name or "(not said)", byte_size(size), f"{size / total:.1%}") for name, size in sizes.items()]
+    cells = [(name or "(no name)", byte_size(size), f"{size / total:.1%}") for name, size in sizes.items()]
     return text_table(cells, align="<>", indent="  ")
 
 
@@ -117,11 +117,11 @@ def main() -> None:
     file = define_path("json", None, "File to write the results to")
 
     def run() -> int:
-        jax.config.update("jax_platforms", "cpu")  # nothing runs here: an accelerator that is there is left alone
+        jax.config.update("jax_platforms", "cpu")  # only compiles; does not occupy a local accelerator
         experiment = dataclasses.replace(cli.experiment(files=False), phases=())
         resolve_auto(experiment, experiment.tokenizer.size if experiment.tokenizer.path is None else None)
         if name.value is None:
-            raise UserError("--topology is missing: the devices to compile for, as h100:1 or v5e:1x1")
+            raise UserError("--topology is missing. Set the devices to compile for, such as h100:1 or v5e:1x1.")
         topology = Topology.parse(name.value)
         print(f"compiling for {topology} ...", file=sys.stderr, flush=True)
         results = measure(experiment, topology)

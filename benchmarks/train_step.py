@@ -1,15 +1,15 @@
-"""Measures how fast a config trains on this machine: random tokens through the real objective, loader and update. Of a
-config with phases it is the config itself that is timed, which the last phase often is.
+"""Measures the training speed of a config on this machine: random tokens with the real objective, loader and update.
 
     python benchmarks/train_step.py --config=configs/gpt2.py:124m --config.train.global_batch_size=16
     python benchmarks/train_step.py --config=configs/quickstart.py --timed_steps=50 --cold --json=quickstart.json
 
-Step time is the median over groups of steps, each waited for at its end, as training does at every line it logs.
+Step time is the median over groups of steps. The script waits at the end of each group, as training does at each log
+line. For a config with phases, the script times the config itself, which often equals the last phase.
 """
 
 import time
 
-STARTED = time.perf_counter()  # before JAX is imported, which a user waits for too
+STARTED = time.perf_counter()  # before the import of JAX, which is part of the time to the first step
 
 import dataclasses  # noqa: E402
 import functools  # noqa: E402
@@ -30,7 +30,7 @@ from pretrainax.reporting.tables import text_table  # noqa: E402
 from pretrainax.runs.description import describe  # noqa: E402
 
 STEPS = flags.DEFINE_integer(
-    "timed_steps", 20, "Steps that count, in 5 groups; as many again run before, at most 5", lower_bound=5
+    "timed_steps", 20, "Timed steps, in 5 groups; an equal number of warmup steps (at most 5) runs first", lower_bound=5
 )
 COLD = flags.DEFINE_bool("cold", False, "Compile with an empty compilation cache")
 JSON = define_path("json", None, "File to write the results to")
@@ -60,7 +60,7 @@ def measure(experiment: Experiment, directory: str) -> dict:
         if importlib.util.find_spec("grain"):
             batches = iterate(run.train_batches, 0, steps, experiment.data.workers or 0)
         else:
-            print("grain is not installed: a step waits for its batch, which no thread makes ahead", file=sys.stderr)
+            print("grain is not installed: each step waits for its batch, without prefetching", file=sys.stderr)
             batches = map(run.train_batches.__getitem__, range(steps))
         batches = to_device(batches, run.mesh)
         state = jax.block_until_ready(run.fresh_state())
@@ -89,11 +89,11 @@ def measure(experiment: Experiment, directory: str) -> dict:
 
 
 def measured(run, seconds: list[float], compile_seconds: float, first_step_seconds: float) -> dict:
-    """Returns what is printed and written; seconds: of a step, in each group."""
+    """Returns the results for the table and the JSON file; `seconds` has the step time of each group."""
     import jax
 
     step_seconds = statistics.median(seconds)
-    # A CPU has no statistics of its own memory; then it is the largest resident set of the process.
+    # JAX has no memory statistics for a CPU. There the peak is the largest resident set size of the process.
     memory = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     return {
         "config": cli.config_name(),
@@ -117,7 +117,7 @@ def measured(run, seconds: list[float], compile_seconds: float, first_step_secon
 
 def table(results: dict) -> str:
     low, high = results["step_seconds_range"]
-    mfu = "" if results["mfu"] is None else f", MFU {results['mfu']:.1%}, of what is done {results['mfu_done']:.1%}"
+    mfu = "" if results["mfu"] is None else f", MFU {results['mfu']:.1%} ({results['mfu_done']:.1%} of executed FLOPs)"
     rows = {
         "config": results["config"],
         "device": f"{results['device']}, {results['compute']}",

@@ -1,5 +1,5 @@
-"""ALBERT (Lan et al. 2019, arXiv 1909.11942): `:base :large :xlarge :xxlarge` (version 2, without dropout), `:v1_base`
-… `:v1_xxlarge`.
+"""Pretrains ALBERT (Lan et al. 2019, arXiv 1909.11942). Variants: `:base :large :xlarge :xxlarge` (version 2, without
+dropout) and `:v1_base` … `:v1_xxlarge`.
 
     python -m pretrainax.main --config=configs/albert_base.py --config.data.source="SourceMixture(
         sources=(
@@ -8,12 +8,13 @@
         ),
         weights=(2500, 800))" --config.train.accumulate=8
 
-Masked language modelling over one to three words in a row and sentence order prediction together (section 3.1). Each
-number: `pretrainax recipe --config=albert_base`.
+The objective is masked language modelling, with masks of one to three consecutive words, together with sentence order
+prediction (section 3.1). Source of each value: `pretrainax recipe --config=albert_base`.
 
-The paper's text is BERT's, Wikipedia and BooksCorpus (section 4.1); books of Project Gutenberg stand in for the latter.
+The paper uses BERT's datasets, Wikipedia and BooksCorpus (section 4.1). The command uses Project Gutenberg instead of
+BooksCorpus.
 
-Hardware of the paper: 64 to 512 TPU v3 chips. Expected after fine-tuning, the mean of SQuAD 1.1 and 2.0, MNLI, SST-2
+Hardware of the paper: 64 to 512 TPU v3 chips. Expected after fine-tuning, averaged over SQuAD 1.1 and 2.0, MNLI, SST-2
 and RACE: 80.1 (v1_base), 82.4 (v1_large), 85.5 (v1_xlarge), 88.7 (v1_xxlarge) (table 2).
 """
 

@@ -1,4 +1,4 @@
-"""BART by denoising (Lewis et al. 2019, arXiv 1910.13461): `:base :large`.
+"""Pretrains BART by denoising (Lewis et al. 2019, arXiv 1910.13461). Variants: `:base :large`.
 
     python -m pretrainax.main --config=configs/bart_base.py --config.data.source="SourceMixture(
         sources=(
@@ -9,15 +9,15 @@
         ),
         weights=(12, 4, 76, 38))" --config.train.accumulate=16
 
-The paper's large (section 5.1): spans of tokens, each read as one <mask>, and all sentences in another order, with
-RoBERTa's steps and text. The paper gives neither learning rates nor hardware. Each number: `pretrainax recipe
---config=bart_base`.
+The recipe is the paper's for large (section 5.1). Each masked span of tokens becomes one <mask>, and all sentences are
+permuted. The number of steps and the dataset are RoBERTa's. The paper gives neither learning rates nor hardware. Source
+of each value: `pretrainax recipe --config=bart_base`.
 
-The paper's text is RoBERTa's 160 GB: Wikipedia, BooksCorpus, CC-News, OpenWebText and Stories. Books of Project
-Gutenberg stand in here for BooksCorpus, the news in C4 for CC-News, and nothing for Stories; weights are gigabytes.
+The paper uses RoBERTa's 160 GB of text: Wikipedia, BooksCorpus, CC-News, OpenWebText and Stories. The command uses
+Project Gutenberg instead of BooksCorpus and C4's realnewslike instead of CC-News; nothing replaces Stories. The weights
+are gigabytes.
 
-Expected after fine-tuning (large, tables 2 and 3): MNLI 89.9, SQuAD 1.1 94.6 F1,
-CNN/DailyMail 44.16 ROUGE-1.
+Expected after fine-tuning (large, tables 2 and 3): MNLI 89.9, SQuAD 1.1 94.6 F1, CNN/DailyMail 44.16 ROUGE-1.
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, Phase, TrainConfig
@@ -28,7 +28,7 @@ from pretrainax.tokenization import ByteBPE
 from pretrainax.zoo.bart import bart
 from pretrainax.zoo.variants import pick
 
-# variant -> (peak learning rate, steps of warmup)
+# variant -> (peak learning rate, warmup steps)
 RECIPES = {"base": (6e-4, 24_000), "large": (4e-4, 30_000)}
 
 

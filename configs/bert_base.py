@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018, arXiv 1810.04805): `:base :large`, and for a laptop `:tiny :mini :midi`.
+"""Pretrains BERT (Devlin et al. 2018, arXiv 1810.04805). Variants: `:base :large`; for a laptop `:tiny :mini :midi`.
 
     python -m pretrainax.main --config=configs/bert_base.py --config.data.source="SourceMixture(
         sources=(
@@ -7,12 +7,13 @@
         ),
         weights=(2500, 800))"
 
-Masked language modelling and next sentence prediction together. Each number: `pretrainax recipe --config=bert_base`.
-RoBERTa (Liu et al. 2019) found that full length and no sentence pairs do as well; for that:
+The objective is masked language modelling together with next sentence prediction. Source of each value:
+`pretrainax recipe --config=bert_base`. RoBERTa (Liu et al. 2019) found that full-length rows without sentence pairs
+work as well. Flags for this recipe:
 `--config.phases="()" --config.model.pair_head=False --config.objective="MaskedLM()"`.
 
-The paper's text is English Wikipedia and BooksCorpus, 2,500 and 800 million words (section 3.1). BooksCorpus is not
-given out any more: books of Project Gutenberg stand in for it here.
+The paper uses English Wikipedia and BooksCorpus, 2,500 and 800 million words (section 3.1). BooksCorpus is no longer
+available; the command uses Project Gutenberg instead.
 
 Hardware of the paper: 4 days on 16 TPU chips (base) and on 64 (large). Expected after fine-tuning: GLUE 79.6 (base),
 82.1 (large) (Devlin et al. 2018, table 1).

@@ -1,5 +1,5 @@
-"""BigBird by masked language modelling (Zaheer et al. 2020, arXiv 2007.14062): `:base :large`, and for a laptop
-`:tiny :mini :midi`, whose rows are so short that each block meets all others.
+"""Pretrains BigBird with masked language modelling (Zaheer et al. 2020, arXiv 2007.14062). Variants: `:base :large`;
+for a laptop `:tiny :mini :midi`, with rows so short that each block attends to all others.
 
     python -m pretrainax.main --config=configs/bigbird.py --config.data.source="SourceMixture(
         sources=(
@@ -9,14 +9,14 @@
         ),
         weights=(10, 74, 31))"
 
-Rows of 4,096 tokens. The paper goes on from RoBERTa, whose function these weights then compute in part; here they are
-fresh. Its tokenizer is SentencePiece's of GPT-2's pieces; this one is learnt from the run's text. Each number:
-`pretrainax recipe --config=bigbird`.
+Rows have 4,096 tokens. The paper starts from RoBERTa's weights and so computes a part of RoBERTa's function; this
+config starts from random weights. The paper's tokenizer has GPT-2's pieces in SentencePiece; this config trains a
+tokenizer on the dataset of the run. Source of each value: `pretrainax recipe --config=bigbird`.
 
-The paper's text is 19 B tokens (appendix E.1): BooksCorpus, CC-News, Stories and Wikipedia. Books of Project Gutenberg
-stand in here for BooksCorpus, the news in C4 for CC-News, and nothing for Stories.
+The paper's dataset has 19 B tokens (appendix E.1): BooksCorpus, CC-News, Stories and Wikipedia. The command uses
+Project Gutenberg instead of BooksCorpus and C4's realnewslike instead of CC-News; nothing replaces Stories.
 
-Hardware of the paper: 64 TPU v3. Expected: 1.678 bits a token of its text (base, appendix E.1).
+Hardware of the paper: 64 TPU v3. Expected: 1.678 bits per token on the paper's dataset (base, appendix E.1).
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig

@@ -1,4 +1,5 @@
-"""DeBERTa v3 by replaced token detection (He et al. 2021, arXiv 2111.09543): `:xsmall :small :base :large`.
+"""Pretrains DeBERTa v3 with replaced token detection (He et al. 2021, arXiv 2111.09543). Variants:
+`:xsmall :small :base :large`.
 
     python -m pretrainax.main --config=configs/deberta_v3_base.py:large --config.data.source="SourceMixture(
         sources=(
@@ -9,12 +10,13 @@
         ),
         weights=(12, 4, 76, 38))" --config.mesh.fsdp=8
 
-A generator as wide and half as deep, whose embeddings the discriminator uses plus a difference of its own. The model
-replaces tokens itself, on the device, and learns to tell which; the metrics have the precision and recall of what it
-finds. Each number: `pretrainax recipe --config=deberta_v3_base`.
+The generator is as wide as the discriminator and half as deep. The discriminator's embeddings are the generator's plus
+a trained difference. The generator replaces tokens on the device, and the discriminator detects them; the metrics
+include its precision and recall. Source of each value: `pretrainax recipe --config=deberta_v3_base`.
 
-The paper's text is RoBERTa's 160 GB: Wikipedia, BooksCorpus, CC-News, OpenWebText and Stories. Books of Project
-Gutenberg stand in here for BooksCorpus, the news in C4 for CC-News, and nothing for Stories; weights are gigabytes.
+The paper uses RoBERTa's 160 GB of text: Wikipedia, BooksCorpus, CC-News, OpenWebText and Stories. The command uses
+Project Gutenberg instead of BooksCorpus and C4's realnewslike instead of CC-News; nothing replaces Stories. The weights
+are gigabytes.
 
 The paper does not give its hardware. Expected after fine-tuning: MNLI matched 88.1 (xsmall), 88.3 (small), 90.6 (base),
 91.8 (large) (README of the released code).
@@ -28,7 +30,7 @@ from pretrainax.tokenization import Unigram
 from pretrainax.zoo.deberta import deberta_v3
 from pretrainax.zoo.variants import pick
 
-# variant -> peak of the learning rate
+# variant -> peak learning rate
 SIZES = {"xsmall": 6e-4, "small": 6e-4, "base": 6e-4, "large": 3e-4}
 
 

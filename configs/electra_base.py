@@ -1,4 +1,4 @@
-"""ELECTRA by replaced token detection (Clark et al. 2020, arXiv 2003.10555): `:base :large`.
+"""Pretrains ELECTRA with replaced token detection (Clark et al. 2020, arXiv 2003.10555). Variants: `:base :large`.
 
     python -m pretrainax.main --config=configs/electra_base.py:large --config.data.source="SourceMixture(
         sources=(
@@ -7,12 +7,12 @@
         ),
         weights=(2500, 800))" --config.mesh.fsdp=8
 
-A generator a third (base) or a quarter (large) as wide, embeddings that both share. The model replaces tokens itself,
-on the device, and learns to tell which; the metrics have the precision and recall of what it finds. Each number:
-`pretrainax recipe --config=electra_base`.
+The generator has a third (base) or a quarter (large) of the discriminator's width and shares its embeddings. The
+generator replaces tokens on the device, and the discriminator detects them; the metrics include its precision and
+recall. Source of each value: `pretrainax recipe --config=electra_base`.
 
-The paper's text is BERT's, Wikipedia and BooksCorpus, and for large XLNet's, 33 B tokens. Here books of Project
-Gutenberg stand in for BooksCorpus, and large reads the same.
+The paper uses BERT's datasets, Wikipedia and BooksCorpus, for base, and XLNet's, 33 B tokens, for large. The command
+uses Project Gutenberg instead of BooksCorpus, and the same datasets for both variants.
 
 Hardware of the paper: 4 days on 16 TPU v3 chips (base). Expected after fine-tuning: GLUE 85.1 (base), 89.0 (large)
 (tables 1 and 2, dev set).
@@ -26,7 +26,7 @@ from pretrainax.tokenization import WordPiece
 from pretrainax.zoo.electra import electra
 from pretrainax.zoo.variants import pick
 
-# variant -> (steps, batch, share of the tokens that is predicted)
+# variant -> (steps, batch size, fraction of masked tokens)
 SIZES = {"base": (766_000, 256, 0.15), "large": (400_000, 2048, 0.25)}
 
 

@@ -1,4 +1,4 @@
-"""ELECTRA small by replaced token detection (Clark et al. 2020, arXiv 2003.10555): a BERT for one GPU.
+"""Pretrains ELECTRA small with replaced token detection (Clark et al. 2020, arXiv 2003.10555): a BERT for one GPU.
 
     python -m pretrainax.main --config=configs/electra_small.py --config.data.source="SourceMixture(
         sources=(
@@ -7,11 +7,11 @@
         ),
         weights=(2500, 800))"
 
-A generator a quarter as wide, embeddings that both share. The model replaces tokens itself, on the device, and learns
-to tell which; the metrics have the precision and recall of what it finds. Each number: `pretrainax recipe
---config=electra_small`.
+The generator has a quarter of the discriminator's width and shares its embeddings. The generator replaces tokens on the
+device, and the discriminator detects them; the metrics include its precision and recall. Source of each value:
+`pretrainax recipe --config=electra_small`.
 
-The paper's text is BERT's, Wikipedia and BooksCorpus; books of Project Gutenberg stand in for the latter here.
+The paper uses BERT's datasets, Wikipedia and BooksCorpus. The command uses Project Gutenberg instead of BooksCorpus.
 
 Hardware of the paper: 4 days on one V100. Expected after fine-tuning: GLUE 79.9 (table 1, dev set).
 """

@@ -1,18 +1,19 @@
-"""ELMo by language modelling in both directions (Peters et al. 2018, arXiv 1802.05365): `:original`, `:medium`,
-`:small`, and for a laptop `:tiny :mini :midi`.
+"""Pretrains ELMo with language modelling in both directions (Peters et al. 2018, arXiv 1802.05365). Variants:
+`:original`, `:medium`, `:small`; for a laptop `:tiny :mini :midi`.
 
     python -m pretrainax.main --config=configs/elmo.py --config.data.source="HuggingFace(
         path='dvruette/lm1b', valid_split='test', streaming=True)"
 
-The 1B Word Benchmark (Chelba et al. 2013, arXiv 1312.3005), ten times: sentences whose words and punctuation stand
-apart, which is what config.tokenizer takes for granted. Each number: `pretrainax recipe --config=elmo`.
+The dataset is the 1B Word Benchmark (Chelba et al. 2013, arXiv 1312.3005), for ten epochs. Spaces separate its words
+and punctuation, as config.tokenizer requires. Source of each value: `pretrainax recipe --config=elmo`.
 
-A folder with the released options.json, weights (*.hdf5) and vocabulary (vocab-2016-09-10.txt) is imported by
-`pretrainax huggingface import --from=FOLDER --workdir=runs/elmo` (`pip install 'pretrainax[elmo]'`), and a task starts
-from that: --config.checkpoint.init_from=runs/elmo --config.checkpoint.fresh_heads=True. The softmax over words is in no
-such file.
+To import the released model, put its options.json, weights (*.hdf5) and vocabulary (vocab-2016-09-10.txt) in a folder.
+Then run `pretrainax huggingface import --from=FOLDER --workdir=runs/elmo` (`pip install 'pretrainax[elmo]'`). To
+fine-tune it, set --config.checkpoint.init_from=runs/elmo --config.checkpoint.fresh_heads=True. The released files do
+not include the softmax over words.
 
-Hardware of the release: 3 GTX 1080 Ti, two weeks. Expected: 39.7 for the mean of both perplexities (section 3.4).
+Hardware of the release: 3 GTX 1080 Ti, two weeks. Expected: 39.7, the mean of the forward and backward perplexity
+(section 3.4).
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig

@@ -1,13 +1,13 @@
-"""EuroBERT by masked language modelling (Boizard et al. 2025, arXiv 2503.05500): `:210m`, `:610m`, `:2_1b`, and for a
-laptop `:tiny :mini :midi`.
+"""Pretrains EuroBERT with masked language modelling (Boizard et al. 2025, arXiv 2503.05500). Variants: `:210m`,
+`:610m`, `:2_1b`; for a laptop `:tiny :mini :midi`.
 
     python -m pretrainax.main --config=configs/eurobert.py:610m --config.mesh.fsdp=64 --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb-edu', streaming=True)"
 
-Two phases (section 2.3): half of the tokens masked, in rows of 2,048; then, while the rate falls, a tenth, in rows of
-8,192 whose positions turn at base 250,000. Masked tokens are always [MASK]. Each number:
-`pretrainax recipe --config=eurobert`. The text, 5 T tokens of 15 languages, mathematics and code, is made of several
-sets; FineWeb-Edu, its English web text (Penedo et al. 2024), stands in for it.
+The run has two phases (section 2.3). The first masks half of the tokens in rows of 2,048. The second masks a tenth in
+rows of 8,192, with RoPE base 250,000, while the learning rate decays. Every masked token becomes [MASK]. Source of each
+value: `pretrainax recipe --config=eurobert`. The authors' 5 T tokens of 15 languages, mathematics and code come from
+several datasets. The command uses their English web text, FineWeb-Edu (Penedo et al. 2024), instead.
 
 Hardware of the authors: 200 k hours of MI250X and MI300A for all sizes.
 """

@@ -1,16 +1,15 @@
-"""Fine-tuning: a trained model learns a task, with BERT's recipe (Devlin et al. 2018, appendix A.3, arXiv 1810.04805).
+"""Fine-tunes a trained model on a task, with BERT's recipe (Devlin et al. 2018, appendix A.3, arXiv 1810.04805).
 
     python -m pretrainax.main --config=finetune:sst2 --config.checkpoint.init_from=runs/mine
 
-`init_from` is a run (RUN@best, RUN@2000 too), an export, a Hugging Face directory or hf:org/name: architecture and
-tokenizer are its own, its heads are left out, and that of the task is drawn anew, unless the start has it with the same
-labels.
-Without `init_from` a BERT-base begins with random numbers.
+`init_from` is a run (also RUN@best, RUN@2000), an export, a Hugging Face directory or hf:org/name. It provides the
+architecture and the tokenizer. A new head for the task replaces its heads, unless it has a head with the same labels.
+Without `init_from`, the model is a BERT-base with random weights.
 
-Tasks by name, of GLUE: `:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`; of multiple choice `:race :race_middle
-:race_high :swag :copa`; of answers in passages `:squad :squad_v2`; of SuperGLUE `:boolq :cb :multirc :record
-:superglue_rte :wic :wsc`. The same from TFDS:
-`--config.data.source="TFDS(name='glue/sst2')"`. Your own records, one text or two each:
+Named tasks: GLUE `:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`; multiple choice
+`:race :race_middle :race_high :swag :copa`; answers in passages `:squad :squad_v2`; SuperGLUE
+`:boolq :cb :multirc :record :superglue_rte :wic :wsc`. For the copies in TFDS:
+`--config.data.source="TFDS(name='glue/sst2')"`. For your own records, with one or two texts each:
 
     --config=finetune:classification --config.data.source="JsonLines(path='train.jsonl', valid_path='valid.jsonl')"
     --config.objective="Classification(text_field='text', label_field='label', labels=('bad', 'good'))"
@@ -19,26 +18,26 @@ or `--config=finetune:regression` with `--config.objective="Regression(pair_fiel
 with `--config.objective="MultipleChoice(context_fields=('passage',), choices=5)"`, or `--config=finetune:answers` with
 `--config.objective="ExtractiveQA(no_answer=True)"`.
 
-A tag for each word: `:conll2003` (names of persons and places), `:conll2000` (chunks), or your own, as files of CoNLL
-or records with lists of words and of tags (`TokenClassification(words_field=..., tags_field=...)`):
+Tagging of words: `:conll2003` (names of persons and places), `:conll2000` (chunks), or your own labels. Input is CoNLL
+files, or records with lists of words and of tags (`TokenClassification(words_field=..., tags_field=...)`):
 
     --config=finetune:token_classification --config.data.source="ConllFiles(path='train.conll', valid_path='dev.conll')"
     --config.objective="TokenClassification(labels=('O', 'B-LOC', 'I-LOC'))"
 
-All tags of a sentence as a whole: `--config.model.head.kind=crf`; `--config.model.head.follows=auto` lets none begin a
-span where it may not. From TFDS: `--config.data.source="TFDS(name='conll2003', valid_split='dev')"
---config.objective.tags_field=ner`.
+`--config.model.head.kind=crf` predicts the tags of a sentence jointly; `--config.model.head.follows=auto` forbids
+invalid transitions. From TFDS:
+`--config.data.source="TFDS(name='conll2003', valid_split='dev')" --config.objective.tags_field=ner`.
 
-Tasks that write a text, for encoder-decoders and decoders: `:text_to_text` of your own records, with
-`--config.objective="TextGeneration(input='summarize: {text}', target_field='summary')"`, and `:xsum :cnn_dailymail
-:samsum`. The model keeps its head over the vocabulary; without `init_from` it is a T5. For decoders `:instructions` of
-your own conversations, and `:alpaca :dolly`; without `init_from` a GPT-2.
+Text generation with encoder-decoders and decoders: `:xsum :cnn_dailymail :samsum`, and `:text_to_text` for your own
+records, with `--config.objective="TextGeneration(input='summarize: {text}', target_field='summary')"`. The model keeps
+its head over the vocabulary; without `init_from` it is a T5. Instructions for decoders: `:alpaca :dolly`, and
+`:instructions` for your own conversations; without `init_from` the model is a GPT-2.
 
-Vectors by which passages are found, of encoders and decoders: `:retrieval` of your own records, with
-`--config.objective="Retrieval(query_field='question', passage_field='answer')"`, `:natural_questions` and `:msmarco`.
+Passage retrieval by embeddings, with encoders and decoders: `:natural_questions`, `:msmarco`, and `:retrieval` for your
+own records, with `--config.objective="Retrieval(query_field='question', passage_field='answer')"`.
 
-The paper tries learning rates of 2e-5, 3e-5 and 5e-5, batches of 16 and 32, and 2 to 4 epochs, and takes the best on
-the validation split; here it is one of them. A model as small as a trial's learns with ten times the rate.
+The paper tries learning rates of 2e-5, 3e-5 and 5e-5, batches of 16 and 32, and 2 to 4 epochs, and selects the best by
+validation; this config has one of them. A model as small as in a smoke test needs ten times the learning rate.
 """
 
 import copy
@@ -96,7 +95,7 @@ OWN = {
 
 
 def _fresh(task: Task) -> Beginning:
-    """Returns a model that begins with random numbers: a BERT, or for a task that writes a T5 or a GPT-2."""
+    """Returns a model with random weights: a BERT, or for text generation a T5 or a GPT-2."""
     if "encoder" in task.families:
         tokenizer = WordPiece(vocab_size=30_522, lowercase=True)
         return Beginning(without_heads(bert("base")), tokenizer, tuple(HUGGINGFACE.classifiers))
@@ -109,7 +108,7 @@ def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experi
     known = glue.TASKS | conll.TASKS | questions.TASKS | superglue.TASKS | texts.TASKS | OWN
     if (variant or "sst2") not in known:
         raise UserError(f"--config=finetune:{variant}: {nearest(variant, known)}")
-    named = copy.deepcopy(known[variant or "sst2"])  # a config is changed by its flags
+    named = copy.deepcopy(known[variant or "sst2"])  # flags change the config
     beginning = beginning_of(init_from) if init_from is not None else _fresh(named.task)
     model = beginning.model
     if named.task.has_head:

@@ -1,14 +1,15 @@
-"""Gemma 1, 2 and 3 by causal language modelling: `:1_2b :1_7b :2_2b :2_9b :2_27b :3_270m :3_1b :3_4b :3_12b :3_27b`.
+"""Pretrains Gemma 1, 2 and 3 with causal language modelling. Variants:
+`:1_2b :1_7b :2_2b :2_9b :2_27b :3_270m :3_1b :3_4b :3_12b :3_27b`.
 
     python -m pretrainax.main --config=configs/gemma.py:3_270m --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', streaming=True)"
 
 Gemma team 2024, arXiv 2403.08295 and 2408.00118; 2025, arXiv 2503.19786. The reports give tokens, contexts and chips.
-Optimizer, learning rates and batches are not published: here they are LLaMA 2's. Each number: `pretrainax recipe
---config=gemma:3_1b`.
-From 4b on Gemma 3 has the stretched positions of the released models, whose last stage reads 128 k tokens; to train one
-from nothing on rows of 32 k, as the authors did before that, set config.model.position to one without scaling.
-The text is not public; FineWeb (Penedo et al. 2024) stands in for it, 15 T tokens of English web text.
+They do not give optimizer, learning rates and batch sizes; this config uses LLaMA 2's. Source of each value:
+`pretrainax recipe --config=gemma:3_1b`. Gemma 3 models from 4b on have the scaled positions of the released models,
+whose last stage has 128 k tokens of context. The authors pretrained on rows of 32 k tokens before that; to do so from
+random weights, set config.model.position to positions without scaling. The dataset is not public; the command uses
+FineWeb (Penedo et al. 2024), 15 T tokens of English web text, instead.
 
 | variant | tokens | TPUs of the authors | MMLU, 5-shot, of the released models |
 | --- | --- | --- | --- |
@@ -42,7 +43,7 @@ TOKENS = {
 
 def get_config(variant: str = "2_2b") -> Experiment:
     variant = variant or "2_2b"
-    model = gemma(variant)  # a UserError with the nearest names where there is no such row
+    model = gemma(variant)  # an unknown variant is a UserError with the nearest names
     context = 32_768 if variant.startswith("3_") else 8192
     return Experiment(
         model=model,

@@ -1,12 +1,12 @@
-"""GPT-2 by causal language modelling (Radford et al. 2019): `:124m :355m :774m :1558m`, and for a laptop
-`:tiny :mini :midi`.
+"""Pretrains GPT-2 with causal language modelling (Radford et al. 2019). Variants: `:124m :355m :774m :1558m`; for a
+laptop `:tiny :mini :midi`.
 
     python -m pretrainax.main --config=configs/gpt2.py:124m --config.data.source="HuggingFace(
         path='Skylion007/openwebtext')"
 
-The recipe is nanoGPT's reproduction, 295 B tokens; each number: `pretrainax recipe --config=gpt2`. WebText was never
-given out; OpenWebText was collected after its description. Expected for `:124m` on it: validation loss about 2.85 after
-4 days on 8 A100 40 GB (nanoGPT's README).
+The recipe is nanoGPT's reproduction, 295 B tokens. Source of each value: `pretrainax recipe --config=gpt2`. WebText was
+never released; OpenWebText follows its description. Expected for `:124m` on OpenWebText: validation loss about 2.85
+after 4 days on 8 A100 40 GB (nanoGPT's README).
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
@@ -21,7 +21,7 @@ from pretrainax.zoo.gpt import gpt2
 @with_small_sizes
 def get_config(variant: str = "124m") -> Experiment:
     model = gpt2(variant or "124m")
-    model.dropout_rate = model.attention_dropout_rate = 0.0  # the published 0.1 is for many epochs over little text
+    model.dropout_rate = model.attention_dropout_rate = 0.0  # the published 0.1 is for many epochs on a small dataset
     return Experiment(
         model=model,
         tokenizer=ByteBPE(vocab_size=50_257),

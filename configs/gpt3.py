@@ -1,14 +1,16 @@
-"""GPT-3 by causal language modelling (Brown et al. 2020, arXiv 2005.14165):
+"""Pretrains GPT-3 with causal language modelling (Brown et al. 2020, arXiv 2005.14165). Variants:
 `:125m :350m :760m :1_3b :2_7b :6_7b :13b :175b`.
 
     python -m pretrainax.main --config=configs/gpt3.py:1_3b --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', name='sample-350BT', streaming=True)" --config.mesh.fsdp=8
 
-Rows of documents end to end, without a mask between them. Each number: `pretrainax recipe --config=gpt3:1_3b`.
+Rows are concatenated documents, and attention crosses document boundaries. Source of each value:
+`pretrainax recipe --config=gpt3:1_3b`.
 
-The authors' text is not public; FineWeb (Penedo et al. 2024) stands in for it, a sample of 350 B tokens of web text.
+The authors' dataset is not public; the command uses a sample of FineWeb (Penedo et al. 2024), 350 B tokens of web text,
+instead.
 
-The authors trained on V100 GPUs. Their petaflop/s-days (table D.1), and zero-shot scores (table H.1):
+The authors trained on V100 GPUs. The table has their petaflop/s-days (table D.1) and zero-shot scores (table H.1):
 
 | variant | PF-days | LAMBADA | HellaSwag |
 | --- | --- | --- | --- |
@@ -24,7 +26,7 @@ from pretrainax.tokenization import ByteBPE
 from pretrainax.zoo.gpt import gpt3
 
 TOKENS = 300e9
-# variant -> (peak learning rate, rows of 2,048 tokens in a batch: 0.5, 1, 2 and 3.2 M tokens)
+# variant -> (peak learning rate, rows of 2,048 tokens per batch: 0.5, 1, 2 and 3.2 M tokens)
 RECIPES = {
     "125m": (6.0e-4, 256),
     "350m": (3.0e-4, 256),
@@ -39,7 +41,7 @@ RECIPES = {
 
 def get_config(variant: str = "125m") -> Experiment:
     variant = variant or "125m"
-    model = gpt3(variant)  # a UserError with the nearest names where there is no such row
+    model = gpt3(variant)  # an unknown variant is a UserError with the nearest names
     learning_rate, rows = RECIPES[variant]
     return Experiment(
         model=model,

@@ -1,13 +1,14 @@
-"""gpt-oss by causal language modelling (OpenAI 2025, arXiv 2508.10925): `:20b` and `:120b`.
+"""Pretrains gpt-oss with causal language modelling (OpenAI 2025, arXiv 2508.10925). Variants: `:20b` and `:120b`.
 
     python -m pretrainax.main --config=configs/gpt_oss.py --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=32 --config.mesh.expert=8
 
-The authors publish the architecture, 20.9 and 116.8 B parameters of which a token uses 4.2 and 5.7 with its embeddings,
-and of the training next to nothing: trillions of tokens on H100s. All that is not the model is here LLaMA 2's; each
-number: `pretrainax recipe --config=gpt_oss`. Rows have the 4,096 tokens from which YaRN stretches the context. FineWeb
-(Penedo et al. 2024) stands in for the text. The released models were trained on after it to reason and to use tools;
-their scores (MMLU 85.3 and 90.0) are of that, and this recipe need not reach them.
+The authors publish the architecture: 20.9 and 116.8 B parameters, of which 4.2 and 5.7 B are active per token, with
+embeddings. They publish almost nothing about the training: trillions of tokens on H100s. All values outside the model
+are LLaMA 2's. Source of each value: `pretrainax recipe --config=gpt_oss`. Rows have 4,096 tokens, the context before
+the extension with YaRN. The command uses FineWeb (Penedo et al. 2024) instead of the authors' dataset. The released
+models were then trained to reason and to use tools. Their scores (MMLU 85.3 and 90.0) include this training, and this
+recipe may not reach them.
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, RotaryPositions, TrainConfig
@@ -25,7 +26,7 @@ def get_config(variant: str = "20b") -> Experiment:
     model.position = RotaryPositions(CONTEXT, theta=150_000.0)
     return Experiment(
         model=model,
-        tokenizer=ByteBPE(vocab_size=200_019),  # the model has a few rows more
+        tokenizer=ByteBPE(vocab_size=200_019),  # the model has a few more rows
         data=DataConfig(source=PythonDocs(), sequence_length=CONTEXT),
         objective=CausalLM(),
         optimizer=AdamW(learning_rate=3e-4, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),

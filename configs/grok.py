@@ -1,11 +1,12 @@
-"""Grok-1 by causal language modelling (xAI 2024): `:1_314b`, eight experts, two a token.
+"""Pretrains Grok-1 with causal language modelling (xAI 2024). Variant: `:1_314b`, eight experts, two per token.
 
     python -m pretrainax.main --config=configs/grok.py --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=256 --config.mesh.expert=8
 
-The authors publish the architecture and the weights, and neither data, tokens, hardware nor hyperparameters. All that
-is not the model is here LLaMA 2's; each number: `pretrainax recipe --config=grok`. FineWeb (Penedo et al. 2024) stands
-in for the text. Scores that they say of the model before tuning: MMLU 73, GSM8K 62.9, HumanEval 63.2.
+The authors publish the architecture and the weights, and neither data, tokens, hardware nor hyperparameters. All values
+outside the model are LLaMA 2's. Source of each value: `pretrainax recipe --config=grok`. The command uses FineWeb
+(Penedo et al. 2024) instead of the authors' dataset. Scores that the authors report before tuning: MMLU 73, GSM8K 62.9,
+HumanEval 63.2.
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig

@@ -1,15 +1,15 @@
-"""LLaMA 1, 2, 3 and 3.1 by causal language modelling: `:1_7b` … `:1_65b`, `:2_7b` … `:2_70b`, `:3_8b` … `:3_1_405b`,
-and for a laptop `:tiny :mini :midi` (of LLaMA 3).
+"""Pretrains LLaMA 1, 2, 3 and 3.1 with causal language modelling. Variants: `:1_7b` … `:1_65b`, `:2_7b` … `:2_70b`,
+`:3_8b` … `:3_1_405b`; for a laptop `:tiny :mini :midi` (of LLaMA 3).
 
     python -m pretrainax.main --config=configs/llama.py:3_8b --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=64
 
-Touvron et al. 2023, arXiv 2302.13971 and 2307.09288; Grattafiori et al. 2024, arXiv 2407.21783. Each number:
-`pretrainax recipe --config=llama:3_8b`. The authors' text is not public; FineWeb (Penedo et al. 2024) stands in for it,
-15 T tokens of web text.
+Touvron et al. 2023, arXiv 2302.13971 and 2307.09288; Grattafiori et al. 2024, arXiv 2407.21783. Source of each value:
+`pretrainax recipe --config=llama:3_8b`. The authors' dataset is not public; the command uses FineWeb (Penedo et al.
+2024), 15 T tokens of web text, instead.
 
-LLaMA 3's batch doubles twice, and its rows once (section 3.4.1): three phases; `--config.phases="()"` has one size of
-each from the beginning.
+LLaMA 3 doubles its batch size twice and its row length once (section 3.4.1), in three phases. With
+`--config.phases="()"`, both are constant.
 
 | variant | tokens | GPU hours of the authors | MMLU, 5-shot |
 | --- | --- | --- | --- |
@@ -28,9 +28,9 @@ from pretrainax.zoo.llama import llama
 from pretrainax.zoo.variants import pick
 
 BATCH_TOKENS = 4 * 2**20
-# LLaMA 3: tokens where a phase ends, those of a step, of a row
+# LLaMA 3, for each phase but the last: (tokens of the run at its end, tokens per step, tokens per row)
 RAMP = ((252e6, BATCH_TOKENS, 4096), (2.87e12, 2 * BATCH_TOKENS, 8192))
-# variant -> (peak learning rate, tokens of the run)
+# variant -> (peak learning rate, tokens)
 RECIPES = {
     "1_7b": (3.0e-4, 1.0e12),
     "1_13b": (3.0e-4, 1.0e12),
@@ -50,7 +50,7 @@ RECIPES = {
 @with_small_sizes
 def get_config(variant: str = "3_8b") -> Experiment:
     variant = variant or "3_8b"
-    learning_rate, tokens = pick("configs/llama.py", variant, RECIPES)  # 3.2 was pruned from 3.1, it has no recipe
+    learning_rate, tokens = pick("configs/llama.py", variant, RECIPES)  # 3.2 has none: it was pruned from 3.1
     is_3 = variant[0] == "3"
     context = {"1": 2048, "2": 4096, "3": 8192}[variant[0]]
     batch_tokens = 4 * BATCH_TOKENS if is_3 else BATCH_TOKENS
@@ -74,7 +74,7 @@ def get_config(variant: str = "3_8b") -> Experiment:
 
 
 def _ramp(tokens: float, batch_tokens: int) -> tuple[int, tuple[Phase, ...]]:
-    """Returns the steps of a run and its phases, of which the last has batches of so many tokens."""
+    """Returns the steps and the phases of a run; batch_tokens: tokens per step in the last phase."""
     starts = [0.0, *(stop for stop, _, _ in RAMP)]
     lengths = [round((stop - start) / batch) for start, (stop, batch, _) in zip(starts[:-1], RAMP, strict=True)]
     steps = sum(lengths) + round((tokens - starts[-1]) / batch_tokens)

@@ -1,5 +1,5 @@
-"""Longformer by masked language modelling (Beltagy et al. 2020, arXiv 2004.05150): `:base :large`, and for a laptop
-`:tiny :mini :midi`.
+"""Pretrains Longformer with masked language modelling (Beltagy et al. 2020, arXiv 2004.05150). Variants:
+`:base :large`; for a laptop `:tiny :mini :midi`.
 
     python -m pretrainax.main --config=configs/longformer.py --config.data.source="SourceMixture(
         sources=(
@@ -10,16 +10,18 @@
         weights=(5, 21, 18))" --config.checkpoint.init_from=roberta-base --config.checkpoint.adapt="(
         LongerContext(rows='repeat'), FullToSparse())"
 
-The paper goes on from RoBERTa (section 5), in a directory of Hugging Face or a run of `roberta_base`: its 512 positions
-are repeated, its attention is narrowed to windows of 512 tokens, and the maps of global tokens begin as copies. The
-first token of each text is global here already; in the paper that begins with fine-tuning. The released tokenizer is
-RoBERTa's, which comes with the start. Each number: `pretrainax recipe --config=longformer`.
+The paper starts from RoBERTa (section 5): a Hugging Face directory or a run of `roberta_base`. The command repeats
+RoBERTa's 512 positions and restricts its attention to windows of 512 tokens; the projections for global tokens start as
+copies. In this config, the first token of each document is global during pretraining; in the paper, global tokens begin
+with fine-tuning. The tokenizer is RoBERTa's and comes with the initial checkpoint. Source of each value:
+`pretrainax recipe --config=longformer`.
 
-The paper's text is 6.5 B tokens of long documents (table 10): BooksCorpus, Wikipedia, a third of RealNews and of
-Stories. Books of Project Gutenberg stand in here for BooksCorpus, the news in C4 for RealNews, and nothing for Stories.
+The paper's dataset has 6.5 B tokens of long documents (table 10): BooksCorpus, Wikipedia, a third of RealNews and of
+Stories. The command uses Project Gutenberg instead of BooksCorpus and C4's realnewslike instead of RealNews; nothing
+replaces Stories.
 
-Hardware of the paper: 8 RTX 8000, two days for base (section 5). Expected: 1.705 bits a token of its text after 65,000
-steps (base, table 5); after fine-tuning IMDB 95.7, WikiHop 75.0 (base, table 7).
+Hardware of the paper: 8 RTX 8000, two days for base (section 5). Expected: 1.705 bits per token on the paper's dataset
+after 65,000 steps (base, table 5); after fine-tuning, IMDB 95.7 and WikiHop 75.0 (base, table 7).
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig

@@ -1,14 +1,15 @@
-"""Mistral 7B by causal language modelling (Jiang et al. 2023, arXiv 2310.06825): `:7b` (version 0.1) and `:7b_v0_3`.
+"""Pretrains Mistral 7B with causal language modelling (Jiang et al. 2023, arXiv 2310.06825). Variants: `:7b` (version
+0.1) and `:7b_v0_3`.
 
     python -m pretrainax.main --config=configs/mistral.py --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=64
 
-The authors publish the architecture and neither data, tokens, hardware nor hyperparameters. All that is not the model
-is here LLaMA 2's; each number: `pretrainax recipe --config=mistral`. FineWeb (Penedo et al. 2024) stands in for the
-text, 15 T tokens of the web.
+The authors publish the architecture and neither data, tokens, hardware nor hyperparameters. All values outside the
+model are LLaMA 2's. Source of each value: `pretrainax recipe --config=mistral`. The command uses FineWeb (Penedo et al.
+2024), 15 T tokens of web text, instead of the authors' dataset.
 
 Scores of the released `:7b` (table 2): MMLU 60.1, HellaSwag 81.3, ARC challenge 55.5, GSM8K 52.2, HumanEval 30.5. This
-recipe need not reach them.
+recipe may not reach them.
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig

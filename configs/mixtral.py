@@ -1,15 +1,16 @@
-"""Mixtral by causal language modelling (Jiang et al. 2024, arXiv 2401.04088): `:8x7b` and `:8x22b`, version 0.1.
+"""Pretrains Mixtral with causal language modelling (Jiang et al. 2024, arXiv 2401.04088). Variants: `:8x7b` and
+`:8x22b`, version 0.1.
 
     python -m pretrainax.main --config=configs/mixtral.py --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=256
 
-The authors publish the architecture and neither data, tokens, hardware nor hyperparameters. All that is not the model
-is here LLaMA 2's; each number: `pretrainax recipe --config=mixtral`. FineWeb (Penedo et al. 2024) stands in for the
-text, 15 T tokens of the web. No token is dropped; `--config.model.experts.capacity=1.25` gives each expert as much room
-as that, times an even share.
+The authors publish the architecture and neither data, tokens, hardware nor hyperparameters. All values outside the
+model are LLaMA 2's. Source of each value: `pretrainax recipe --config=mixtral`. The command uses FineWeb (Penedo et al.
+2024), 15 T tokens of web text, instead of the authors' dataset. No token is dropped;
+`--config.model.experts.capacity=1.25` limits each expert to 1.25 times an even share of the tokens.
 
 Scores of the released `:8x7b` (table 2): MMLU 70.6, HellaSwag 84.4, ARC challenge 59.7, GSM8K 74.4, HumanEval 40.2.
-This recipe need not reach them.
+This recipe may not reach them.
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig

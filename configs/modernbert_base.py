@@ -1,17 +1,18 @@
-"""ModernBERT by masked language modelling (Warner et al. 2024, arXiv 2412.13663): `:base :large`, and for
-a laptop `:tiny :mini :midi`.
+"""Pretrains ModernBERT with masked language modelling (Warner et al. 2024, arXiv 2412.13663). Variants: `:base :large`;
+for a laptop `:tiny :mini :midi`.
 
     python -m pretrainax.main --config=configs/modernbert_base.py --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb-edu', streaming=True)" --config.train.accumulate=8
 
-The phases of the paper (section 2.2.2, table 3): rows of 1,024 at a constant rate, large's a tenth after 900 B tokens;
-rows of 8,192 at a lower rate, for which the global layers turn at base 160,000; the same while the rate falls.
-The batch of the long rows has as many tokens as that of the short ones. Validation is of rows of 1,024 throughout and
-asks for 15 % of the tokens, as in the released code, so that its loss compares with those of other masked language
-models. Each number, and what is left out: `pretrainax recipe --config=modernbert_base`.
+The run has the phases of the paper (section 2.2.2, table 3). First, rows of 1,024 tokens at a constant learning rate;
+for large, at a tenth of it after 900 B tokens. Then rows of 8,192 tokens at a lower learning rate, with RoPE base
+160,000 in global layers. Last, the same rows while the learning rate decays. A batch of long rows has as many tokens as
+a batch of short ones. In all phases, validation has rows of 1,024 tokens and masks 15 % of them, as in the released
+code, so its loss is comparable with other masked language models. Source of each value, and omissions:
+`pretrainax recipe --config=modernbert_base`.
 
-The authors' mixture of web text, papers and code is not public; FineWeb-Edu (Penedo et al. 2024) stands in for it,
-1.3 T tokens of web text.
+The authors' mixture of web text, papers and code is not public; the command uses FineWeb-Edu (Penedo et al. 2024),
+1.3 T tokens of web text, instead.
 
 Hardware of the paper: 8 H100. Expected after fine-tuning: GLUE 88.4 (base), 90.4 (large) (table 1, dev set).
 """
@@ -28,9 +29,9 @@ from pretrainax.zoo.modernbert import modernbert
 from pretrainax.zoo.variants import pick
 
 LENGTH, LONG = 1024, 8192
-# variant -> (peak learning rate, weight decay, batch, tokens of warmup)
+# variant -> (peak learning rate, weight decay, batch size, warmup tokens)
 RECIPES = {"base": (8e-4, 1e-5 / 8e-4, 4608, 3e9), "large": (5e-4, 1e-5 / 5e-4, 4928, 2e9)}
-# variant -> (tokens, what is other than at the start) of each phase
+# variant -> (tokens, changed fields) of each phase
 PHASES = {
     "base": ((1.719e12, {}), (250e9, {"learning_rate": 3e-4}), (50e9, {"learning_rate": 3e-4})),
     "large": (
@@ -61,7 +62,7 @@ def get_config(variant: str = "base") -> Experiment:
 
     return Experiment(
         model=model,
-        tokenizer=ByteBPE(vocab_size=50_285, special_pieces="bert"),  # the model pads them to 50,368 rows
+        tokenizer=ByteBPE(vocab_size=50_285, special_pieces="bert"),  # the model pads the vocabulary to 50,368 rows
         data=DataConfig(source=PythonDocs(), sequence_length=LENGTH),
         objective=MaskedLM(rate=0.3, mask_fraction=0.8, random_fraction=0.1),
         optimizer=StableAdamW(learning_rate=learning_rate, b2=0.98, epsilon=1e-6, weight_decay=weight_decay),

@@ -1,12 +1,12 @@
-"""NeoBERT by masked language modelling (Le Breton et al. 2025, arXiv 2502.19587): `:base`, and for a laptop
-`:tiny :mini :midi`.
+"""Pretrains NeoBERT with masked language modelling (Le Breton et al. 2025, arXiv 2502.19587). Variants: `:base`; for a
+laptop `:tiny :mini :midi`.
 
     python -m pretrainax.main --config=configs/neobert.py --config.train.accumulate=8 --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', streaming=True)"
 
-A million steps on rows of 1,024, and 50,000 more on rows of 4,096, of 2 M tokens each. Of the tokens 20 % are asked
-for, all of them masked. Each number: `pretrainax recipe --config=neobert`. The authors' text, RefinedWeb, is web text
-of 600 B tokens; FineWeb (Penedo et al. 2024) stands in for it.
+The run has 1,000,000 steps on rows of 1,024 tokens and 50,000 steps on rows of 4,096, with 2 M tokens per step. 20 % of
+the tokens are targets, all of them masked. Source of each value: `pretrainax recipe --config=neobert`. The authors'
+dataset, RefinedWeb, is 600 B tokens of web text; the command uses FineWeb (Penedo et al. 2024) instead.
 
 Hardware of the paper: 8 H100, 6,000 hours. Expected after fine-tuning: GLUE 89.0 (table 3, dev set).
 """

@@ -1,13 +1,14 @@
-"""OLMo 2 by causal language modelling (Walsh et al. 2025, arXiv 2501.00656): `:2_1b`, `:2_7b`, `:2_13b`, `:2_32b`.
+"""Pretrains OLMo 2 with causal language modelling (Walsh et al. 2025, arXiv 2501.00656). Variants: `:2_1b`, `:2_7b`,
+`:2_13b`, `:2_32b`.
 
     python -m pretrainax.main --config=configs/olmo.py:2_7b --config.mesh.fsdp=64 --config.data.source="HuggingFace(
         path='allenai/olmo-mix-1124', streaming=True)"
 
-This is the first of two stages: 4 to 6 T tokens of OLMo-Mix-1124, web text for nearly all. The second, of some 50 to
-300 B tokens of better text while the rate falls to zero, and the mean of three runs of it, are left out. Each number:
-`pretrainax recipe --config=olmo:2_7b`.
+This is the first of two stages: 4 to 6 T tokens of OLMo-Mix-1124, nearly all web text. The second stage is not
+included: about 50 to 300 B tokens of better text while the learning rate decays to zero, in three runs whose weights
+are averaged. Source of each value: `pretrainax recipe --config=olmo:2_7b`.
 
-| variant | peak rate | tokens of a batch | tokens | MMLU after both stages |
+| variant | peak learning rate | tokens per batch | tokens | MMLU after both stages |
 | --- | --- | --- | --- | --- |
 | 2_1b | 4e-4 | 2 M | 4 T | 44.3 |
 | 2_7b | 3e-4 | 4 M | 4 T | 63.7 |
@@ -23,7 +24,7 @@ from pretrainax.tokenization import ByteBPE
 from pretrainax.zoo.olmo import olmo
 
 CONTEXT = 4096
-# variant -> (peak rate, rows of a batch, tokens)
+# variant -> (peak learning rate, rows per batch, tokens)
 STAGES = {
     "2_1b": (4e-4, 512, 4e12),
     "2_7b": (3e-4, 1024, 4e12),

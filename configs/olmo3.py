@@ -1,13 +1,13 @@
-"""OLMo 3 by causal language modelling (Olmo team 2025, arXiv 2512.13961): `:3_7b` and `:3_32b`.
+"""Pretrains OLMo 3 with causal language modelling (Olmo team 2025, arXiv 2512.13961). Variants: `:3_7b` and `:3_32b`.
 
     python -m pretrainax.main --config=configs/olmo3.py:3_7b --config.mesh.fsdp=64 --config.data.source="HuggingFace(
         path='allenai/dolma3', streaming=True)"
 
 This is the first of three stages: 5.9 T (7b) or 5.5 T (32b) tokens of Dolma 3, with 8,192 tokens of context. The second
 stage (100 B tokens) and the third (longer documents, YaRN, 65,536 tokens) are not included. Hardware: 512 H100s (7b).
-Each number: `pretrainax recipe --config=olmo3:3_7b`.
+Source of each value: `pretrainax recipe --config=olmo3:3_7b`.
 
-| variant | peak rate | tokens of a batch | tokens |
+| variant | peak learning rate | tokens per batch | tokens |
 | --- | --- | --- | --- |
 | 3_7b | 3e-4 | 4 M | 5.93 T |
 | 3_32b | 6e-4 | 8 M | 5.50 T |
@@ -23,7 +23,7 @@ from pretrainax.tokenization import ByteBPE
 from pretrainax.zoo.olmo import olmo3
 
 CONTEXT = 8192
-# variant -> (peak rate, rows of a batch, tokens)
+# variant -> (peak learning rate, rows per batch, tokens)
 STAGES = {"3_7b": (3e-4, 512, 5.93e12), "3_32b": (6e-4, 1024, 5.5e12)}
 
 

@@ -1,11 +1,12 @@
-"""OLMoE by causal language modelling (Muennighoff et al. 2024, arXiv 2409.02060): `:1b_7b`, 64 experts, 8 a token.
+"""Pretrains OLMoE with causal language modelling (Muennighoff et al. 2024, arXiv 2409.02060). Variant: `:1b_7b`, 64
+experts, 8 per token.
 
     python -m pretrainax.main --config=configs/olmoe.py --config.mesh.fsdp=8 --config.mesh.expert=8
         --config.data.source="HuggingFace(path='allenai/OLMoE-mix-0924', streaming=True)"
 
-The authors took 10 days on 256 H100 for 5.1 T tokens; 1.3 of 6.9 billion parameters are active. Each number:
-`pretrainax recipe --config=olmoe`. Scores of the released model (table 4): MMLU 54.1, HellaSwag 80.0, ARC challenge
-62.1.
+The authors trained on 5.1 T tokens in 10 days on 256 H100. 1.3 of 6.9 billion parameters are active per token. Source
+of each value: `pretrainax recipe --config=olmoe`. Scores of the released model (table 4): MMLU 54.1, HellaSwag 80.0,
+ARC challenge 62.1.
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig

@@ -1,12 +1,13 @@
-"""PaLM by causal language modelling (Chowdhery et al. 2022, arXiv 2204.02311): `:8b`, `:62b`, `:540b`.
+"""Pretrains PaLM with causal language modelling (Chowdhery et al. 2022, arXiv 2204.02311). Variants: `:8b`, `:62b`,
+`:540b`.
 
     python -m pretrainax.main --config=configs/palm.py:8b --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=64
 
-The text is not public, of the web, books, code, conversations and news, in many languages; FineWeb (Penedo et al. 2024)
-stands in for it. All three sizes saw 780 B tokens; `:540b` took 1,200 hours on 6,144 chips of TPU v4 and most of
-another 336 on 3,072. Each number: `pretrainax recipe --config=palm`. Scores of the released models (table 6), LAMBADA
-without an example: 69.5, 75.4, 77.9.
+The dataset (web text, books, code, conversations and news, in many languages) is not public; the command uses FineWeb
+(Penedo et al. 2024) instead. All three sizes have 780 B training tokens. `:540b` took 1,200 hours on 6,144 TPU v4 chips
+and most of another 336 hours on 3,072 chips. Source of each value: `pretrainax recipe --config=palm`. Zero-shot LAMBADA
+scores of the authors' models (table 6): 69.5, 75.4, 77.9.
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig

@@ -1,19 +1,20 @@
-"""Phi by causal language modelling: `:1`, `:1_5`, `:2`, `:3_3_8b`, `:3_14b`, `:4_14b`, and for a laptop
-`:tiny :mini :midi` (of Phi-1.5).
+"""Pretrains Phi with causal language modelling. Variants: `:1`, `:1_5`, `:2`, `:3_3_8b`, `:3_14b`, `:4_14b`; for a
+laptop `:tiny :mini :midi` (of Phi-1.5).
 
     python -m pretrainax.main --config=configs/phi.py:1_5 --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb-edu', streaming=True)" --config.mesh.fsdp=8
 
-Gunasekar et al. 2023, arXiv 2306.11644; Li et al. 2023, arXiv 2309.05463; Javaheripi and Bubeck 2023, a post of
-Microsoft Research; Abdin et al. 2024, arXiv 2404.14219 and 2412.08905. Their text, textbooks that a language model
-wrote and chosen code and web text, is not public; FineWeb-Edu (Penedo et al. 2024), web text chosen for what it
-teaches, stands in for it. Of Phi-2 and 3 only the tokens are known: their runs are as those of 1.5 and 4. Phi-4's rows
-are of 4,096 tokens, as in all of its run but the end. Each number: `pretrainax recipe --config=phi:4_14b`.
+Gunasekar et al. 2023, arXiv 2306.11644; Li et al. 2023, arXiv 2309.05463; Javaheripi and Bubeck 2023, a Microsoft
+Research blog post; Abdin et al. 2024, arXiv 2404.14219 and 2412.08905. The dataset, textbooks that a language model
+wrote and selected code and web text, is not public. The command uses FineWeb-Edu (Penedo et al. 2024), web text
+selected for its educational value, instead. For Phi-2 and Phi-3, only the number of tokens is published; the other
+values are those of Phi-1.5 and Phi-4. Phi-4 has rows of 4,096 tokens, as in all of the authors' run but its end. Source
+of each value: `pretrainax recipe --config=phi:4_14b`.
 
 | variant | tokens | hardware of the authors | score |
 | --- | --- | --- | --- |
 | 1 | 76 B | 8 A100, 4 days | HumanEval 29, and 50.6 after exercises |
-| 1_5 | 150 B | 1.5 k hours of A100 | WinoGrande 73.4 |
+| 1_5 | 150 B | 1.5 k A100 hours | WinoGrande 73.4 |
 | 2 | 1.4 T | 96 A100, 14 days | MMLU 56.7 |
 | 3_3_8b, 3_14b | 3.3, 4.8 T | | MMLU 68.8, 78.0 of the released models, tuned |
 | 4_14b | 10 T | 1,920 H100, 21 days | MMLU 84.8 of the released model, tuned |
@@ -27,7 +28,7 @@ from pretrainax.scaling.small import with_small_sizes
 from pretrainax.tokenization import BPE, ByteBPE, TokenizerConfig
 from pretrainax.zoo.phi import phi
 
-# variant -> (tokens, rows of a batch, their length)
+# variant -> (tokens, rows per batch, row length)
 RUNS = {
     "1": (36_000 * 1024 * 2048, 1024, 2048),
     "1_5": (150e9, 2048, 2048),

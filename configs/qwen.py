@@ -1,13 +1,14 @@
-"""Qwen 2, 2.5 and 3 by causal language modelling: `:2_0_5b` … `:2_72b`, `:2_5_0_5b` … `:2_5_72b`, `:3_0_6b` … `:3_32b`,
-and with experts `:3_30b_a3b` and `:3_235b_a22b`.
+"""Pretrains Qwen 2, 2.5 and 3 with causal language modelling. Variants: `:2_0_5b` … `:2_72b`, `:2_5_0_5b` … `:2_5_72b`,
+`:3_0_6b` … `:3_32b`, and with experts `:3_30b_a3b` and `:3_235b_a22b`.
 
     python -m pretrainax.main --config=configs/qwen.py:3_0_6b --config.mesh.fsdp=8 --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', streaming=True)"
 
 Yang et al. 2024, arXiv 2407.10671 and 2412.15115; 2025, arXiv 2505.09388. The reports give tokens and contexts: rows of
-4,096 tokens for nearly all of the run. Learning rates and batches are not published (they come from scaling laws of the
-authors' own), nor is the hardware: here they are LLaMA 2's. Each number: `pretrainax recipe --config=qwen:3_8b`.
-Nor is the text public, of many languages and of code; FineWeb (Penedo et al. 2024) stands in for it, English web text.
+4,096 tokens for nearly all of the run. They do not give the hardware, or learning rates and batch sizes, which come
+from the authors' own scaling laws; this config uses LLaMA 2's. Source of each value:
+`pretrainax recipe --config=qwen:3_8b`. The dataset, many languages and code, is not public; the command uses FineWeb
+(Penedo et al. 2024), English web text, instead.
 
 | variant | tokens | MMLU, 5-shot, of the released models |
 | --- | --- | --- |
@@ -36,7 +37,7 @@ def get_config(variant: str = "2_5_0_5b") -> Experiment:
         tokens = 36e12 if variant.startswith("3_") else 18e12 if variant.startswith("2_5_") else 7e12
     return Experiment(
         model=model,
-        tokenizer=ByteBPE(vocab_size=151_646),  # 151,643 and three special ones; the model has a few rows more
+        tokenizer=ByteBPE(vocab_size=151_646),  # 151,643 and three special ones; the model has a few more rows
         data=DataConfig(source=PythonDocs(), sequence_length=CONTEXT),
         objective=CausalLM(),
         optimizer=AdamW(

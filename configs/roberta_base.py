@@ -1,4 +1,4 @@
-"""RoBERTa by masked language modelling (Liu et al. 2019, arXiv 1907.11692): `:base :large`.
+"""Pretrains RoBERTa with masked language modelling (Liu et al. 2019, arXiv 1907.11692). Variants: `:base :large`.
 
     python -m pretrainax.main --config=configs/roberta_base.py --config.data.source="SourceMixture(
         sources=(
@@ -9,11 +9,13 @@
         ),
         weights=(12, 4, 76, 38))" --config.train.accumulate=16
 
-Masks are drawn anew each time, rows filled with documents one after the other. Its tokenizer is GPT-2's; this one is
-learnt from the run's text, with RoBERTa's special pieces. Each number: `pretrainax recipe --config=roberta_base`.
+Each epoch draws new masks. Rows are concatenated documents. The paper's tokenizer is GPT-2's; this config trains a
+tokenizer with RoBERTa's special pieces on the dataset of the run. Source of each value:
+`pretrainax recipe --config=roberta_base`.
 
-The paper's text is 160 GB (section 3.2): Wikipedia, BooksCorpus, CC-News, OpenWebText and Stories. Books of Project
-Gutenberg stand in here for BooksCorpus, the news in C4 for CC-News, and nothing for Stories; weights are gigabytes.
+The paper uses 160 GB of text (section 3.2): Wikipedia, BooksCorpus, CC-News, OpenWebText and Stories. The command uses
+Project Gutenberg instead of BooksCorpus and C4's realnewslike instead of CC-News; nothing replaces Stories. The weights
+are gigabytes.
 
 Hardware of the paper: 1,024 V100, a day for the first 100,000 steps of large (section 5). Expected after fine-tuning:
 MNLI 90.2, SQuAD 1.1 94.6 F1 (large, tables 5 and 6), MNLI 87.6 (base, fairseq's examples/roberta/README.md).
@@ -27,7 +29,7 @@ from pretrainax.tokenization import ByteBPE
 from pretrainax.zoo.roberta import roberta
 from pretrainax.zoo.variants import pick
 
-# variant -> (peak learning rate, steps of warmup)
+# variant -> (peak learning rate, warmup steps)
 RECIPES = {"base": (6e-4, 24_000), "large": (4e-4, 30_000)}
 
 

@@ -1,9 +1,10 @@
-"""nanoGPT's character-level CPU benchmark: a 0.8M-parameter GPT on the works of Shakespeare, about 3 minutes on a CPU.
+"""Trains nanoGPT's character-level CPU benchmark: a 0.8M-parameter GPT on the works of Shakespeare, about 3 minutes on
+a CPU.
 
     python -m pretrainax.main --config=configs/shakespeare_char.py --config.data.source.path=input.txt
 
 `input.txt` is the 1.1 MB file of char-rnn's tinyshakespeare; its first 90 % are for training, the rest for validation.
-Expected: validation loss about 1.88 nats a character (nanoGPT's README, "I only have a macbook").
+Expected: validation loss about 1.88 nats per character (nanoGPT's README, "I only have a macbook").
 """
 
 from pretrainax.config import (

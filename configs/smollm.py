@@ -1,14 +1,14 @@
-"""SmolLM 3 by causal language modelling (Bakouch et al. 2025, huggingface.co/blog/smollm3): `:3_3b`, and for a laptop
-`:tiny :mini :midi`.
+"""Pretrains SmolLM 3 with causal language modelling (Bakouch et al. 2025, huggingface.co/blog/smollm3). Variants:
+`:3_3b`; for a laptop `:tiny :mini :midi`.
 
     python -m pretrainax.main --config=configs/smollm.py --config.mesh.fsdp=64 --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb-edu', streaming=True)"
 
-The 11.2 T tokens of rows of 4,096: web text, with more code and mathematics in each of three stages, of which the last
-is that where the rate falls. FineWeb-Edu, a part of it, stands in for it here (Penedo et al. 2024). What came after,
-100 B tokens of rows of 32,768 and 65,536 at bases of 1.5 M and 5 M, is left out. Each number:
-`pretrainax recipe --config=smollm`. Hardware of the authors: 384 H100 for 24 days. Expected of the released model:
-HellaSwag 76.2, ARC 65.6.
+The config covers the 11.2 T tokens in rows of 4,096 tokens. The authors' dataset is web text, with more code and
+mathematics in each of three stages; the learning rate decays in the last one. The command uses a part of it,
+FineWeb-Edu (Penedo et al. 2024). The stages afterwards are not included: 100 B tokens in rows of 32,768 and 65,536,
+with RoPE bases 1.5 M and 5 M. Source of each value: `pretrainax recipe --config=smollm`. Hardware of the authors: 384
+H100 for 24 days. Scores of the released model: HellaSwag 76.2, ARC 65.6.
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig

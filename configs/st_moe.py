@@ -1,15 +1,15 @@
-"""ST-MoE by span corruption (Zoph et al. 2022, arXiv 2202.08906): `:l` (4.1 B parameters), `:32b` (269 B, of which a
-token uses as many as of a dense model of 32 B).
+"""Pretrains ST-MoE with span corruption (Zoph et al. 2022, arXiv 2202.08906). Variants: `:l` (4.1 B parameters), `:32b`
+(269 B; a token uses as many as in a dense model of 32 B).
 
     python -m pretrainax.main --config=configs/st_moe.py:l --config.mesh.expert=8
         --config.data.source="HuggingFace(path='allenai/c4', name='en', valid_split='validation', streaming=True)"
 
-T5's objective and optimizer: `:l` for 500,000 steps of a million tokens, `:32b` for 1.5 T tokens, of C4 and of GLaM's
-text, which is not published, on 1,024 TPU cores (64 for the rows, 16 for the model). An expert has room for 1.25 times
-an even share of the tokens of a device, and what is more passes by: `metrics.jsonl` counts it. Each number, and what is
-left out: `pretrainax recipe --config=st_moe`.
+The objective and the optimizer are T5's. `:l` has 500,000 steps of a million tokens. `:32b` has 1.5 T tokens, of C4 and
+of GLaM's dataset, which is not published, on 1,024 TPU cores (64-way data parallel, 16-way model parallel). The
+capacity of an expert is 1.25 times an even share of a device's tokens. Tokens beyond it skip the experts;
+`metrics.jsonl` counts them. Source of each value, and omissions: `pretrainax recipe --config=st_moe`.
 
-Expected of `:32b`, fine-tuned: 91.2 on SuperGLUE, 27.1 of ROUGE-2 on XSum.
+Expected after fine-tuning `:32b`: SuperGLUE 91.2, XSum 27.1 ROUGE-2.
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
@@ -30,7 +30,7 @@ def get_config(variant: str = "l") -> Experiment:
     model.experts.capacity = 1.25
     return Experiment(
         model=model,
-        tokenizer=Unigram(vocab_size=32_000),  # and 100 sentinels; the model pads them to 32,128 rows
+        tokenizer=Unigram(vocab_size=32_000),  # plus 100 sentinels; the model pads the vocabulary to 32,128 rows
         data=DataConfig(source=PythonDocs(), sequence_length=LENGTH),
         objective=SpanCorruption(noise_density=0.15, mean_span_length=3.0),
         optimizer=Adafactor(learning_rate=1e-2),

@@ -1,17 +1,17 @@
-"""T5 by span corruption (Raffel et al. 2020, arXiv 1910.10683): `:small :base :large :3b :11b` are T5 1.1,
-`:v1_0_small` … `:v1_0_11b` the models of the paper, `:nano`, which stands for no variant, 1.1 base as nanoT5 trained
-it, and for a laptop `:tiny :mini :midi` (of nano).
+"""Pretrains T5 with span corruption (Raffel et al. 2020, arXiv 1910.10683). Variants: `:small :base :large :3b :11b`
+(T5 1.1), `:v1_0_small` … `:v1_0_11b` (the models of the paper) and `:nano` (1.1 base as nanoT5 trained it; the
+default); for a laptop `:tiny :mini :midi` (of nano).
 
     python -m pretrainax.main --config=configs/t5_base.py --config.data.source="HuggingFace(
         path='allenai/c4', name='en', valid_split='validation', streaming=True)"
 
-T5's own optimizer, Adafactor, at a rate of 1/sqrt(step), for the 65,536 steps of 128 x 512 tokens by which its authors
-compared models (Shazeer 2020, arXiv 2002.05202, section 3.1). `:nano` is for as many steps (Nawrot 2023, arXiv
-2309.02373): AdamW with each update scaled by the root mean square of its parameter, cosine decay. Each number:
-`pretrainax recipe --config=t5_base`.
+The optimizer is T5's, Adafactor at a learning rate of 1/sqrt(step). The run has the 65,536 steps of 128 x 512 tokens
+with which the authors compared models (Shazeer 2020, arXiv 2002.05202, section 3.1). `:nano` has the same number of
+steps (Nawrot 2023, arXiv 2309.02373). Its optimizer is AdamW with each update scaled by the RMS of its parameter, with
+cosine decay. Source of each value: `pretrainax recipe --config=t5_base`.
 
-Expected on C4, validation loss in nats a target token: 1.942 for `:base` (Shazeer 2020, table 1), 1.995 where nanoT5
-tried it; 1.953 for `:nano`, 10.2 hours on one A100 80 GB in bfloat16 (nanoT5's README).
+Expected validation loss on C4, in nats per target token: 1.942 for `:base` (Shazeer 2020, table 1), 1.995 in nanoT5's
+reproduction; 1.953 for `:nano` after 10.2 hours on one A100 80 GB in bfloat16 (nanoT5's README).
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
@@ -30,7 +30,7 @@ def get_config(variant: str = "nano") -> Experiment:
     is_nano = variant == "nano"
     return Experiment(
         model=t5(pick("t5_base", variant, {"nano": "base"} | {size: size for size in SIZES})),
-        tokenizer=Unigram(vocab_size=32_000),  # and 100 sentinels; the model pads them to 32,128 rows
+        tokenizer=Unigram(vocab_size=32_000),  # plus 100 sentinels; the model pads the vocabulary to 32,128 rows
         data=DataConfig(source=PythonDocs(), sequence_length=512),
         objective=SpanCorruption(noise_density=0.15, mean_span_length=3.0),
         optimizer=(

@@ -1,13 +1,14 @@
-"""T5Gemma by a mixture of denoisers (Zhang et al. 2025, arXiv 2504.06225): `:s_s`, `:b_b`, `:l_l`, `:ml_ml`, `:xl_xl`,
-`:2b_2b`, `:9b_9b`, `:9b_2b`.
+"""Pretrains T5Gemma with a mixture of denoisers (Zhang et al. 2025, arXiv 2504.06225). Variants: `:s_s`, `:b_b`,
+`:l_l`, `:ml_ml`, `:xl_xl`, `:2b_2b`, `:9b_9b`, `:9b_2b`.
 
     python -m pretrainax.main --config=configs/t5gemma.py:b_b --config.mesh.fsdp=8 --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', streaming=True)"
 
-2 T tokens, from nothing for the sizes of T5; 2b-2b, 9b-9b and 9b-2b begin with the weights of Gemma 2 in both stacks,
-which is left out here. The released models are of this objective (UL2's), and of prefix language modelling with Gemma 2
-as the teacher. Rates and batches are not at hand: here they are LLaMA 2's. Nor is the text public, of web pages, code
-and science; FineWeb (Penedo et al. 2024) stands in for it. Each number: `pretrainax recipe --config=t5gemma`.
+The run has 2 T tokens. The sizes of T5 start from random weights. The authors initialize both stacks of 2b-2b, 9b-9b
+and 9b-2b with the weights of Gemma 2; this config does not. The objective is UL2's, as in one group of the released
+models; the other group uses prefix language modelling with Gemma 2 as the teacher. Learning rates and batch sizes were
+not available; this config uses LLaMA 2's. The dataset, web pages, code and science, is not public; the command uses
+FineWeb (Penedo et al. 2024) instead. Source of each value: `pretrainax recipe --config=t5gemma`.
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig

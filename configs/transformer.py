@@ -1,19 +1,20 @@
-"""The Transformer, trained to translate (Vaswani et al. 2017, arXiv 1706.03762): `:base :big`.
+"""Trains the Transformer on translation (Vaswani et al. 2017, arXiv 1706.03762). Variants: `:base :big`.
 
     python -m pretrainax.main --config=configs/transformer.py --config.data.source="HuggingFace(
         path='wmt/wmt14', name='de-en', valid_split='validation',
         text_field='translation.en', target_field='translation.de')"
 
-Files of your own: `--config.data.source.path="wmt14/*.jsonl.gz"`, lines like {"en": "So it is.", "de": "So ist es."}.
+For your own files, set `--config.data.source.path="wmt14/*.jsonl.gz"`, with lines such as {"en": "So it is.", "de": "So
+ist es."}.
 
-Rows are filled with several pairs each. Byte pairs are of both languages. Each number: `pretrainax recipe
---config=transformer`.
+Each row holds several pairs. Both languages share the byte-pair vocabulary. Source of each value:
+`pretrainax recipe --config=transformer`.
 
-At the end the mean of the last 5 (base) or 20 (big) checkpoints is validated too, and `--from=RUN@average5` is what the
-paper scored (section 6.1): they are written every 10 minutes of the paper's machine.
+At the end, the run also validates the average of the last 5 (base) or 20 (big) checkpoints. `--from=RUN@average5` loads
+this average, which the paper scored (section 6.1). The checkpoint interval is 10 minutes on the paper's machine.
 
 Hardware of the paper: 8 P100, 12 hours (base) and 3.5 days (big). Expected on WMT 2014 English to German, newstest2014,
-with beams of 4 and the mean of the last checkpoints: BLEU 27.3 (base), 28.4 (big) (table 2).
+with beam size 4 and averaged checkpoints: BLEU 27.3 (base), 28.4 (big) (table 2).
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
@@ -24,7 +25,7 @@ from pretrainax.tokenization import BPE
 from pretrainax.zoo.transformer import transformer
 
 WARMUP = 4_000  # steps
-# variant -> (steps, steps from one checkpoint to the next: 10 minutes of the paper's, the last ones that are averaged)
+# variant -> (steps, checkpoint interval: 10 minutes in the paper, number of checkpoints to average)
 RECIPES = {"base": (100_000, 1_500, 5), "big": (300_000, 600, 20)}
 
 

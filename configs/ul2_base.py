@@ -1,16 +1,16 @@
-"""UL2 by a mixture of denoisers (Tay et al. 2022, arXiv 2205.05131): `:base :20b`.
+"""Pretrains UL2 with a mixture of denoisers (Tay et al. 2022, arXiv 2205.05131). Variants: `:base :20b`.
 
     python -m pretrainax.main --config=configs/ul2_base.py --config.data.source="HuggingFace(
         path='allenai/c4', name='en', valid_split='validation', streaming=True)"
 
-`:base` is UL2's architecture at the size of T5 1.1 base, because the paper does not give that of its ablations, with
-their recipe (section 4). `:20b` (section 5.1) saw 1 trillion tokens. Each number, and what is left out: `pretrainax
-recipe --config=ul2_base`.
+`:base` has UL2's architecture at the size of T5 1.1 base and the recipe of the paper's ablations (section 4), whose
+size the paper does not give. `:20b` (section 5.1) had 1 trillion training tokens. Source of each value, and omissions:
+`pretrainax recipe --config=ul2_base`.
 
-The seven denoisers take turns (table 1), each told by its mode: [NLU], [NLG] or [S2S]. They need 128 sentinels; the
-model keeps its 32,128 rows.
+The objective mixes seven denoisers (table 1). A mode token, [NLU], [NLG] or [S2S], precedes the inputs of each. The
+denoisers need 128 sentinels; the model keeps its 32,128 rows.
 
-Hardware of the paper: 64 to 128 TPU v4 chips for the ablations, 512 for `:20b`. No loss is published to expect.
+Hardware of the paper: 64 to 128 TPU v4 chips for the ablations, 512 for `:20b`. The paper publishes no loss.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from pretrainax.tokenization import Unigram
 from pretrainax.zoo.t5 import ul2
 from pretrainax.zoo.variants import pick
 
-# variant -> (steps, examples of one)
+# variant -> (steps, batch size)
 RECIPES = {"base": (500_000, 128), "20b": (2_000_000, 1024)}
 BASE = dict(num_layers=12, d_model=768, d_ff=2048, num_heads=12, head_dim=64)
 

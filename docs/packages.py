@@ -1,8 +1,7 @@
-"""Draws docs/packages.png from the imports of the package, and lists its files in docs/design.md by their docstrings.
+"""Draws docs/packages.png from the imports of the package.
 
-`python docs/packages.py` belongs to each change of the layout. An arrow goes from a package to one that it imports at
-the top of a file. Arrows that a longer way says already, as from training to config, are left out; the commands, a file
-each, are one box.
+Run `python docs/packages.py` after a change of the layout. An arrow leads from a package to one that it imports at the
+top of a file. Arrows that follow from other arrows (training to config) are omitted. The commands are one box.
 """
 
 import ast
@@ -14,8 +13,6 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.patches import FancyBboxPatch  # noqa: E402
 
-from pretrainax.config.reference import docstring_of, first_sentence  # noqa: E402
-
 HERE = pathlib.Path(__file__).parent
 PACKAGE = HERE.parent / "pretrainax"
 COMMANDS = "commands"
@@ -23,36 +20,36 @@ INK, LINE, BOX = "#1f2933", "#7b8794", "#e4ecf5"
 
 
 def part_of(file: pathlib.Path) -> str:
-    """Returns the package that a file is in; a file at the top is a command."""
+    """Returns the package of a file; a file at the top is a command."""
     parts = file.relative_to(PACKAGE).parts
     return parts[0] if len(parts) > 1 else COMMANDS
 
 
 def imports() -> dict[str, set[str]]:
-    """Returns for each package the others that it imports."""
-    found: dict[str, set[str]] = {}
+    """Returns the imported packages of each package."""
+    imported: dict[str, set[str]] = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         if file == PACKAGE / "__init__.py":
             continue
-        wanted = found.setdefault(part_of(file), set())
+        wanted = imported.setdefault(part_of(file), set())
         for node in ast.parse(file.read_text()).body:
             names = []
             if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             elif isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
-            names = [name for name in names if name != "pretrainax.cli"]  # which has what the commands share
+            names = [name for name in names if name != "pretrainax.cli"]  # shared code of the commands
             wanted |= {name.split(".")[1] for name in names if name.startswith("pretrainax.")}
-    return {part: wanted & found.keys() - {part} for part, wanted in found.items()}
+    return {part: wanted & imported.keys() - {part} for part, wanted in imported.items()}
 
 
 def reached(part: str, graph: dict[str, set[str]]) -> set[str]:
-    """Returns all that a package imports, at any distance."""
+    """Returns all direct and indirect imports of a package."""
     return graph[part].union(*(reached(other, graph) for other in graph[part]))
 
 
 def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Returns the graph without the arrows that a longer way says already."""
+    """Returns the transitive reduction of the graph."""
     return {
         part: {
             other
@@ -64,7 +61,7 @@ def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def levels(graph: dict[str, set[str]]) -> dict[str, int]:
-    """Returns how many packages the longest way down from each has."""
+    """Returns the length of the longest import chain below each package."""
 
     def level(part: str) -> int:
         return 1 + max((level(other) for other in graph[part]), default=-1)
@@ -72,8 +69,8 @@ def levels(graph: dict[str, set[str]]) -> dict[str, int]:
     return {part: level(part) for part in graph}
 
 
-def ways(arrows: dict[str, set[str]], level: dict[str, int]) -> list[list[tuple[str, int]]]:
-    """Returns each arrow as the points it goes through, one a level, so that it goes around the boxes between."""
+def routes(arrows: dict[str, set[str]], level: dict[str, int]) -> list[list[tuple[str, int]]]:
+    """Returns the points of each arrow, one per level, so that it avoids the boxes in between."""
     return [
         [(part, level[part])]
         + [(f"{part} {other}", n) for n in range(level[part] - 1, level[other], -1)]
@@ -84,11 +81,11 @@ def ways(arrows: dict[str, set[str]], level: dict[str, int]) -> list[list[tuple[
 
 
 def heights(points: list[list[tuple[str, int]]]) -> dict[tuple[str, int], float]:
-    """Returns how high each point stands on its level: near those it leads to, and apart from the others."""
+    """Returns the height of each point on its level: near its targets, one unit apart from the others."""
     after: dict[tuple[str, int], list] = {}
-    for way in points:
-        after.setdefault(way[-1], [])
-        for point, other in zip(way, way[1:], strict=False):
+    for route in points:
+        after.setdefault(route[-1], [])
+        for point, other in zip(route, route[1:], strict=False):
             after.setdefault(point, []).append(other)
     height: dict[tuple[str, int], float] = {}
     for n in range(1 + max(level for _, level in after)):
@@ -101,57 +98,29 @@ def heights(points: list[list[tuple[str, int]]]) -> dict[tuple[str, int], float]
     return height
 
 
-def first_sentence_of(file: pathlib.Path) -> str:
-    """Returns that of the docstring of a file."""
-    return first_sentence(docstring_of(file))
-
-
-def file_list() -> str:
-    """Returns all files of the package as Markdown, one a line, those at the top first."""
-    lines = []
-    for folder in (PACKAGE, *sorted(path.parent for path in PACKAGE.rglob("*/__init__.py"))):
-        lines.append(f"\n**`{folder.relative_to(PACKAGE.parent)}/`** {first_sentence_of(folder / '__init__.py')}\n")
-        files = [file for file in sorted(folder.glob("*.py")) if file.name != "__init__.py"]
-        lines += [f"- `{file.name}` {first_sentence_of(file)}" for file in files]
-    return "\n".join(lines).strip()
-
-
-def with_file_list(page: str) -> str:
-    """Returns docs/design.md with the list of files as it is now."""
-    before, start, rest = page.partition("<!-- files: written by docs/packages.py -->\n")
-    _, end, after = rest.partition("<!-- end of files -->")
-    return f"{before}{start}\n{file_list()}\n\n{end}{after}"
-
-
 def draw() -> None:
     """Writes packages.png."""
     arrows = reduced(imports())
     level = levels(arrows)
-    points = ways(arrows, level)
+    points = routes(arrows, level)
     height = heights(points)
-    figure, axes = plt.subplots(figsize=(12, 3.6), dpi=150)
-    for way in points:
-        *between, last = [(n, height[name, n]) for name, n in way]
+    figure, axes = plt.subplots(figsize=(15, 4), dpi=150)
+    for route in points:
+        *between, last = [(n, height[name, n]) for name, n in route]
         xs, ys = zip(*between, strict=True)
         axes.plot(xs, ys, color=LINE, linewidth=1.2, zorder=1)
         style = {"arrowstyle": "-|>", "color": LINE, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
-        axes.annotate("", xy=(last[0] + 0.43, last[1]), xytext=between[-1], arrowprops=style, zorder=1)
+        axes.annotate("", xy=(last[0] + 0.45, last[1]), xytext=between[-1], arrowprops=style, zorder=1)
     for part, n in level.items():
         x, y = n, height[part, n]
-        box = FancyBboxPatch((x - 0.43, y - 0.3), 0.86, 0.6, boxstyle="round,pad=0,rounding_size=0.1", fc=BOX, ec=INK)
+        box = FancyBboxPatch((x - 0.45, y - 0.3), 0.9, 0.6, boxstyle="round,pad=0,rounding_size=0.1", fc=BOX, ec=INK)
         axes.add_patch(box)
-        axes.text(x, y, part, ha="center", va="center", color=INK, fontsize=8)
+        axes.text(x, y, part, ha="center", va="center", color=INK, fontsize=7.5)
     axes.set_xlim(-0.5, max(level.values()) + 0.5)
     axes.set_ylim(min(height.values()) - 0.4, max(height.values()) + 0.4)
     axes.axis("off")
     figure.savefig(HERE / "packages.png", bbox_inches="tight", metadata={"Software": None})
 
 
-def main() -> None:
-    draw()
-    design = HERE / "design.md"
-    design.write_text(with_file_list(design.read_text()))
-
-
 if __name__ == "__main__":
-    main()
+    draw()

@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# Fills launch/gke.yaml in from the environment and applies it with kubectl; --dry-run prints it instead.
+# Fills in launch/gke.yaml from environment variables and applies it with kubectl; --dry-run prints it instead.
 #
 #   NAME=t5 IMAGE=REGISTRY/pretrainax ACCELERATOR=tpu-v5-lite-podslice TOPOLOGY=4x4 HOSTS=4 CHIPS_PER_HOST=4 \
 #     launch/gke.sh [--dry-run] -- --config=configs/t5_base.py --workdir=gs://mine/t5 --config.data.cache_dir=gs://mine/cache
 #
-# What must be set:
-#   NAME            of the JobSet
-#   IMAGE           this folder installed with the extras tpu and gcs, as its working directory
-#   ACCELERATOR     tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice, ...: the node pool's label
-#   TOPOLOGY        chips of a slice, as 4x4 or 4x4x8
-#   HOSTS           of a slice
-#   CHIPS_PER_HOST  on each of them
-#   CLAIM           with --workdir=/shared/... alone: a PersistentVolumeClaim that all pods can write (ReadWriteMany)
-# What may be: SLICES (1), RESTARTS (10). The cluster needs the JobSet controller (jobset.sigs.k8s.io), and for a bucket
-# pods that may write there (Workload Identity). Of a bucket each node keeps its part on its own disk, over restarts.
+# Required:
+#   NAME            name of the JobSet
+#   IMAGE           image with this folder installed (extras tpu and gcs) and as its working directory
+#   ACCELERATOR     label of the node pool: tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice, ...
+#   TOPOLOGY        chips per slice, such as 4x4 or 4x4x8
+#   HOSTS           hosts per slice
+#   CHIPS_PER_HOST  chips per host
+#   CLAIM           only with --workdir=/shared/...: a PersistentVolumeClaim that all pods can write (ReadWriteMany)
+# Optional: SLICES (1), RESTARTS (10).
+#
+# The cluster needs the JobSet controller (jobset.sigs.k8s.io). With a bucket, pods need write access (Workload
+# Identity), and each node stores its part of the bucket on its disk across restarts.
 set -euo pipefail
 
 dry=''
@@ -26,13 +28,13 @@ case " $* " in
   *) MOUNT='' ;;
 esac
 [[ " $* " == *' --config='* && $MOUNT ]] ||
-  { echo "gke.sh: after -- come the arguments of pretrainax.main, among them --config= and --workdir=gs://... or /shared/..." >&2 && exit 2; }
+  { echo "gke.sh: give the arguments of pretrainax.main after --, with --config= and --workdir=gs://... or /shared/..." >&2 && exit 2; }
 
 missing=''
 for name in $needed; do
   [[ ${!name-} ]] || missing+=" $name"
 done
-[[ ! $missing ]] || { echo "gke.sh: not set:$missing; what they are stands at the top of launch/gke.sh" >&2 && exit 2; }
+[[ ! $missing ]] || { echo "gke.sh: not set:$missing; the top of launch/gke.sh describes them" >&2 && exit 2; }
 : "${SLICES:=1}" "${RESTARTS:=10}"
 
 ARGUMENTS=''

@@ -1,12 +1,12 @@
-"""Several processes on this machine, each with fake CPU devices: how a run of many hosts is tried without them.
+"""Simulates a multi-host run on this machine: several processes, each with fake CPU devices.
 
     python launch/local.py --processes=2 --devices=4 [--restarts=3] [--dry-run] -- --config=FILE --workdir=DIR ...
 
-After `--` come the arguments of `python -m pretrainax.main`. The lines of each process begin with its number. When one
-ends badly, the others are given 30 s to end by themselves, and then killed. `--restarts=N` starts all of them again, at
-most N times, from the newest checkpoint, after an exit code other than 0 and 2 (a mistake in the config stays one);
-after 75 as well, unless it was this launcher that was told to stop. SIGTERM and SIGINT are passed on to all processes.
-The exit code is that of the run: 0 done, 1 failed, 2 bad config or input, 75 preempted after saving.
+Give the arguments of `python -m pretrainax.main` after `--`. The lines of each process begin with its number. If one
+process fails, the others have 30 s to exit; the launcher then kills them. `--restarts=N` restarts all processes from
+the newest checkpoint, at most N times, after an exit status other than 0 and 2 (an invalid config stays invalid).
+Status 75 leads to a restart too, unless the launcher itself received a signal. The launcher forwards SIGTERM and SIGINT
+to all processes. Its exit status is the run's: 0 done, 1 failed, 2 invalid config or input, 75 preempted after saving.
 """
 
 import argparse
@@ -23,24 +23,24 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PATIENCE = 30.0  # seconds for the others to end by themselves
+PATIENCE = 30.0  # seconds for the other processes to exit
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 class Launcher:
-    """Starts the processes of a run, and again."""
+    """Starts and restarts the processes of a run."""
 
     def __init__(self, processes: int, devices: int, arguments: list[str]):
         self.processes, self.devices = processes, devices
         self.command = [sys.executable, "-m", "pretrainax.main", *arguments]
         self.children: list[subprocess.Popen] = []
-        self.told_to_stop = False
+        self.stop_requested = False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored under `nohup`
                 signal.signal(number, self.pass_on)
 
     def environment(self, index: int, port: int) -> dict[str, str]:
-        """Returns what the process `index` finds beside what this one has."""
+        """Returns the environment variables of process `index` that differ from the launcher's."""
         flags = os.environ.get("XLA_FLAGS", "")
         return {
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
@@ -52,19 +52,19 @@ class Launcher:
         }
 
     def run(self, restarts: int) -> int:
-        while (code := self.attempt()) not in (0, 2) and restarts and not self.told_to_stop:
+        while (code := self.attempt()) not in (0, 2) and restarts and not self.stop_requested:
             restarts -= 1
-            say(f"starting again from the newest checkpoint; {restarts} more restarts after this one")
+            say(f"restarting from the newest checkpoint; {restarts} more restarts after this one")
         return code
 
     def attempt(self) -> int:
-        """Starts all, waits for all, and returns the exit code of the run."""
+        """Starts all processes, waits for them, and returns the exit status of the run."""
         port = free_port()
         self.children = [self.start(i, port) for i in range(self.processes)]
         readers = [threading.Thread(target=prefix, args=pair) for pair in enumerate(self.children)]
         for reader in readers:
             reader.start()
-        if self.told_to_stop:  # the signal came before they were there
+        if self.stop_requested:  # the signal came before the processes started
             self.pass_on(signal.SIGTERM)
         first = self.first_end()
         deadline = time.monotonic() + PATIENCE
@@ -90,7 +90,7 @@ class Launcher:
         )
 
     def first_end(self) -> int:
-        """Waits for the first process that ends, rather for one that ends badly; its exit code."""
+        """Waits for the first process that exits and returns its exit status; failures come first."""
         while True:
             codes = [child.poll() for child in self.children]
             bad = [code for code in codes if code not in (None, 0, 75)]
@@ -99,7 +99,7 @@ class Launcher:
             time.sleep(0.05)
 
     def verdict(self) -> int:
-        """0 or 75 if all say so; otherwise that of a mistake, or 1."""
+        """Returns the exit status that all processes share; otherwise 2 if one of them has 2, or 1."""
         codes = [child.wait() for child in self.children]
         for i, code in enumerate(codes):
             if code < 0:
@@ -109,24 +109,24 @@ class Launcher:
         return 2 if 2 in codes else 1
 
     def pass_on(self, number: int, frame: object = None) -> None:
-        self.told_to_stop = True
+        self.stop_requested = True
         for child in self.children:
             if child.poll() is None:
                 child.send_signal(number)
 
 
 def end_with(launcher: int) -> None:
-    """Has this process, a child of the launcher, get SIGTERM when that one dies without passing it on."""
+    """Requests SIGTERM for this child process if the launcher dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != launcher:  # it has died already
+        if os.getppid() != launcher:  # it is already dead
             os._exit(1)
 
 
 def prefix(index: int, child: subprocess.Popen) -> None:
-    """Prints the lines of a child, to the last: it would wait for us to read them."""
+    """Prints all lines of a child; an unread pipe would block the child."""
     for line in child.stdout:
-        if b"[Gloo] Rank" in line:  # it counts its connections
+        if b"[Gloo] Rank" in line:  # Gloo logs its connections
             continue
         write(1, f"[{index}] ".encode() + line)
 
@@ -142,7 +142,7 @@ def say(line: str) -> None:
 
 
 def write(number: int, line: bytes) -> None:
-    """Writes to stdout or stderr; what nobody reads any more (`| head`, a closed terminal) is dropped."""
+    """Writes to stdout or stderr; ignores a closed pipe or terminal (`| head`)."""
     with contextlib.suppress(OSError):
         os.write(number, line)
 
@@ -157,10 +157,12 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the commands instead of running them")
     flags = parser.parse_args(own)
     if flags.processes < 1 or flags.devices < 1 or flags.restarts < 0:
-        parser.error("--processes and --devices are at least 1, --restarts at least 0")
+        parser.error("--processes and --devices must be at least 1, --restarts at least 0")
     if not any(a.startswith("--config=") for a in arguments) or not any(a.startswith("--workdir=") for a in arguments):
-        parser.error("after -- come the arguments of pretrainax.main, among them --config= and --workdir=")
-    while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:  # the number of a closed stdout would go to a child's pipe
+        parser.error("give the arguments of pretrainax.main after --, with --config= and --workdir=")
+    while (
+        spare := os.open(os.devnull, os.O_RDWR)
+    ) <= 2:  # otherwise a child's pipe could get the descriptor of a closed stdout
         pass
     os.close(spare)
     launcher = Launcher(flags.processes, flags.devices, arguments)

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Runs the same command on every worker of a TPU VM, and again from the newest checkpoint when the run was preempted or
-# failed. jax.distributed finds the other hosts by itself.
+# Runs the same command on every worker of a TPU VM, and restarts it from the newest checkpoint after a preemption or a
+# failure. jax.distributed finds the other hosts.
 #
 #   launch/tpu_vm.sh --name=my-v5e-16 --zone=us-west4-a [--restarts=10] -- --config=configs/t5_base.py \
 #     --workdir=gs://mine/t5 --config.data.cache_dir=gs://mine/cache
 #   --dry-run prints the commands instead of running them.
 #
-# What must be set: --name, --zone and, after --, --config and --workdir: a bucket, or a folder that all hosts of the
-# slice see (Filestore), and so config.data.cache_dir. The VM's service account must be allowed to write to the bucket.
-# Needs gcloud, logged in, and a TPU VM that exists:
+# Required: --name, --zone and, after --, --config and --workdir. --workdir and config.data.cache_dir are in a bucket, or
+# in a folder that all hosts of the slice share (Filestore). The VM's service account needs write access to the bucket.
+# The script needs gcloud, logged in, and an existing TPU VM:
 #   gcloud compute tpus tpu-vm create my-v5e-16 --zone=us-west4-a --accelerator-type=v5litepod-16 \
 #     --version=v2-alpha-tpuv5-lite
 set -euo pipefail
@@ -27,7 +27,7 @@ while (($#)); do
 done
 [[ $name && $zone && " $* " == *' --config='* && " $* " == *' --workdir='* ]] ||
   { echo "tpu_vm.sh: give --name=, --zone= and, after --, --config= and --workdir=" >&2 && exit 2; }
-[[ $restarts =~ ^[0-9]+$ ]] || { echo "tpu_vm.sh: --restarts=$restarts is no number" >&2 && exit 2; }
+[[ $restarts =~ ^[0-9]+$ ]] || { echo "tpu_vm.sh: --restarts=$restarts is not a number" >&2 && exit 2; }
 
 cd "$(dirname "$0")/.."
 run() { if [[ $dry ]]; then printf '%q ' "$@" && echo; else "$@"; fi; }
@@ -35,16 +35,16 @@ extras=tpu
 [[ " $* " == *gs://* ]] && extras=tpu,gcs
 on_all_workers() { run gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --worker=all --command="$1"; }
 
-folder=FOLDER # a new one, which nobody else can write to
+folder=FOLDER # a new folder, which nobody else can write to
 [[ $dry ]] || { folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT; }
 run tar --exclude=.venv --exclude=runs --exclude=.git -czf "$folder/pretrainax.tgz" .
 run gcloud compute tpus tpu-vm scp "$folder/pretrainax.tgz" "$name:" --zone="$zone" --worker=all
 on_all_workers "mkdir -p pretrainax && tar -xzf pretrainax.tgz -C pretrainax && cd pretrainax && make install EXTRAS=$extras"
-# Each worker restarts its own process. When one ends badly the others end within 30 s, so that all of them meet again.
-# An exit code of 2 is a mistake in the config, which no restart mends.
+# Each worker restarts its own process. If one fails, the others exit within 30 s, so all of them restart together.
+# Exit status 2 is an invalid config; a restart would fail too.
 on_all_workers "cd pretrainax && for attempt in \$(seq 0 $restarts); do
   .venv/bin/python -m pretrainax.main $(printf '%q ' "$@"); code=\$?
   case \$code in 0 | 2) break ;; esac
   ((attempt < $restarts)) || break
-  echo \"exit code \$code; restart \$((attempt + 1)) of $restarts\"; sleep 30
+  echo \"exit status \$code; restart \$((attempt + 1)) of $restarts\"; sleep 30
 done; exit \$code"

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from pretrainax.inference.load import load
     from pretrainax.training.callbacks import Callback
 
-_MODULES = {  # of what can be used
+_MODULES = {  # public name -> module that defines it
     "Callback": "pretrainax.training.callbacks",
     "OpenRun": "pretrainax.api",
     "load": "pretrainax.inference.load",
@@ -20,12 +20,12 @@ __version__ = "0.6.0"
 
 
 def __getattr__(name: str) -> object:
-    """Imports what is used when it is used: `import pretrainax` alone takes no time."""
+    """Imports a public name at its first use, so that `import pretrainax` is fast."""
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """Names what can be used, for an editor that completes words."""
+    """Returns the public names, for completion in editors."""
     return sorted({*globals(), *__all__})

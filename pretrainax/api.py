@@ -1,11 +1,11 @@
-"""The public training API: `pretrainax.open` for a loop of one's own, `pretrainax.train` for the whole program.
+"""The public training API: `pretrainax.open` for your own training loop, `pretrainax.train` for the whole program.
 
     run = pretrainax.open(experiment)
     state = run.init()
     for step, batch in run.batches(start=0, steps=100):
         state, metrics = run.step(state, batch)
 
-docs/extending.md shows each way to put one's own code into a run.
+docs/how-to/own-code.md shows how to use your own loop, loss, model or callbacks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,19 +33,19 @@ from pretrainax.training.train_step import TrainState
 
 
 class OpenRun:
-    """A run of which nothing is trained yet: its model, mesh, data and jitted steps."""
+    """A run that is ready to train: its model, mesh, data and jitted steps."""
 
     def __init__(self, run: Run):
         self._run = run
 
     @property
     def experiment(self) -> Experiment:
-        """Returns the config, with numbers where it had "auto"."""
+        """Returns the config; numbers replace its "auto" values."""
         return self._run.experiment
 
     @property
     def model(self) -> AnyModel:
-        """Returns the model in training: `model.apply({"params": …}, batch, deterministic=…)` gives its outputs."""
+        """Returns the model; `model.apply({"params": …}, batch, deterministic=…)` computes its outputs."""
         return self._run.model
 
     @property
@@ -55,39 +55,45 @@ class OpenRun:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer of the text."""
+        """Returns the tokenizer of the run."""
         return self._run.prepared.tokenizer
 
     def init(self) -> TrainState:
-        """Returns the state before the first step: drawn parameters, or those of `config.checkpoint.init_from`."""
+        """Returns the initial state, with random parameters or the parameters of `config.checkpoint.init_from`."""
         run = self._run
         with jax.set_mesh(run.mesh):
             params = run.start.params(run, "")
             return run.fresh_state() if params is None else run.state_of(params)
 
     def batches(self, start: int = 0, steps: Optional[int] = None) -> Iterator[tuple[int, Batch]]:
-        """Yields (step, batch) of `steps` steps after the first `start`, on the devices; None: to the run's end.
+        """Yields (step, batch) for steps `start` to `start + steps - 1`, counted from 0, with batches on the devices.
 
-        A batch is a function of the seed and its step: to go on from a checkpoint is to start at its step.
+        A batch depends only on the seed and its step. To continue from a checkpoint, start at its step.
+
+        Args:
+          start: number of steps to skip.
+          steps: number of steps; None: all remaining steps of the run.
         """
         run, end = self._run, self.experiment.train.steps
         stop = end if steps is None else start + steps
         if not 0 <= start <= stop <= end:
-            raise UserError(f"steps {start} to {stop} are asked for, and the run has {end}: raise config.train.steps")
+            raise UserError(
+                f"steps {start} to {stop} are not within the {end} steps of the run: raise config.train.steps"
+            )
         batches = iterate(run.train_batches, start, stop, self.experiment.data.workers or 0)
         yield from enumerate(to_device(batches, run.mesh), start)
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Mapping[str, PyTree]]:
-        """Makes one update; the state is donated. The metrics stay on the device: `figures` reads them."""
+        """Makes one update and donates the state. The metrics stay on the devices until `figures` reads them."""
         with jax.set_mesh(self.mesh):
             return self._run.step(state, batch, self._run.frozen)
 
     @staticmethod
     def figures(metrics: Mapping[str, PyTree]) -> dict[str, float]:
-        """Returns the metrics of a step as numbers; waits for the devices."""
-        found = jax.device_get(metrics)
-        rates = {name: float(found[name]) for name in ("learning_rate", "gradient_norm")}
-        return summarize(found["sums"]) | rates
+        """Returns the metrics of a step as numbers. Waits for the devices."""
+        values = jax.device_get(metrics)
+        others = {name: float(values[name]) for name in ("learning_rate", "gradient_norm")}
+        return summarize(values["sums"]) | others
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Returns the metrics of the validation split."""
@@ -98,20 +104,20 @@ class OpenRun:
 def open(
     experiment: Experiment, *, extra_loss: Optional[ExtraLoss] = None, model: Optional[BuildModel] = None
 ) -> OpenRun:
-    """Prepares the data and builds model, mesh and steps of a run; trains nothing and writes no run's folder.
+    """Prepares the data and builds the model, mesh and steps of a run. Does not train or write a workdir.
 
     Args:
       extra_loss: see `ExtraLoss`.
       model: see `BuildModel`.
 
     Raises:
-      UserError: as a command does, in one line.
+      UserError: invalid config or input.
     """
     _make_ready(experiment)
     if experiment.phases or experiment.tuning is not None or experiment.distill is not None:
         raise UserError(
-            "config.phases, tuning and distill are for pretrainax.train, which has a folder for what they remember: "
-            "set them to () and None"
+            "pretrainax.open does not support config.phases, config.tuning and config.distill, which need a workdir: "
+            "set them to (), None and None, or use pretrainax.train"
         )
     check_own(experiment, extra_loss, model)
     with open_run(experiment, start=OwnStart(extra_loss, model)) as run:
@@ -127,18 +133,18 @@ def train(
     model: Optional[BuildModel] = None,
     extend: bool = False,
 ) -> int:
-    """Trains as `python -m pretrainax.main` does: it resumes, logs, evaluates and saves. Returns the exit code.
+    """Trains like `python -m pretrainax.main`: resumes, logs, evaluates and saves. Returns the exit code.
 
     Args:
-      workdir: folder of the run; also of an object store, by its URL.
-      callbacks: beside those of the config.
+      workdir: folder of the run, or URL of a folder in an object store.
+      callbacks: in addition to the callbacks of the config.
       extra_loss: see `ExtraLoss`.
       model: see `BuildModel`.
-      extend: the run may go on past its planned end, whatever else that changes.
+      extend: as the flag --extend: a longer run may change its learning rates or mixture.
 
     Raises:
-      UserError: a bad config or input, in one line.
-      RunFailed: likewise.
+      UserError: invalid config or input.
+      RunFailed: the run failed.
     """
     _make_ready(experiment)
     check_own(experiment, extra_loss, model)
@@ -153,7 +159,7 @@ def train(
 
 
 def _make_ready(experiment: Experiment) -> None:
-    """Checks a config as a command does, and starts JAX for it."""
+    """Validates a config like a command and starts JAX for it."""
     complete(experiment)
     validate(experiment)
     host.tune_malloc()

@@ -1,19 +1,20 @@
-"""Lets a trained model write: `python -m pretrainax.generate --from=DIR "Once upon a time" [--temperature=0.8]`.
+"""Generates text with a model: `python -m pretrainax.generate --from=DIR "Once upon a time" [--temperature=0.8]`.
 
 DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average, DIR@ema, an export, a Hugging Face directory or
-hf:org/name[@revision]. A decoder goes on with the text. An encoder-decoder answers it, or fills in its spans: "The
-<extra_id_0> walks in <extra_id_1> park". One prompt is shown while it is written; several are written together.
+hf:org/name[@revision]. A decoder continues the prompt. An encoder-decoder answers it, or fills its spans: "The
+<extra_id_0> walks in <extra_id_1> park". A single prompt is printed while its text is generated; several prompts are
+generated together.
 
     python -m pretrainax.generate --from=DIR --input=prompts.jsonl --output=texts.jsonl
 
-does a file of prompts, one a line: a JSON string, or an object with a "prompt". Each gives a line of the output, in the
-same order. A command that was cut short goes on where it was when it is given again; with other settings it is refused.
+reads a prompt from each line, a JSON string or an object with "prompt", and writes a line for each, in the same order.
+The same command continues an interrupted file; other settings are an error.
 
     python -m pretrainax.generate --from=DIR --fill=5 "The [MASK] walks in the park."
 
-fills in the holes of texts, with what any model is asked for that was trained to, encoders too; docs/use.md says more.
+fills the holes of a text and prints 5 candidates for each hole. It also supports encoders: see docs/how-to/fill.md.
 
-Rates come last, on stderr.
+The last line, on stderr, has the tokens per second.
 """
 
 import dataclasses
@@ -40,20 +41,26 @@ from pretrainax.runtime import host
 
 
 def main() -> None:
-    """Defines the flags, and runs the command: here, as other commands have flags of the same names."""
-    asked = {
+    """Defines the flags and runs the command. The flags are local because other commands use the same names."""
+    defined = {
         "from": define_path("from", None, NAMES, takes_hub=True),
-        "input": define_path("input", None, "Prompts, a line of JSON each"),
-        "output": define_path("output", None, "--input: the file of the texts"),
-        "batch_size": flags.DEFINE_integer("batch_size", 16, "Prompts that are written at a time", lower_bound=1),
-        "fill": flags.DEFINE_integer(
-            "fill", None, "Fills in the holes of the texts, and shows so many candidates of each", lower_bound=1
+        "input": define_path("input", None, "File of prompts, a line of JSON for each"),
+        "output": define_path("output", None, "--input: file for the generated texts, a line of JSON for each prompt"),
+        "batch_size": flags.DEFINE_integer(
+            "batch_size", 16, "Number of prompts to generate for at a time", lower_bound=1
         ),
-        "log_probs": flags.DEFINE_bool("log_probs", False, "Each token with its log-probability, in nats"),
-        "dtype": flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "Of the computation; else as the run's"),
+        "fill": flags.DEFINE_integer(
+            "fill", None, "Fill the holes of the texts and print this number of candidates for each hole", lower_bound=1
+        ),
+        "log_probs": flags.DEFINE_bool(
+            "log_probs", False, "Also print or write each token with its log-probability, in nats"
+        ),
+        "dtype": flags.DEFINE_enum(
+            "dtype", None, ["float32", "bfloat16"], "dtype of the computation; by default the dtype of the run"
+        ),
     }
     options = _define_options()
-    command = Generation(asked, options)
+    command = Generation(defined, options)
     cli.run(command.run, texts=True)
 
 
@@ -61,46 +68,46 @@ def _define_options() -> dict[str, flags.FlagHolder]:
     """Defines a flag for each field of `Sampling`."""
     kinds = typing.get_type_hints(Sampling)
     defined = {}
-    for field, said in zip(dataclasses.fields(Sampling), fields_of(Sampling), strict=True):
+    for field, reference in zip(dataclasses.fields(Sampling), fields_of(Sampling), strict=True):
         kind = kinds[field.name]
         default: Any = field.default
         if typing.get_origin(kind) is tuple:
-            holder = flags.DEFINE_multi_string(field.name, [], f"{said.meaning} (text; may be given several times)")
+            holder = flags.DEFINE_multi_string(field.name, [], reference.meaning)
         elif str in typing.get_args(kind):
-            holder = flags.DEFINE_string(field.name, default, said.meaning)
+            holder = flags.DEFINE_string(field.name, default, reference.meaning)
         elif int in (kind, *typing.get_args(kind)):
-            holder = flags.DEFINE_integer(field.name, default, said.meaning)
+            holder = flags.DEFINE_integer(field.name, default, reference.meaning)
         else:
-            holder = flags.DEFINE_float(field.name, default, said.meaning)
+            holder = flags.DEFINE_float(field.name, default, reference.meaning)
         defined[field.name] = holder
     return defined
 
 
 class Generation:
-    """Does what the flags ask for."""
+    """The command `pretrainax generate` with its flags."""
 
     def __init__(self, asked: dict[str, flags.FlagHolder], options: dict[str, flags.FlagHolder]):
-        self._asked, self._options = asked, options
+        self._flags, self._options = asked, options
 
     def __getitem__(self, flag: str) -> Any:
-        return self._asked[flag].value
+        return self._flags[flag].value
 
     def run(self, *texts: str) -> int:
-        """Writes after the prompts of the command line, or of a file."""
+        """Generates text for the prompts of the command line or of a file. Returns the exit code."""
         sampling = self._sampling()
         for name in ("config", "workdir"):
             if flags.FLAGS[name].present:
-                raise UserError(f"--{name} is not for this command: give the run, or the directory, as --from=DIR")
+                raise UserError(f"--{name} is not for this command: set --from=DIR to the run or directory")
         if not self["from"]:
             raise UserError(f"--from is missing: {NAMES}")
         if self["fill"]:
             return self._fill(texts)
         if bool(texts) == bool(self["input"]):
             raise UserError(
-                'give prompts, as "Once upon a time", or a file of them, --input=prompts.jsonl: one of both'
+                'give either prompts, such as "Once upon a time", or a file of prompts, --input=prompts.jsonl'
             )
         if bool(self["input"]) != bool(self["output"]):
-            raise UserError("--input=prompts.jsonl and --output=texts.jsonl belong together: give both or none")
+            raise UserError("--input=prompts.jsonl and --output=texts.jsonl need each other: give both or none")
         prompts = read_prompts(self["input"]) if self["input"] else list(texts)
         model, rates = self._load(), Rates()
         if self["output"]:
@@ -111,14 +118,14 @@ class Generation:
         return 0
 
     def _fill(self, texts: Sequence[str]) -> int:
-        """Prints each text with its holes filled in, and the candidates of each hole."""
-        asked, options = ("from", "fill", "dtype"), ("max_new_tokens",)
-        others = {name: x for name, x in self._asked.items() if name not in asked}
+        """Prints each text with its holes filled, and the candidates for each hole."""
+        allowed, options = ("from", "fill", "dtype"), ("max_new_tokens",)
+        others = {name: x for name, x in self._flags.items() if name not in allowed}
         others |= {name: x for name, x in self._options.items() if name not in options}
         if given := [name for name, holder in others.items() if holder.present]:
             raise UserError(f"--{given[0]} is not for --fill, which takes --from, --dtype and --max_new_tokens")
         if not texts:
-            raise UserError('give texts with holes, as "The [MASK] walks in the park."')
+            raise UserError('give texts with holes, such as "The [MASK] walks in the park."')
         model, most = self._load(), self._options["max_new_tokens"]
         for text in texts:
             filled = model.fill(text, self["fill"], max_new_tokens=most.value if most.present else None)
@@ -131,7 +138,7 @@ class Generation:
     def _sampling(self) -> Sampling:
         values = {name: holder.value for name, holder in self._options.items()}
         for name, value in values.items():
-            if isinstance(value, list):  # a shell gives no line breaks easily
+            if isinstance(value, list):  # line breaks are hard to type in a shell
                 values[name] = tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in value)
         sampling = Sampling(**values)
         sampling.check()
@@ -150,19 +157,19 @@ class Generation:
         if outputs.done:
             print(f"{outputs.done:,} of {len(prompts):,} prompts are done", file=sys.stderr)
         while outputs.done < len(prompts):
-            some = prompts[outputs.done : outputs.done + self["batch_size"]]
-            texts = generate(model, some, sampling, first=outputs.done, batch_size=len(some), rates=rates)
-            outputs.add(some, texts, self["log_probs"])
+            batch = prompts[outputs.done : outputs.done + self["batch_size"]]
+            texts = generate(model, batch, sampling, first=outputs.done, batch_size=len(batch), rates=rates)
+            outputs.add(batch, texts, self["log_probs"])
         print(f"{outputs.done:,} prompts done: {outputs.path}", file=sys.stderr)
 
     def _show(self, model: LanguageModel, sampling: Sampling, prompts: Sequence[str], rates: Rates) -> None:
-        """Prints the texts: one while it is written, several when they are there."""
+        """Prints the texts. A single text is printed while it is generated."""
         streams = len(prompts) == 1 and sampling.num_return == 1
-        goes_on = model.config.family == "decoder"
-        shown = [prompts[0]] if streams and goes_on else []  # once something follows
+        continues = model.config.family == "decoder"
+        pending = [prompts[0]] if streams and continues else []  # printed with the first new text
 
         def show(number: int, text: str) -> None:
-            _print(f"{shown.pop() if shown else ''}{text}")
+            _print(f"{pending.pop() if pending else ''}{text}")
 
         on_text = show if streams else None
         texts = generate(model, prompts, sampling, on_text, batch_size=self["batch_size"], rates=rates)
@@ -171,11 +178,14 @@ class Generation:
         for text in texts:
             if not streams:
                 number = f"[score {text.score:.3f}] " if text.score is not None else ""
-                _print(f"{number}{prompts[text.prompt]}{'' if goes_on else ' ⟶ '}{text.text}\n")
+                _print(f"{number}{prompts[text.prompt]}{'' if continues else ' ⟶ '}{text.text}\n")
             if self["log_probs"]:
                 self._print_tokens(model, text)
             if text.ended == "context":
-                print(f"prompt {text.prompt + 1}: the context of the model is full", file=sys.stderr)
+                print(
+                    f"prompt {text.prompt + 1}: the text ends here, because the context of the model is full",
+                    file=sys.stderr,
+                )
 
     def _print_tokens(self, model: LanguageModel, text: Generated) -> None:
         for i, log_prob in zip(text.ids, text.log_probs, strict=True):
@@ -187,14 +197,14 @@ def _print(text: str) -> None:
 
 
 def rates_line(rates: Rates) -> str:
-    """Returns how fast a model read and wrote."""
+    """Returns a line with the speed of prefill and of the decoding steps."""
     prefill = f"prefill: {rates.prompt_tokens:,} tokens in {rates.prefill_seconds:.2f} s, compilation included"
     if not rates.steps:
         return prefill
     each = rates.step_seconds / rates.steps
     return (
         f"{prefill}; steps: {rates.step_tokens:,} tokens in {rates.step_seconds:.2f} s, "
-        f"{rates.step_tokens / rates.step_seconds:,.0f} tokens/s, {1000 * each:,.2f} ms a step"
+        f"{rates.step_tokens / rates.step_seconds:,.0f} tokens/s, {1000 * each:,.2f} ms per step"
     )
 
 

@@ -1,28 +1,31 @@
-"""Hugging Face directories and models of the hub, both ways, without ever holding a model in memory.
+"""Imports and exports Hugging Face models: `python -m pretrainax.huggingface export --workdir=RUN --to=DIR`.
 
     python -m pretrainax.huggingface import --from=DIR --workdir=DIR
     python -m pretrainax.huggingface export --workdir=RUN --to=DIR [--dtype=bfloat16] [--part=generator] [--adapter]
     python -m pretrainax.huggingface export --workdir=RUN --push=org/name [--to=DIR] [--license=mit] [--private]
 
-RUN is the folder of a run, for its newest checkpoint, or RUN@2000 (as `--step=2000` says too), RUN@best, RUN@average
-(the mean of all that are kept; RUN@average5: of the newest 5), RUN@ema (the moving average of the parameters) or
-RUN@trained (as they were trained); without the last two it has those that the run validates.
+Neither direction holds a whole model in memory. RUN is the folder of a run, for its newest checkpoint, or RUN@2000
+(the same as `--step=2000`), RUN@best, RUN@average (the mean of all saved checkpoints; RUN@average5: of the newest 5),
+RUN@ema (the moving average of the parameters) or RUN@trained (the trained parameters). Without @ema or @trained, it
+exports the parameters that the run validates.
 
-A directory is config.json, safetensors files (one, or several and an index) and a tokenizer. --from=hf:org/name, or
-hf:org/name@revision, is a model of the Hugging Face Hub: such files of it, and no others, are fetched into the cache
-that other programs use, too. An import gives a workdir that evaluates, exports, and starts runs:
-`--config.checkpoint.init_from` takes it, or the directory, or hf:org/name. A model without heads (a BertModel) is no
-import: a run starts from it with `--config.checkpoint.fresh_heads=True`. An import of bfloat16 tensors is exact, and so
-is their export; an export has a manifest.sha256, which an import checks where it is there.
+A directory has config.json, safetensors files (one, or several with an index) and a tokenizer. --from=hf:org/name, or
+hf:org/name@revision, is a model of the Hugging Face Hub. Only these files are downloaded, into the cache of the Hugging
+Face libraries.
 
-An export has a model card, README.md, made of what the run's folder says; --license is what it is given under, and
---config=NAME, the config that the run was made by, lets the card say where each number comes from. --push sends it to
-the hub, as the user whose token is set (`hf auth login`, HF_TOKEN), as one commit; --private if that makes a new
-repository, it is nobody else's to see.
+An import creates a workdir that can be evaluated and exported and that can start runs:
+`--config.checkpoint.init_from` takes this workdir, the directory or hf:org/name. A model without heads (a BertModel)
+cannot be imported; start a run from it with `--config.checkpoint.fresh_heads=True`. Imports and exports of bfloat16
+tensors are exact. An export has a manifest.sha256, which an import checks if it exists.
 
-Of a run with `config.tuning` an export is of the merged model; with --adapter it is what was trained, in the format of
-the library peft. An import reads such a directory too; --base=DIR is the model that it is for. Where the run has
-started from a model of the hub, the adapter has a card and can be pushed; nobody else has another model.
+An export has a model card, README.md, generated from the folder of the run. --license sets the license in the card.
+--config=NAME, the config of the run, adds the source of each number to the card. --push uploads the export as one
+commit, as the user of the token (`hf auth login`, HF_TOKEN). --private makes a new repository private.
+
+For a run with `config.tuning`, an export has the merged model. With --adapter it has only the trained parameters, in
+the format of the library peft. An import also reads such a directory; --base=DIR is the base model of the adapter. An
+adapter gets a card and can be pushed only if its run started from a model of the hub, because others do not have a
+local base model.
 """
 
 import contextlib
@@ -46,34 +49,40 @@ from pretrainax.storage.places import here, named
 
 
 def main() -> None:
-    """Defines the flags, and runs the command: here, as other commands have flags of the same names."""
-    asked = {
-        "from": define_path("from", None, "import: the Hugging Face directory, or hf:org/name[@revision]", True),
-        "to": define_path("to", None, "export: the directory to make"),
-        "step": flags.DEFINE_integer("step", None, "export: the checkpoint; the newest where not given"),
-        "dtype": flags.DEFINE_enum("dtype", None, list(DTYPES), "export: as they were imported, else float32"),
-        "part": flags.DEFINE_enum(
-            "part", "discriminator", ["discriminator", "generator"], "export: of a model that has two"
+    """Defines the flags and runs the command. The flags are local because other commands use the same names."""
+    defined = {
+        "from": define_path("from", None, "import: Hugging Face directory or hf:org/name[@revision]", True),
+        "to": define_path("to", None, "export: folder to create"),
+        "step": flags.DEFINE_integer("step", None, "export: step of the checkpoint; by default the newest"),
+        "dtype": flags.DEFINE_enum(
+            "dtype", None, list(DTYPES), "export: dtype of the tensors; by default as imported, or float32"
         ),
-        "adapter": flags.DEFINE_bool("adapter", False, "export: of a run under tuning, what it has trained, for peft"),
-        "base": define_path("base", None, "import: the model that an adapter is for, if it does not name it", True),
-        "shard_gb": flags.DEFINE_float("shard_gb", 5.0, "export: a file's size at most", lower_bound=1e-6),
-        "push": flags.DEFINE_string("push", None, "export: org/name on the Hugging Face Hub, to send it to"),
-        "license": flags.DEFINE_string("license", None, "export: as the hub names it, apache-2.0; for the model card"),
-        "private": flags.DEFINE_bool("private", False, "--push: a repository that is made for it is private"),
+        "part": flags.DEFINE_enum(
+            "part", "discriminator", ["discriminator", "generator"], "export: part of an ELECTRA model"
+        ),
+        "adapter": flags.DEFINE_bool(
+            "adapter", False, "export: only the trained parameters of config.tuning, for peft"
+        ),
+        "base": define_path("base", None, "import: base model of an adapter that does not name it", True),
+        "shard_gb": flags.DEFINE_float("shard_gb", 5.0, "export: maximum size of a file, in GB", lower_bound=1e-6),
+        "push": flags.DEFINE_string("push", None, "export: repository on the Hugging Face Hub to upload to, org/name"),
+        "license": flags.DEFINE_string(
+            "license", None, "export: license for the model card, as the hub names it: apache-2.0"
+        ),
+        "private": flags.DEFINE_bool("private", False, "--push: make a new repository private"),
     }
-    command = Exchange(asked)
+    command = Exchange(defined)
     cli.run(command.run, commands=("import", "export"))
 
 
 class Exchange:
-    """Does what the flags ask for."""
+    """The command `pretrainax huggingface` with its flags."""
 
     def __init__(self, asked: Mapping[str, flags.FlagHolder]):
-        self._asked = asked
+        self._flags = asked
 
     def __getitem__(self, flag: str):
-        return self._asked[flag].value
+        return self._flags[flag].value
 
     def run(self, command: str) -> int:
         workdir = cli.WORKDIR.value
@@ -86,7 +95,7 @@ class Exchange:
         if self["push"]:
             hub.check_push(self["push"])
         elif self["private"]:
-            raise UserError("--private is of a push: give --push=org/name, or leave it out")
+            raise UserError("--private is for --push: give --push=org/name, or leave it out")
         with self._target() as to:
             print(named(self._export(workdir, to)))
             if self["push"]:
@@ -96,7 +105,7 @@ class Exchange:
     def _import(self, workdir: str) -> str:
         given = [name for name in ("push", "license", "private") if self[name]]
         for name in given + ["config"] * (cli.CONFIG.value is not None):
-            raise UserError(f"--{name} is of an export: leave it out")
+            raise UserError(f"--{name} is for export: leave it out")
         directory = self["from"]
         if not directory:
             raise UserError("import needs --from=DIR")
@@ -106,7 +115,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def _target(self) -> Iterator[str]:
-        """Yields the folder to write; of a push without one that is of no further use."""
+        """Yields the folder to write; for a push without --to, a temporary folder."""
         if self["to"]:
             yield self["to"]
         elif self["push"]:
@@ -116,10 +125,10 @@ class Exchange:
             raise UserError("export needs --to=DIR, or --push=org/name")
 
     def _export(self, workdir: str, to: str) -> str:
-        directory, which = parted(workdir)
+        directory, selector = parted(workdir)
         step, size = self["step"], int(self["shard_gb"] * 1e9)
-        if which and step is not None:
-            raise UserError(f"--workdir={workdir} and --step={step} both name a checkpoint: leave one out")
+        if selector and step is not None:
+            raise UserError(f"--workdir={workdir} and --step={step} both select a checkpoint: leave one out")
         origin = find_origin(workdir if step is None else f"{workdir}@{step}")
         if self["adapter"]:
             return self._export_adapter(directory, to, origin)
@@ -129,12 +138,14 @@ class Exchange:
 
     def _export_adapter(self, directory: str, to: str, origin: Origin) -> str:
         if len(origin.steps) != 1:
-            raise UserError(f"--adapter is of one checkpoint of a run, and --workdir={cli.WORKDIR.value} names no one")
+            raise UserError(
+                f"--adapter needs a single checkpoint of a run, and --workdir={cli.WORKDIR.value} is not one"
+            )
         base = find_known_start(directory)
         if self["push"] and base.hub is None:
             raise UserError(
-                f"--push --adapter: this run has started from {base.description}, which others do not have: start one "
-                "from hf:org/name, or leave out --adapter, to send the whole model"
+                f"--push --adapter: this run started from {base.description}, which others do not have: start a run "
+                "from hf:org/name, or leave out --adapter to upload the whole model"
             )
 
         def card(folder: str) -> None:
@@ -147,7 +158,7 @@ class Exchange:
         return self["push"] or os.path.basename(os.path.abspath(to))
 
     def _recipe(self, origin: Origin) -> Optional[Recipe]:
-        """Returns the config of --config beside its ledger, with the numbers of the run; None where none is given."""
+        """Returns the run's config compared with the ledger of --config; None without --config or without a ledger."""
         if cli.CONFIG.value is None:
             return None
         compared = cli.compare_with_ledger(experiment_of(origin))

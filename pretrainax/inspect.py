@@ -1,8 +1,8 @@
-"""Shows what a model will see: `python -m pretrainax.inspect --config=… [--count=4] [--at=STEP] [--html=FILE]`.
+"""Shows training rows as text: `python -m pretrainax.inspect --config=… [--count=4] [--at=STEP] [--html=FILE]`.
 
-It writes the first rows of a run in words, each token marked with what the objective did to it, and the measured rates
-beside those that the config asks for. `--at=STEP` shows those of a later step, in the phase that it is in. Exit code 1
-when one is out of its range; 0 when all are as asked.
+Prints the first rows of a run. Marks show the effect of the objective on each token, such as masking. A table compares
+the measured rates of the batches with the expected rates of the config. `--at=STEP` shows the rows of a later step, in
+the phase of that step. Exit code 1 if a measured rate is out of range, else 0.
 """
 
 import os
@@ -20,16 +20,16 @@ from pretrainax.data.preparation.prepare import prepare
 from pretrainax.files.paths import define_path
 from pretrainax.storage.places import named
 
-_COUNT = flags.DEFINE_integer("count", 4, "Rows to show", lower_bound=0)
-_AT = flags.DEFINE_integer("at", 1, "The step whose rows are shown, from 1 on", lower_bound=1)
-_HTML = define_path("html", None, "File of a page that shows them, to write")
+_COUNT = flags.DEFINE_integer("count", 4, "Number of rows to show", lower_bound=0)
+_AT = flags.DEFINE_integer("at", 1, "Step whose rows are shown; the first step is 1", lower_bound=1)
+_HTML = define_path("html", None, "HTML file to write, with the same rows and table")
 
 
 def main() -> int:
     experiment = cli.experiment()
     if _AT.value > experiment.train.steps:
         raise UserError(f"--at={_AT.value} is after the last step: config.train.steps is {experiment.train.steps}")
-    before = _AT.value - 1  # updates
+    before = _AT.value - 1  # number of updates before the step
     phase = phase_at(phases_of(experiment), before)
     if _HTML.value:
         cli.folder("html", os.path.dirname(_HTML.value) or ".")

@@ -1,19 +1,23 @@
-"""Pretrain a model: `python -m pretrainax.main --config=t5_base:large --workdir=DIR`.
+"""Trains a model: `python -m pretrainax.main --config=t5_base:large --workdir=DIR`.
 
-The config is one that is installed, by its name and variant, or a Python file of your own. Any field of it can be
-overridden: `--config.train.steps=1000`. The same command on the same workdir resumes. A resumed run may have other
-fields that are no mathematics (mesh, logging, how often it saves) or answer a fault
-(`--config.train.on_nonfinite=skip`, `--config.train.on_spike=rollback` and the fields after it); others are refused. A
-run, finished or not, goes on past its end with more config.train.steps. Where a learning rate (or a mixture of texts)
-that depends on them would have been another one until now, `--extend` says that it may change on the way.
+--config takes the name and variant of an installed config, or your own Python file. A flag overrides any field of the
+config: `--config.train.steps=1000`.
 
---seeds=5 makes five runs, each in a folder below --workdir, and --sweep="optimizer.learning_rate=1e-5,3e-5,1e-4" one
-for each value of a field; both together, one for each pair. The same command goes on where it was ended. At the end
-stand a table and runs.json: the best checkpoint of each by the figure that the run selects by, medians and spreads.
+The same command on the same --workdir resumes the run from its newest checkpoint. A resumed run may change fields that
+do not affect the mathematics (mesh, logging, checkpoint interval) and fields that handle a fault
+(`--config.train.on_nonfinite=skip`, `--config.train.on_spike=rollback` and the fields after it). Other changes are
+errors. A larger config.train.steps continues a run past its end, finished or not. If the longer plan has another
+learning rate (or another mixture of datasets) for steps that are already done, it also needs `--extend`.
 
---config.train.profile_steps=10:13 writes a profile of these steps, SIGUSR1 one of the next steps: docs/profiling.md.
+--seeds=5 trains five runs, each in a folder below --workdir. --sweep="optimizer.learning_rate=1e-5,3e-5,1e-4" trains a
+run for each value of a field. Both together train a run for each pair. The same command continues after an
+interruption. At the end it prints a table and writes runs.json: the best checkpoint of each run by the metric that
+selects checkpoints, with medians and spreads.
 
-Exit codes: 0 done, 1 failed, 2 bad config or input, 75 preempted after saving (run the same command again).
+--config.train.profile_steps=10:13 profiles these steps; the signal SIGUSR1 profiles the next steps. See
+docs/how-to/profile.md.
+
+Exit codes: 0 done, 1 failed, 2 invalid config or input, 75 preempted after saving (run the same command again).
 """
 
 import os
@@ -28,18 +32,27 @@ from pretrainax.files.paths import is_url
 from pretrainax.runtime.profile_request import ProfileRequest
 from pretrainax.runtime.signals import PARENT, PREEMPTED, end_with_parent
 
-_EXTEND = flags.DEFINE_bool("extend", False, "Go on past the planned end with another learning rate than until there")
-_SEEDS = flags.DEFINE_integer("seeds", None, "So many runs, with seeds from config.train.seed on", lower_bound=1)
-_SWEEP = flags.DEFINE_multi_string("sweep", [], "A run for each value: optimizer.learning_rate=1e-5,3e-5,1e-4")
+_EXTEND = flags.DEFINE_bool(
+    "extend", False, "Allow a longer run to change the learning rate (or mixture) that its plan had so far"
+)
+_SEEDS = flags.DEFINE_integer(
+    "seeds", None, "Number of runs to train, with consecutive seeds from config.train.seed", lower_bound=1
+)
+_SWEEP = flags.DEFINE_multi_string(
+    "sweep", [], "Field and values, a run for each: optimizer.learning_rate=1e-5,3e-5,1e-4"
+)
+_VERBOSE = flags.DEFINE_bool(
+    "verbose", False, "With --seeds or --sweep: print all output of each run, which otherwise goes to WORKDIR/NAME.log"
+)
 
 
 def main() -> int:
     end_with_parent()
-    request = ProfileRequest().listen()  # before anything that takes long: unheard, SIGUSR1 ends a process
+    request = ProfileRequest().listen()  # before any slow work: without a handler, SIGUSR1 ends the process
     experiment = cli.experiment()
     workdir = cli.WORKDIR.value or os.path.join("runs", f"{cli.config_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
 
-    # after the flags are known to be good; loader workers must not import JAX
+    # Imported after the flags are validated; loader workers must not import JAX.
     if _SEEDS.value is not None or _SWEEP.value:
         return _train_grid(experiment, workdir, request)
     from pretrainax.planning import here
@@ -50,7 +63,7 @@ def main() -> int:
     from pretrainax.training import profiles
 
     if not cli.WORKDIR.value and cluster.is_one_of_many():
-        raise UserError("--workdir is missing: all processes of a run need the same one")
+        raise UserError("--workdir is missing: all processes of a run need the same --workdir")
     host.tune_malloc()
     host.start_jax(experiment)
     is_first = cluster.distributed_state().process_id == 0
@@ -63,32 +76,32 @@ def main() -> int:
             extend=_EXTEND.value,
             callbacks=[here.SettledHere(), profiles.Profiles(request, report.of_run)],
         )
-        told = next_steps.after_training(workdir, sys.argv[1:], folder) if code == 0 and is_first else ""
+        message = next_steps.after_training(workdir, sys.argv[1:], folder) if code == 0 and is_first else ""
     if code == 0 and is_first:
-        print(told, file=sys.stderr)
-    elif code == PREEMPTED and not cluster.is_one_of_many() and PARENT not in os.environ:  # which says how itself
+        print(message, file=sys.stderr)
+    elif code == PREEMPTED and not cluster.is_one_of_many() and PARENT not in os.environ:  # else the parent prints it
         print(f"to resume: {next_steps.to_resume(workdir, sys.argv[1:])}", file=sys.stderr)
     return code
 
 
 def _train_grid(experiment: Experiment, workdir: str, request: ProfileRequest) -> int:
-    """Makes the runs that --seeds and --sweep ask for."""
+    """Trains the runs of --seeds and --sweep."""
     from pretrainax.runtime import cluster
 
     if is_url(workdir):
         raise UserError(
-            f"--workdir={workdir}: --seeds and --sweep are for a folder of this machine; start single runs there"
+            f"--workdir={workdir}: --seeds and --sweep need a local folder; start single runs for an object store"
         )
     if cluster.is_one_of_many():
-        raise UserError("--seeds and --sweep are for one process: start the runs of several processes one by one")
+        raise UserError("--seeds and --sweep run in one process: start runs with several processes one by one")
     from pretrainax.runs import grid_runs, next_steps
 
-    words = flags.FLAGS.read_flags_from_files(sys.argv)[1:]  # with what a --flagfile has
+    words = flags.FLAGS.read_flags_from_files(sys.argv)[1:]  # includes the flags of a --flagfile
     runs = grid.grid_of(experiment, _SEEDS.value, _SWEEP.value)
     if _SEEDS.value is not None:
         print(f"pretrainax: {grid.what_differs(experiment)}", file=sys.stderr)
-    own = next_steps.without(words, ["workdir", "seeds", "sweep"], ["extend"])
-    code = grid_runs.train_grid(runs, workdir, own, _EXTEND.value, request)
+    own = next_steps.without(words, ["workdir", "seeds", "sweep"], ["extend", "verbose"])
+    code = grid_runs.train_grid(runs, workdir, own, _EXTEND.value, request, _VERBOSE.value)
     if code in (PREEMPTED, RunFailed.exit_code):
         print(f"to resume: {next_steps.to_resume(workdir, sys.argv[1:])}", file=sys.stderr)
     return code

@@ -1,13 +1,13 @@
-"""From a source of text to a tokenizer and token shards in the cache: `python -m pretrainax.prepare --config=...`.
+"""Tokenizes the dataset of a config into the cache: `python -m pretrainax.prepare --config=...`.
 
-Training does the same first. What is in the cache under the same fingerprint is used as it is; a run that was killed
-goes on with the shards that are missing.
+Writes the tokenizer and the token shards. Training does the same before its first step. Shards in the cache with the
+same fingerprint are reused, and a killed preparation continues with the missing shards.
 
-Past one machine, all machines see the same files and the same `config.data.cache_dir`. Each of n jobs (a SLURM array,
-an indexed Kubernetes job) writes its share of the shards with `--shard=i/n`, i from 0. When all have ended, one call
-without `--shard`, or the training, joins them and writes what is missing. The jobs need no locks of a shared file
-system: each has shards of its own, and those that find no tokenizer train the same one. `pretrainax.prepare_beam` does
-it with Apache Beam. However many they are, the files come out the same, byte for byte.
+To use several machines, all of them must see the same files and the same `config.data.cache_dir`. Each of n jobs (a
+SLURM array, an indexed Kubernetes job) writes its share of the shards with `--shard=i/n`, i from 0. After all jobs have
+ended, one call without `--shard`, or the training, joins the shards and writes the missing ones. The jobs need no file
+locks: each job has its own shards, and jobs that find no tokenizer train the same tokenizer. `pretrainax.prepare_beam`
+uses Apache Beam instead. The files are identical, byte for byte, for any number of jobs.
 """
 
 from pretrainax.config import UserError
@@ -19,10 +19,10 @@ from pretrainax.files.paths import define_path
 def main() -> None:
     from absl import flags
 
-    from pretrainax import cli  # defines flags: not in the workers, which import this module too
+    from pretrainax import cli  # defines flags; workers import this module too and need none
 
-    shard = flags.DEFINE_string("shard", None, "i/n: only every n-th shard, from number i (0 to n - 1) on")
-    folder = define_path("report", None, "Folder for a report of the corpus: a table, its figures, a picture")
+    shard = flags.DEFINE_string("shard", None, "i/n: write only every n-th shard, starting at shard i (0 to n - 1)")
+    folder = define_path("report", None, "Folder for a report on the dataset: a table, the values as JSON, and a plot")
 
     def run() -> int:
         experiment = cli.experiment()
@@ -42,7 +42,7 @@ def main() -> None:
 def _share(text: str) -> tuple[int, int]:
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise UserError(f"--shard is {text!r}, it must be i/n with i from 0 to n - 1, as 0/8")
+        raise UserError(f"--shard is {text!r}, it must be i/n with i from 0 to n - 1, such as 0/8")
     return int(index), int(count)
 
 

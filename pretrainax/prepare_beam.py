@@ -1,9 +1,9 @@
-"""The preparation as an Apache Beam pipeline: `python -m pretrainax.prepare_beam --config=... --runner=DirectRunner`.
+"""Runs the preparation with Apache Beam: `python -m pretrainax.prepare_beam --config=... --runner=DirectRunner`.
 
-What is not a flag of PretrainAX is one of Beam, written as --name=value: on a cluster --runner=FlinkRunner,
-SparkRunner or DataflowRunner with theirs. Its workers need this package, and see the files of the source and
-`config.data.cache_dir` under the same paths. Reading and tokenizing a shard is one task; the tokenizer is trained, and
-the shards are joined, where the pipeline is started. `pip install 'pretrainax[beam]'`.
+Flags that PretrainAX does not define go to Beam and must have the form --name=value. On a cluster use
+--runner=FlinkRunner, SparkRunner or DataflowRunner with the flags of that runner. The workers need this package and
+must see the source files and `config.data.cache_dir` under the same paths. A task reads and tokenizes one shard. The
+starting process trains the tokenizer and joins the shards. Install Beam with `pip install 'pretrainax[beam]'`.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _OWN_FLAGS = ("config", "debug", "help")
 
 
 class Pipeline:
-    """Calls a function for each of some tasks in an Apache Beam pipeline with these flags."""
+    """Calls a function for each task in an Apache Beam pipeline."""
 
     def __init__(self, beam_flags: list[str]):
         self._flags = beam_flags
@@ -37,7 +37,7 @@ class Pipeline:
 
 
 def _check(beam_flags: list[str]) -> None:
-    """Raises UserError for a mistake in Beam's flags, before the tokenizer is trained."""
+    """Raises UserError for invalid Beam flags, before the tokenizer is trained."""
     from apache_beam.options.pipeline_options import PipelineOptions
     from apache_beam.runners.runner import create_runner
 
@@ -46,12 +46,12 @@ def _check(beam_flags: list[str]) -> None:
             create_runner(PipelineOptions(beam_flags).get_all_options()["runner"] or "DirectRunner")
     except (ImportError, ValueError, AttributeError) as e:
         raise UserError(f"Beam cannot use these flags: {' '.join(str(e).split())}") from e
-    except SystemExit as e:  # argparse: pages of usage, and the reason
+    except SystemExit as e:  # argparse prints its usage, then the reason
         raise UserError(f"Beam cannot use these flags: {complaint.getvalue().splitlines()[-1]}") from e
 
 
 def main() -> None:
-    from pretrainax import cli  # defines flags: not in the workers, which import this module too
+    from pretrainax import cli  # defines flags; workers import this module too and need none
 
     beam_flags = [a for a in sys.argv[1:] if a.lstrip("-").split("=")[0].split(".")[0] not in _OWN_FLAGS]
     sys.argv = [a for a in sys.argv if a not in beam_flags]

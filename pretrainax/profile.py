@@ -1,8 +1,9 @@
-"""Says where the time of a step goes, of a profile: `python -m pretrainax.profile --workdir=DIR [--step=10]`.
+"""Shows where the time of a training step goes: `python -m pretrainax.profile --workdir=DIR [--step=10]`.
 
-Prints the slowest kernels by module of the model, with their share; with --topology (h100:8, v5p:4x4x8: the devices of
-the run) each beside what `python -m pretrainax.plan` expects. --picture draws the shares. What writes a profile, and
-what else opens it: docs/profiling.md. No accelerator is needed.
+Reads a profile of the run in --workdir and prints the slowest kernels by module of the model, with their share of the
+time. --topology (the devices of the run: h100:8, v5p:4x4x8) adds the time that `python -m pretrainax.plan` expects.
+--picture draws the shares. docs/how-to/profile.md explains how to write a profile and which other programs open it. No
+accelerator is needed.
 """
 
 import os
@@ -24,19 +25,19 @@ from pretrainax.storage.places import here, named
 
 
 def main() -> None:
-    """Defines the flags, and runs the command: here, as other commands have flags of the same names."""
-    step = flags.DEFINE_integer("step", None, "First step of the profile; the newest where not given", lower_bound=1)
-    process = flags.DEFINE_integer("process", 0, "Process that wrote it", lower_bound=0)
-    devices = flags.DEFINE_string("topology", None, "Devices of the run, for what a plan expects: h100:8, v5p:4x4x8")
-    drawn = define_path("picture", None, "File to draw the shares of the modules to, as shares.png")
+    """Defines the flags and runs the command. The flags are local because other commands use the same names."""
+    step = flags.DEFINE_integer("step", None, "First step of the profile; by default the newest profile", lower_bound=1)
+    process = flags.DEFINE_integer("process", 0, "Process that wrote the profile", lower_bound=0)
+    devices = flags.DEFINE_string("topology", None, "Devices of the run, to add expected times: h100:8, v5p:4x4x8")
+    drawn = define_path("picture", None, "Image file for a plot of the shares, such as shares.png")
 
     def run() -> int:
-        jax.config.update("jax_platforms", "cpu")  # nothing runs here: an accelerator that is there is left alone
-        cli.check_overrides([], "in a profile, which is of the run as it was")
+        jax.config.update("jax_platforms", "cpu")  # nothing runs on a device, so accelerators stay free
+        cli.check_overrides([], "in a profile, which has the config of its run")
         path = _path(_workdir(), step.value, process.value)
         trace = read_trace(path)
         topology = _topology(devices.value, trace)
-        assert cli.CONFIG.value is not None  # that of _config
+        assert cli.CONFIG.value is not None  # from _config
         experiment = phase_at(phases_of(cli.CONFIG.value), trace.steps[0] - 1).experiment
         print(f"{named(path)}\n\n{report.report(trace, experiment, topology)}", end="")
         if drawn.value:
@@ -51,14 +52,14 @@ def main() -> None:
 def _config() -> Experiment:
     path = os.path.join(_workdir(), "config.json")
     if not os.path.exists(path):
-        raise UserError(f"--workdir={_workdir()} holds no run: there is no config.json in it")
+        raise UserError(f"--workdir={_workdir()} holds no run: it has no config.json")
     return load(path)
 
 
 def _workdir() -> str:
     if not cli.WORKDIR.value:
-        raise UserError("--workdir is missing: the folder of the run whose profile is read")
-    return here(cli.WORKDIR.value)  # flags of stores are exchanged after the config is read
+        raise UserError("--workdir is missing: set it to the folder of the run with the profile")
+    return here(cli.WORKDIR.value)  # cli replaces URLs in flags only after it has called _config
 
 
 def _topology(given: Optional[str], trace: Trace) -> Optional[Topology]:
@@ -66,12 +67,12 @@ def _topology(given: Optional[str], trace: Trace) -> Optional[Topology]:
         return None
     topology = Topology.parse(given)
     if topology.chip.platform != trace.platform:
-        raise UserError(f"--topology={given}: the profile is of a {trace.platform.upper()}, leave the flag out")
+        raise UserError(f"--topology={given}: the profile is of a {trace.platform.upper()}; leave the flag out")
     return topology
 
 
 def _path(workdir: str, step: Optional[int], process: int) -> str:
-    """Returns the path of the trace that is asked for; step: None stands for that which was written last."""
+    """Returns the path of the trace that starts at `step`; None: the trace that was written last."""
     folder = os.path.join(workdir, FOLDER)
     names = os.listdir(folder) if os.path.isdir(folder) else []
     paths = {
@@ -87,8 +88,8 @@ def _path(workdir: str, step: Optional[int], process: int) -> str:
         )
     wanted = max(paths, key=lambda step: os.path.getmtime(paths[step])) if step is None else step
     if wanted not in paths:
-        there = ", ".join(map(str, sorted(paths)))
-        raise UserError(f"--step={step}: no profile of process {process} begins there; these do: {there}")
+        available = ", ".join(map(str, sorted(paths)))
+        raise UserError(f"--step={step}: no profile of process {process} begins there; these do: {available}")
     return paths[wanted]
 
 

@@ -1,9 +1,10 @@
-"""Says where each number of a config comes from: `python -m pretrainax.recipe --config=bert_base [--only=optimizer]`.
+"""Shows the source of each number of a config: `python -m pretrainax.recipe --config=bert_base [--only=optimizer]`.
 
-Each choice of a class or a word too, where it is not the default. They are from the paper, from its released code, or
-chosen here, for the reason that is given. Below the table stands what the source has and this config has not. Fields
-that flags set otherwise are marked. `--preset=macbert_base` is for an architecture of the zoo that no config trains.
-The ledger is the file beside the config: `configs/bert_base.toml`.
+The table has a row for each number, and for each choice of a class or word that is not the default. Each row names its
+source: the paper, the released code of its authors, or a choice of this project with its reason. It marks fields that
+flags override. The list below the table has the deviations: features of the source that this config does not have.
+`--preset=macbert_base` shows an architecture of the zoo that no config trains. The sources are in the ledger, the
+.toml file next to the config, such as `configs/bert_base.toml`.
 """
 
 import collections
@@ -15,46 +16,54 @@ from pretrainax.config import UserError, ledger
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import large_number
 
-_ONLY = flags.DEFINE_string("only", "", "Start of the fields to show: optimizer, train.steps")
-_PRESET = flags.DEFINE_string("preset", None, "An architecture of the zoo, in the place of --config")
+_LEGEND = """\
+from: paper, code (released by its authors) or chosen (by this project), with the place or the reason in the last column
+      here: this value differs from its source; ?: the ledger has no entry for this field"""
+_ONLY = flags.DEFINE_string(
+    "only", "", "Show only the fields that start with this path, such as optimizer or train.steps"
+)
+_PRESET = flags.DEFINE_string(
+    "preset", None, "Architecture of the zoo to show instead of --config, such as macbert_base"
+)
 
 
 def main() -> int:
     if _PRESET.value and cli.CONFIG.value:
-        raise UserError("--preset and --config are two things to show: leave one of them out")
-    compared = _of_preset(_PRESET.value) if _PRESET.value else _of_config()
+        raise UserError("--preset and --config are both set: leave one of them out")
+    compared = _compare_preset(_PRESET.value) if _PRESET.value else _compare_config()
     rows = [row for row in compared.rows if row.path.startswith(_ONLY.value) and not _is_idle(row)]
     if not rows:
-        raise UserError(f"--only={_ONLY.value}: no field begins so; the first is {compared.rows[0].path}")
-    print(text_table([("field", "value", "from", ""), *map(_cells, rows)]))
+        raise UserError(f"--only={_ONLY.value}: no field starts with this; the first field is {compared.rows[0].path}")
+    print(text_table([("field", "value", "from", "source or reason"), *map(_cells, rows)]))
+    print(f"\n{_LEGEND}")
     if compared.deviations and not _ONLY.value:
-        print("\nWhat the source has and this has not:\n")
-        pairs = ((("theirs", one.theirs), ("here", one.ours)) for one in compared.deviations)
+        print("\nDeviations: features of the source, and what this config has instead\n")
+        pairs = ((("source", one.theirs), ("here", one.ours)) for one in compared.deviations)
         print(text_table((row for pair in pairs for row in pair), indent="  "))
     counts = collections.Counter(row.fact.status for row in rows if row.fact and row.agrees)
     shares = ", ".join(f"{counts[status]} {status}" for status in ledger.STATUSES)
-    print(f"\n{len(rows)} fields: {shares}, {len(rows) - counts.total()} otherwise")
+    print(f"\n{len(rows)} fields: {shares}, {len(rows) - counts.total()} other (here or ?)")
     return 0
 
 
 def _is_idle(row: ledger.Row) -> bool:
-    """Tells a field that may hold anything and holds nothing."""
+    """Returns True for a field with value None if the ledger allows any value."""
     return row.value is None and row.fact is not None and row.fact.value == "any"
 
 
-def _of_config() -> ledger.Comparison:
+def _compare_config() -> ledger.Comparison:
     cli.experiment(files=False)
     compared = cli.compare_with_ledger()
     if compared is None:
         raise UserError(
-            f"--config={cli.config_name()} has no ledger: write one beside its file, under its name with .toml, as "
-            "docs/recipes.md says"
+            f"--config={cli.config_name()} has no ledger: write a .toml file with its name next to it, as described in "
+            "docs/how-to/recipe-sources.md"
         )
     return compared
 
 
-def _of_preset(name: str) -> ledger.Comparison:
-    from pretrainax import zoo  # imports JAX
+def _compare_preset(name: str) -> ledger.Comparison:
+    from pretrainax import zoo  # local import, because it imports JAX
 
     return ledger.compare(zoo.preset(name), zoo.ledger_of(name), name, "model")
 
@@ -62,15 +71,15 @@ def _of_preset(name: str) -> ledger.Comparison:
 def _cells(row: ledger.Row) -> tuple[str, ...]:
     fact = row.fact
     if fact is None:
-        return row.path, _written(row.value), "?", "the ledger does not say"
-    theirs = (
+        return row.path, _written(row.value), "?", "not in the ledger"
+    expected = (
         f"{large_number(fact.value)} tokens"
         if fact.in_tokens and ledger.is_number(fact.value)
         else _written(fact.value)
     )
     if not row.agrees:
-        return row.path, _written(row.value), "here", f"in the place of {theirs} ({fact.status}: {fact.source})"
-    return row.path, _written(row.value), fact.status, f"{fact.source}: {theirs}" if fact.in_tokens else fact.source
+        return row.path, _written(row.value), "here", f"instead of {expected} ({fact.status}: {fact.source})"
+    return row.path, _written(row.value), fact.status, f"{fact.source}: {expected}" if fact.in_tokens else fact.source
 
 
 def _written(value: object) -> str:

@@ -1,8 +1,8 @@
-"""Lays runs over each other: `python -m pretrainax.report RUN... [--by=tokens] [--output=report]`.
+"""Plots the metrics of several runs together: `python -m pretrainax.report RUN... [--by=tokens] [--output=report]`.
 
-RUN is the folder of a run, going on or done, or one of runs, as --seeds makes it. Writes a picture, report.png, and a
-page, report.html, which loads nothing from elsewhere and shows the same over steps, tokens, bytes, FLOPs or time, on a
-desktop and on a phone. What a run lacks is said.
+RUN is the folder of a run, running or finished, or a folder of runs, such as the --workdir of --seeds. Writes the
+picture report.png and the page report.html. The page loads nothing from the network, works on desktops and phones, and
+switches between steps, tokens, bytes, FLOPs and time. Notes list the metrics that a run does not have.
 """
 
 import os
@@ -23,12 +23,12 @@ _FILE = "metrics.jsonl"
 
 
 def main() -> None:
-    """Defines the flags, and runs the command: here, as other commands have flags of the same names."""
-    by = flags.DEFINE_enum("by", "step", list(AXES), "What the curves are drawn over")
+    """Defines the flags and runs the command. The flags are local because other commands use the same names."""
+    by = flags.DEFINE_enum("by", "step", list(AXES), "The x-axis of the picture, and the first x-axis of the page")
     figures = flags.DEFINE_list(
-        "figures", [], "Names of metrics.jsonl, as loss,mfu; else the usual ones, where runs have any"
+        "figures", [], "Metrics of metrics.jsonl to plot, such as loss,mfu; by default the main ones that any run has"
     )
-    output = define_path("output", "report", "The files, without .png and .html")
+    output = define_path("output", "report", "Path of the two files to write, without .png and .html")
 
     def run(*given: str) -> int:
         if not given:
@@ -38,44 +38,44 @@ def main() -> None:
         names, read = names_of(list(map(named, folders))), list(map(numbers_alone, lines))
         runs = [RunLines(name, with_seconds(lines)) for name, (lines, _) in zip(names, read, strict=True)]
         _check(runs, figures.value, by.value)
-        odd = [
-            f"{name}: left out of {_FILE}, as no numbers that can be drawn: {count:,} of {field}"
+        skipped = [
+            f"{name}: {_FILE} has values of {field} that cannot be drawn; left out: {count:,}"
             for name, (_, counts) in zip(names, read, strict=True)
             for field, count in counts.items()
         ]
-        odd += [
-            f"{name}: left out {count - len(run):,} of the {count:,} lines of {_FILE}, which no run has written so: "
-            "no JSON, or no numbers of step and loss"
+        skipped += [
+            f"{name}: {_FILE} has invalid lines, not JSON or without numbers for step and loss; left out: "
+            f"{count - len(run):,} of {count:,} lines"
             for name, run, count in zip(names, lines, whole, strict=True)
             if len(run) < count
         ]
         sent = [f"{run.name}: {line}" for run, folder in zip(runs, folders, strict=True) if (line := sent_line(folder))]
-        notes = [*missing(runs, figures_of(runs, figures.value), by.value), *sent, *odd]
+        notes = [*missing(runs, figures_of(runs, figures.value), by.value), *sent, *skipped]
         return _write(runs, figures_of(runs, figures.value), by.value, output.value or "report", notes)
 
     cli.run(run, texts=True)
 
 
 def _folders(path: str) -> Iterator[str]:
-    """Yields the folder of a run, or those of the runs in a folder."""
+    """Yields the folder of a run, or the folders of all runs in a folder."""
     if problem := path_problem(path):
         raise UserError(f"{path}: {problem}")
     path = here(os.path.expanduser(path))
     if not os.path.isdir(path):
-        raise UserError(f"{path} is no folder: give the --workdir of a run")
+        raise UserError(f"{path} is not a folder: give the --workdir of a run")
     inside = sorted(os.path.join(path, name) for name in os.listdir(path))
-    found = [folder for folder in (path, *inside) if os.path.isfile(os.path.join(folder, _FILE))]
-    if not found:
-        raise UserError(f"{path} holds no run: there is no {_FILE} in it, nor in the folders in it")
-    yield from found[:1] if found[0] == path else found
+    runs = [folder for folder in (path, *inside) if os.path.isfile(os.path.join(folder, _FILE))]
+    if not runs:
+        raise UserError(f"{path} holds no run: neither it nor a folder in it has a {_FILE}")
+    yield from runs[:1] if runs[0] == path else runs
 
 
 def _lines(folder: str) -> tuple[list[dict], int]:
-    """Returns the lines that can be read, and how many there are; the one that is being written counts as none."""
+    """Returns the valid lines and the number of complete lines; a run may be writing the last, incomplete line."""
     with open(path := os.path.join(folder, _FILE), "rb") as f:
         count = sum(line.endswith(b"\n") for line in f)
     if not (lines := read_metrics(path)):
-        raise UserError(f"{folder} has no line in its {_FILE} yet: leave it out, or wait for the first one")
+        raise UserError(f"{folder} has no line in its {_FILE} yet: leave it out, or wait for the first line")
     return lines, count
 
 
@@ -84,13 +84,13 @@ def _check(runs: list[RunLines], figures: list[str], by: str) -> None:
         {name for run in runs for line in run.lines for name, x in line.items() if isinstance(x, int | float)}
     )
     if unknown := [name for name in figures if name not in known]:
-        raise UserError(f"--figures={unknown[0]} is in no line of these runs; they have {', '.join(known)}")
+        raise UserError(f"--figures={unknown[0]}: no run has this metric; they have {', '.join(known)}")
     if not any(run.has(AXES[by].field) for run in runs):
-        raise UserError(f"--by={by}: none of these runs has counted it; take --by=step")
+        raise UserError(f"--by={by}: no run has counted this; use --by=step")
 
 
 def _write(runs: list[RunLines], figures: list[str], by: str, output: str, notes: list[str]) -> int:
-    from pretrainax.reporting import overlay_page, overlay_picture  # here: matplotlib takes long to import
+    from pretrainax.reporting import overlay_page, overlay_picture  # local import: matplotlib is slow to import
 
     for note in notes:
         print(visible(note), file=sys.stderr)

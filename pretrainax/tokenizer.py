@@ -1,12 +1,13 @@
-"""`python -m pretrainax.tokenizer`: learn a tokenizer, choose its kind and size, look at what it does.
+"""Trains, compares and tests tokenizers: `python -m pretrainax.tokenizer train --config=FILE --to=DIR`.
 
     python -m pretrainax.tokenizer train --config=FILE [--to=DIR]
     python -m pretrainax.tokenizer report --config=FILE [--sizes=8000,32000,50000] [--kinds=unigram,bpe,…] [--to=DIR]
     python -m pretrainax.tokenizer encode --tokenizer=DIR [--text=TEXT]
 
-`train` makes config.tokenizer from config.data.source, as the preparation of a run does, and saves it. `report` learns
-each kind at each size from config.tokenizer.train_bytes of the training text and measures it on validation text; DIR
-gets report.md, report.json and report.png. `encode` shows how a text is split: --text, or what comes from stdin.
+`train` trains the tokenizer of config.tokenizer on config.data.source, as a run does before its first step, and saves
+it. `report` trains each kind at each size on config.tokenizer.train_bytes of the training split, measures it on the
+validation split, and writes report.md, report.json and report.png to --to. `encode` prints the tokens of --text, or of
+stdin.
 """
 
 import dataclasses
@@ -25,30 +26,30 @@ from pretrainax.tokenization.compare import KINDS, compare, measure, table, writ
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.tokenization.segmentation import describe_segmentation
 
-_TRAINED = 10_000_000  # bytes to learn from, where config.tokenizer does not say
-_MEASURED = 4_000_000  # bytes of validation text, at most
+_TRAINED = 10_000_000  # bytes of training text for `report` if config.tokenizer.train_bytes is unset
+_MEASURED = 4_000_000  # maximum bytes of validation text
 
 
 def train(experiment: Experiment, directory: Optional[str]) -> str:
-    """Makes or finds the tokenizer of a config, and saves it; returns a line about it."""
+    """Trains the tokenizer of a config, or loads it from the cache, and saves it. Returns a summary line."""
     started = time.perf_counter()
     tokenizer = prepare_tokenizer(experiment)
     seconds = time.perf_counter() - started
     text = sample_split(experiment, "valid", _MEASURED)
     bytes_per_token = measure(tokenizer, text)["bytes_per_token"]
-    said = (
+    summary = (
         f"{type(experiment.tokenizer).__name__} of {tokenizer.vocabulary.size:,} ids: "
         f"{bytes_per_token:.3f} bytes per token on {sum(len(t.encode()) for t in text) / 1e6:.2f} MB of "
         f"validation text; made in {seconds:.1f} s"
     )
     if directory is None:
-        return f"{said}; kept in {experiment.data.cache_dir}"
+        return f"{summary}; saved in {experiment.data.cache_dir}"
     tokenizer.save(directory)
-    return f"{said}; saved to {directory}"
+    return f"{summary}; saved to {directory}"
 
 
 def report(experiment: Experiment, kinds: Sequence[str], sizes: Sequence[int], directory: Optional[str]) -> str:
-    """Compares kinds and sizes; returns the table."""
+    """Compares kinds and sizes of tokenizers and writes the report to `directory`. Returns the table."""
     training = sample_split(experiment, "train", experiment.tokenizer.train_bytes or _TRAINED)
     held_out = sample_split(experiment, "valid", _MEASURED)
     costs = functools.partial(model_costs, experiment)
@@ -59,12 +60,12 @@ def report(experiment: Experiment, kinds: Sequence[str], sizes: Sequence[int], d
 
 
 def model_costs(experiment: Experiment, tokenizer: Tokenizer, bytes_per_token: float) -> dict[str, float]:
-    """Returns what config.model costs with as many rows as there are ids.
+    """Returns the costs of config.model with this vocabulary.
 
-    That is the parameters of its tables, and training FLOPs a byte of text: more ids make the softmax dearer and the
-    text shorter.
+    These are the parameters of the embedding tables, and the training FLOPs per byte of text. More ids make the softmax
+    more expensive and the token sequences shorter.
     """
-    from pretrainax.models.flops import flops_per_step  # here: it imports JAX
+    from pretrainax.models.flops import flops_per_step  # local import, because it imports JAX
 
     model = dataclasses.replace(experiment.model, vocab_size=tokenizer.vocabulary.size)
     lengths = experiment.objective.lengths(experiment.data.sequence_length)
@@ -80,13 +81,15 @@ def main() -> None:
 
     from pretrainax import cli
 
-    target = define_path("to", None, "train, report: the directory to write")
-    sizes = flags.DEFINE_list("sizes", ["4000", "8000", "16000", "32000", "50000"], "report: values of vocab_size")
-    kinds = flags.DEFINE_list("kinds", list(KINDS), "report: of tokenizers")
-    directory = define_path(
-        "tokenizer", None, "encode: a saved one, a Hugging Face directory, hf:org/name", takes_hub=True
+    target = define_path("to", None, "train: folder for the tokenizer; report: folder for the report")
+    sizes = flags.DEFINE_list(
+        "sizes", ["4000", "8000", "16000", "32000", "50000"], "report: vocabulary sizes to compare"
     )
-    text = flags.DEFINE_string("text", None, "encode: the text; from stdin where not given")
+    kinds = flags.DEFINE_list("kinds", list(KINDS), "report: kinds of tokenizers to compare")
+    directory = define_path(
+        "tokenizer", None, "encode: saved tokenizer, Hugging Face directory or hf:org/name", takes_hub=True
+    )
+    text = flags.DEFINE_string("text", None, "encode: text to tokenize; by default the text from stdin")
 
     def run(command: str) -> int:
         to = target.value and cli.folder("to", target.value)
@@ -102,8 +105,8 @@ def main() -> None:
         elif not directory.value:
             raise UserError("encode needs --tokenizer=DIR")
         else:
-            said = sys.stdin.read() if text.value is None else text.value
-            print(describe_segmentation(read_tokenizer(here(directory.value)), said))
+            content = sys.stdin.read() if text.value is None else text.value
+            print(describe_segmentation(read_tokenizer(here(directory.value)), content))
         return 0
 
     cli.run(run, commands=("train", "report", "encode"))

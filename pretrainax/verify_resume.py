@@ -1,13 +1,13 @@
-"""Proves that a config resumes: `python -m pretrainax.verify_resume --config=… [--steps=20 --kills=3 --processes=2]`.
+"""Checks that a config resumes exactly: `python -m pretrainax.verify_resume --config=… [--steps=20 --kills=3]`.
 
-Runs the first steps of the config in a temporary folder: once undisturbed; once ended by SIGKILL at random moments and
-started again each time; once ended half-way and resumed by another number of processes. Then compares the batches that
-were made, the losses and the last parameters with those of the undisturbed run. With the same number of processes all
-must be equal bit for bit. With another number the batches must be, and losses within a relative 2e-5: their sums over
-devices are taken in another order. Exit code 0 if all is so, 1 if not.
+Runs the first steps of the config in a temporary folder three times: once undisturbed; once killed (SIGKILL) at random
+moments and resumed after each; once killed half-way and resumed with another number of processes. Then it compares the
+batches, losses and final parameters with the undisturbed run. With the same number of processes, all must be
+bit-identical. With another number, the batches must be identical, and losses may differ by a relative 2e-5, because
+sums over devices have another order. Exit code 0 if the checks pass, 1 if not.
 
-It runs on what the machine has; without an accelerator, or with JAX_PLATFORMS=cpu, on CPU devices that XLA makes up.
-Several processes are compared on CPU devices only: they could not share an accelerator.
+It runs on the devices of the machine. Without an accelerator, or with JAX_PLATFORMS=cpu, it runs on CPU devices that
+XLA simulates. Several processes cannot share an accelerator, so other process counts are compared only on CPU devices.
 """
 
 import dataclasses
@@ -26,10 +26,14 @@ from pretrainax.files.paths import define_path
 from pretrainax.reporting.tables import text_table
 from pretrainax.runs.resume_check import Trial, compare, record
 
-_STEPS = flags.DEFINE_integer("steps", 20, "Steps of each run", lower_bound=2)
-_KILLS = flags.DEFINE_integer("kills", 3, "SIGKILLs at random moments", lower_bound=1)
-_PROCESSES = flags.DEFINE_integer("processes", 2, "Of the other process count; 1: leave that run out", lower_bound=1)
-_RECORD = define_path("record", None, "A run as of pretrainax.main, with digests of its batches in this folder")
+_STEPS = flags.DEFINE_integer("steps", 20, "Number of steps of each run", lower_bound=2)
+_KILLS = flags.DEFINE_integer("kills", 3, "Number of SIGKILLs at random moments", lower_bound=1)
+_PROCESSES = flags.DEFINE_integer(
+    "processes", 2, "Number of processes of the third run; 1: no third run", lower_bound=1
+)
+_RECORD = define_path(
+    "record", None, "Only train, as pretrainax.main does, and write digests of the batches to this folder"
+)
 
 
 def main() -> int:
@@ -48,7 +52,8 @@ def main() -> int:
         seconds = whole.finish()
         platform = whole.platform()
         print(
-            f"never killed: {steps} steps in {seconds:.0f} s on {platform['devices']} × {platform['kind']}", flush=True
+            f"undisturbed run: {steps} steps in {seconds:.0f} s on {platform['devices']} × {platform['kind']}",
+            flush=True,
         )
         rows = []
         killed = trial("killed")
@@ -63,18 +68,19 @@ def main() -> int:
             name = f"killed at step {half}, resumed by {_PROCESSES.value} processes"
             rows += compare(name, whole, other, same=False)
         elif _PROCESSES.value > 1:
-            print("other process counts: not compared on this platform, see JAX_PLATFORMS=cpu in --help")
+            print("other process counts are compared only with JAX_PLATFORMS=cpu; see --help")
+    print("\ncompared with the undisturbed run (✗: a check that fails)\n")
     print(text_table([(row.run, row.what, row.found, "" if row.good else "✗") for row in rows]))
     good = all(row.good for row in rows)
-    print("it resumes as it should" if good else "it does NOT resume as it should")
+    print("all checks pass: the config resumes" if good else "FAILED: the config does NOT resume as it should")
     return 0 if good else 1
 
 
 def _devices(mesh: MeshConfig, processes: int) -> int:
-    """Returns the number of CPU devices that the mesh can be laid over, as many in each process."""
-    from pretrainax.sharding.axes import AXES, DATA_AXIS  # it imports JAX
+    """Returns the smallest number of CPU devices for the mesh that the processes can share equally."""
+    from pretrainax.sharding.axes import AXES, DATA_AXIS  # local import, because it imports JAX
 
-    sizes = {axis: getattr(mesh, axis) for axis in AXES}  # `slices` are no axis: they are parts of DATA_AXIS
+    sizes = {axis: getattr(mesh, axis) for axis in AXES}  # without `slices`, which are parts of DATA_AXIS
     smallest = {axis: size if size != -1 else 1 for axis, size in sizes.items()}
     if sizes[DATA_AXIS] == -1:
         smallest[DATA_AXIS] = mesh.slices
@@ -83,23 +89,23 @@ def _devices(mesh: MeshConfig, processes: int) -> int:
         devices = math.lcm(devices, processes)
     if devices % processes:
         raise UserError(
-            f"--processes={processes} do not divide the {devices} devices of config.mesh; give another number"
+            f"--processes={processes} does not divide the {devices} devices of config.mesh: set another number"
         )
     return devices
 
 
 def _config_arguments(words: list[str]) -> list[str]:
-    """Returns --config and the overrides, as they were given."""
-    kept = []
+    """Returns the arguments for --config and for overrides, unchanged."""
+    arguments = []
     for word, after in zip(words, [*words[1:], "-"], strict=True):
         name = word.lstrip("-").split("=")[0]
         if word.startswith("-") and (name == "config" or name.removeprefix("no").startswith("config.")):
-            kept += [word] if "=" in word or after.startswith("-") else [word, after]
-    return kept
+            arguments += [word] if "=" in word or after.startswith("-") else [word, after]
+    return arguments
 
 
 def _overrides(experiment: Experiment, steps: int) -> list[str]:
-    """Returns the flags of a short run that logs each step and saves five times; the rest is the user's."""
+    """Returns the flags that make a short run of the config, which logs each step and saves five times."""
     every = max(steps // 5, 1)
     changes = {
         "train.steps": steps,
@@ -109,7 +115,7 @@ def _overrides(experiment: Experiment, steps: int) -> list[str]:
         "evaluate.batches": 1,
         "checkpoint.every": every,
     }
-    if experiment.phases:  # each a part of the short run as it is of the whole one
+    if experiment.phases:  # each phase has the same share of the short run as of the whole run
         phases = phases_of(experiment)
         shares = [{"share": phase.steps / experiment.train.steps} for phase in phases[:-1]] + [{"share": None}]
         short = zip(experiment.phases, shares, strict=True)

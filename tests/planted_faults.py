@@ -137,15 +137,15 @@ FAULTS = (
     Fault(
         "schedule: the warm-up begins at zero",
         "optim/schedules.py",
-        "start, rise = 1 / max(self.warmup_steps, 1), self.warmup_steps - 1",
-        "start, rise = 0.0, self.warmup_steps - 1",
+        "start, steps_to_peak = 1 / max(self.warmup_steps, 1), self.warmup_steps - 1",
+        "start, steps_to_peak = 0.0, self.warmup_steps - 1",
     ),
     # Objectives
     Fault(
         "objective: [MASK] and random tokens change places",
         "data/objectives/masked.py",
-        "fate < self.mask_fraction\n",
-        "fate > self.mask_fraction\n",
+        "kind < self.mask_fraction\n",
+        "kind > self.mask_fraction\n",
     ),
     Fault(
         "objective: a next token of another text",
@@ -169,8 +169,8 @@ FAULTS = (
     Fault(
         "sharding: keys of a ring one device too far",
         "layers/sequence_parallel.py",
-        "(jax.lax.axis_index(LENGTH_AXIS) - turn)",
-        "(jax.lax.axis_index(LENGTH_AXIS) + turn)",
+        "(jax.lax.axis_index(LENGTH_AXIS) - step)",
+        "(jax.lax.axis_index(LENGTH_AXIS) + step)",
     ),
     Fault(
         "sharding: the batch is not split over fsdp",

@@ -113,10 +113,13 @@ def test_all_that_a_gpu_is_wanted_for_runs_to_its_end(tmp_path):
 @pytest.mark.parametrize(
     "words, line",
     [
-        (("--only=gpt9",), "--only=gpt9 is no part; they are environment, kernels"),
-        (("--minutes=0.5",), "--minutes=0.5: give at least 1"),
-        (("--packages=/nowhere",), "--packages=/nowhere is no folder: pip install --no-index"),
-        ((), "JAX finds no GPU here (its backend is 'cpu'): take --tiny, or a machine that has one"),
+        (("--only=gpt9",), "--only=gpt9: unknown part. The parts are environment, kernels"),
+        (("--minutes=0.5",), "--minutes=0.5 is too short. Set at least 1"),
+        (
+            ("--packages=/nowhere",),
+            "--packages=/nowhere is not a folder. Install the wheels there: pip install --no-index",
+        ),
+        ((), "JAX finds no GPU (its backend is 'cpu'). Set --tiny, or use a machine with a GPU."),
     ],
 )
 def test_what_gpu_py_cannot_begin_with_is_one_line(words, line, tmp_path):
@@ -127,8 +130,8 @@ def test_what_gpu_py_cannot_begin_with_is_one_line(words, line, tmp_path):
 def test_a_wheel_that_is_missing_is_named(tmp_path):
     done = run("gpu", f"--out={tmp_path}", "--tiny", without(tmp_path / "packages", "optax"))
     assert done.returncode == 2
-    wanted = "gpu.py: ModuleNotFoundError: No module named 'optax': benchmarks/README.md says which wheels "
-    assert done.stderr == f"{wanted}--packages needs\n"
+    wanted = "gpu.py: ModuleNotFoundError: No module named 'optax': benchmarks/README.md lists the wheels "
+    assert done.stderr == f"{wanted}for --packages\n"
 
 
 def test_a_part_that_fails_or_takes_too_long_stops_no_other(tmp_path, monkeypatch):
@@ -140,4 +143,4 @@ def test_a_part_that_fails_or_takes_too_long_stops_no_other(tmp_path, monkeypatc
         (tmp_path / "gpu_kernels.py").write_text(code)
         gpu.run_part(name, 3.0, given)
     ended = [line["ended"] for line in gpu.read(str(tmp_path))]
-    assert ended == ["failed with 1: no such kernel", "ended after its 3 s"]
+    assert ended == ["failed with status 1: no such kernel", "timed out after 3 s"]

@@ -56,14 +56,14 @@ def test_a_workdir_is_at_home_and_utf_8():
         (["--config=gpt3"], "the source has batches that grow from 32,000 tokens"),
         (
             ["--config=shakespeare_char", "--config.train.steps=3"],
-            "Other values here: train.steps. Each number: python -m",
+            "Other values here: train.steps. Source of each number: python -m",
         ),
         (
             ["--config=mistral", *(f"--config.train.{field}" for field in ("seed=3", "accumulate=2", "dtype=float32"))],
-            "none. Each number",
+            "none. Source of each number",
         ),
         (["--config=mistral", "--config.optimizer=Lion(weight_decay=1)"], "Other values here: optimizer.type, "),
-        (["--config=mistral"], "none. Each number: python -m pretrainax.recipe --config=mistral"),
+        (["--config=mistral"], "none. Source of each number: python -m pretrainax.recipe --config=mistral"),
         (["--config=tests/support/tiny.py:gpt"], "''"),
     ],
 )
@@ -77,4 +77,4 @@ def test_a_file_that_is_no_ledger_is_named_and_stops_nothing(tmp_path):
     (tmp_path / "mine.py").write_text("from tests.support.tiny import get_config")
     (tmp_path / "mine.toml").write_text("steps = 5")
     ended = run("def main():\n    return print(cli.deviations())", f"--config={tmp_path}/mine.py:gpt")
-    assert ended.stdout.decode().startswith(f"nobody knows: {tmp_path}/mine.toml is no ledger: "), ended.stderr
+    assert ended.stdout.decode().startswith(f"unknown: {tmp_path}/mine.toml is not a ledger: "), ended.stderr

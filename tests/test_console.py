@@ -32,7 +32,15 @@ def test_alone_it_lists_every_command_with_what_it_does(words, pretrainax, monke
     pretrainax()
     listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  "))
     assert listed.keys() == NAMES
-    assert listed["verify-resume"] == first_sentence(pkgutil.resolve_name("pretrainax.verify_resume").__doc__)
+    summary, _, example = first_sentence(pkgutil.resolve_name("pretrainax.verify_resume").__doc__).partition(": ")
+    assert listed["verify-resume"] == summary and example.startswith("`python -m pretrainax.verify_resume")
+
+
+@pytest.mark.parametrize("command", ["evaluate", "zoo"])  # `main` is in another module; a package
+def test_help_begins_with_the_docstring_of_the_command(command):
+    done = run([sys.executable, "-m", "pretrainax", command, "--help"])
+    docstring = pkgutil.resolve_name("pretrainax." + {"zoo": "zoo.__main__"}.get(command, command)).__doc__
+    assert done.returncode == 0 and done.stdout.strip().startswith(docstring.strip()), done.stderr
 
 
 def test_an_unknown_command_names_the_nearest_and_ends_with_2(pretrainax, monkeypatch, capsys):

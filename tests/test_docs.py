@@ -1,15 +1,16 @@
-"""Holds docs/design.md, CONTRIBUTING.md and CHANGELOG.md against the package that they describe."""
+"""Compares the documentation with the package: names, links, tables, and the site itself."""
 
+import os
 import pathlib
 import pkgutil
 import re
 import runpy
+import subprocess
+import sys
 
 import pytest
 
 import pretrainax
-from pretrainax import models  # noqa: F401  which register fields
-from pretrainax.data.batch import FIELDS
 from tests.test_structure import COMMANDS, PACKAGES
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -17,7 +18,8 @@ DESIGN = (ROOT / "docs" / "design.md").read_text()
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
 PAGES = [
-    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/guide.md", "docs/design.md", "docs/profiling.md")
+    ROOT / name
+    for name in "README.md CONTRIBUTING.md SECURITY.md docs/guide.md docs/design.md docs/how-to/profile.md".split()
 ]
 
 
@@ -41,11 +43,6 @@ def test_the_order_of_imports_is_the_one_that_is_tested():
     assert order[0].replace("\n", " ").split(" < ") == [*PACKAGES, "commands"]
 
 
-def test_the_list_of_files_is_that_of_the_package():
-    written = runpy.run_path(str(ROOT / "docs" / "packages.py"))["with_file_list"](DESIGN)
-    assert written == DESIGN, "run python docs/packages.py"
-
-
 def test_the_configs_of_the_readme_are_those_of_the_zoo():
     readme = (ROOT / "README.md").read_text()
     written = runpy.run_path(str(ROOT / "docs" / "architectures.py"))["table"](readme)
@@ -58,9 +55,39 @@ def test_the_picture_is_drawn_from_imports_without_a_circle():
     assert packages["levels"](packages["reduced"](packages["imports"]()))["files"] == 0
 
 
-def test_the_table_of_a_batch_has_every_name():
-    rows = re.findall(r"^\| `(\w+)` \| ([BTSNLC, ]+) \|", DESIGN, re.MULTILINE)
-    assert sorted(rows) == sorted((field.name, ", ".join(field.shape)) for field in FIELDS)
+def test_the_generated_pages_are_those_of_the_code():
+    reference = runpy.run_path(str(ROOT / "docs" / "reference.py"))
+    assert (ROOT / "docs" / "batch.md").read_text() == reference["batch_page"](), "run python docs/reference.py"
+    shown = re.findall(r"^## (.+)", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE)
+    assert shown == list(reference["MODULES"]), "run python docs/reference.py"
+
+
+@pytest.mark.slow
+def test_the_page_of_commands_shows_their_help():
+    reference = runpy.run_path(str(ROOT / "docs" / "reference.py"))
+    assert (ROOT / "docs" / "commands.md").read_text() == reference["commands_page"](), "run python docs/reference.py"
+
+
+def test_the_site_builds_without_a_warning_and_without_a_network(tmp_path):
+    """Strict: links, anchors, navigation, docstrings. The proxy of the environment leads nowhere."""
+    env = os.environ | {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy")}
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", f"--site-dir={tmp_path}"]
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "index.html").read_text()
+    hosts = re.findall(r'<(?:script|link|img)[^>]* (?:src|href)="(?:https?:)?//([^/"]+)', page)
+    assert set(hosts) <= {"colab.research.google.com"}  # the badge of README
+
+
+def test_every_page_is_in_the_navigation():
+    nav = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert {str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md")} == nav
+
+
+def test_the_python_page_documents_the_public_names():
+    page = (ROOT / "docs" / "python.md").read_text()
+    documented = {name.rpartition(".")[2] for name in re.findall(r"^::: ([\w.]+)", page, re.MULTILINE)}
+    assert set(pretrainax.__all__) <= documented
 
 
 @pytest.mark.parametrize("package", PACKAGES)

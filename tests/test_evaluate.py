@@ -23,8 +23,9 @@ from pretrainax.interop.directories import import_directory
 from pretrainax.scoring.corpus_scores import score_source
 from pretrainax.scoring.tasks.run import ready, run_tasks
 from tests.support import tiny
+from tests.support.docs_pages import how_to
 from tests.support.huggingface_weights import write_directory
-from tests.support.runs import ROOT, command, lines, run, write_text
+from tests.support.runs import command, lines, run, write_text
 
 pytestmark = pytest.mark.slow
 
@@ -114,15 +115,9 @@ def said(folder) -> dict[str, tuple[int, str]]:
 
 
 def page_commands(folder: pathlib.Path) -> list[list[str]]:
-    """The flags of each evaluation in docs/use.md that scores another text, of the run and the text that are here."""
-    page = (
-        (ROOT / "docs" / "use.md")
-        .read_text()
-        .replace("runs/mine", f"{folder}/run")
-        .replace("'other'", f"'{folder}/text'")
-    )
-    score = page.partition("## Compare families")[0]  # whose commands tests/test_evaluate_spans.py gives
-    found = re.findall(r"^python -m pretrainax.evaluate (.*TextFiles.*)$", score, re.MULTILINE)
+    """Returns the flags of each evaluation in docs/how-to/score.md, with the run and the text of this test."""
+    page = how_to("score").replace("runs/mine", f"{folder}/run").replace("'other'", f"'{folder}/text'")
+    found = re.findall(r"^python -m pretrainax.evaluate (.*TextFiles.*)$", page, re.MULTILINE)
     return [shlex.split(line) for line in found]
 
 
@@ -145,7 +140,7 @@ def test_the_newest_checkpoint_gives_the_metrics_of_the_last_validation(said, fo
     assert found["accuracy"][-1] == "(teacher-forced)"
     assert found["step"] == ["4"] and f"TextFiles(path='{text}'" in said["newest"][1]
     assert found["batches"][0] == "1" and int(found["batches"][2].rstrip(",")) > 1 and found["batches"][4] == "8"
-    assert len([line for line in said["newest"][1].splitlines() if line.startswith("  · ")]) == 4
+    assert len([line for line in said["newest"][1].splitlines() if line.startswith("  · ")]) == 6
 
 
 def test_its_results_lie_beside_the_run(said, folder):
@@ -164,11 +159,11 @@ def test_its_results_lie_beside_the_run(said, folder):
 def test_the_parameters_are_those_that_the_run_validates_or_those_that_are_asked_for(said, folder):
     assert (
         words(said["newest"])["parameters"]
-        == f"their moving average; as they were trained: --from={folder}/run@trained".split()
+        == f"moving average; for the trained parameters: --from={folder}/run@trained".split()
     )
     assert (
         words(said["as trained"])["parameters"]
-        == f"as they were trained; their moving average: --from={folder}/run@ema".split()
+        == f"as trained; for their moving average: --from={folder}/run@ema".split()
     )
     (loss,) = (result["value"] for result in results(folder / "out" / "trained.json") if result["measure"] == "loss")
     assert abs(loss - lines(folder / "run", "valid")[-1]["loss"]) > 1e-3
@@ -228,7 +223,7 @@ def test_every_checkpoint_gives_the_curve_of_the_run(said, folder):
 def test_its_picture_has_curves(said, folder):
     (file,) = (folder / "run" / "evaluations").glob("validation-ema_every-*.png")
     pixels = image.imread(file)
-    assert f"drawn in {file}" in said["every validation"][1]
+    assert f"wrote {file}" in said["every validation"][1]
     assert (np.abs(pixels[..., :3] - np.array([0x3E, 0x7C, 0xB1]) / 255).max(axis=-1) < 0.02).sum() > 500
 
 
@@ -251,7 +246,7 @@ def test_an_average_and_a_model_of_others_are_scored(said, folder):
 def test_the_commands_of_the_page_do_what_it_says(said, folder):
     pages = [value for name, value in said.items() if name.startswith("page")]
     assert len(pages) > 1 and {code for code, _ in pages} == {0}, pages
-    assert "bits_per_byte" in pages[0][1] and "drawn in" in pages[1][1]
+    assert "bits_per_byte" in pages[0][1] and ".png" in pages[1][1]
 
 
 def test_what_counts_are_fields():
@@ -277,36 +272,39 @@ def test_mistakes_are_one_line_each(folder):
         ),
         ([of_run, "--config.evaluate.batchs=1"], "config.evaluate has no field 'batchs', did you mean 'batches'?"),
         ([of_run, "--config.data.source.path=no/such"], "config.data.source.path is 'no/such', which does not exist"),
-        ([of_run, text, "--config.evaluate.batches=1"], "--config.evaluate.batches changes nothing beside --source"),
-        ([of_run, "--stride=4"], "--stride is for --source, and without that a run's own validation is made"),
-        ([of_run, text, "--stride=99"], "stride=99: it must be from 1, the most context for each token, to 32"),
+        ([of_run, text, "--config.evaluate.batches=1"], "--config.evaluate.batches changes nothing with --source"),
+        ([of_run, "--stride=4"], "--stride is for --source. Without it, the command repeats the run's own validation"),
+        ([of_run, text, "--stride=99"], "stride=99: it must be from 1, for the most context of each token, to 32"),
         ([of_run, text, "--context=65"], "context=65: it must be from 1 to 64, the positions that this model has"),
         ([of_run, text, "--by-word"], "by_word=True changes nothing for this decoder"),
         ([of_run, text, "--documents=0"], "--documents=0"),
         ([of_run, f"--source={folder}/text"], f"did you mean TextFiles(path='{folder}/text')?"),
         ([of_run, "--source=TextFile(path='x')"], "unknown Source 'TextFile'"),
         ([of_run, f"--source=TextFiles(path='{folder}/empty')"], "holds no text to score (validation split"),
-        ([of_run, f"--workdir={folder}/run"], "--from and --workdir say the same here"),
+        ([of_run, f"--workdir={folder}/run"], "--from and --workdir mean the same here"),
         ([of_run, "--tasks=gramar"], "unknown task 'gramar', did you mean 'grammar'?"),
         ([of_run, "--tasks=grammar,blimp"], "the task blimp comes without examples: give them, as --tasks=blimp:my"),
         ([of_run, f"--tasks=blimp:{folder}/broken.jsonl"], "broken.jsonl:2: no field 'sentence_good', allowed: UID"),
         ([of_run, f"--tasks=blimp:{folder}/empty"], "is no file, no folder with .jsonl files and no pattern"),
         ([of_run, "--tasks=grammar", "--examples=0"], "--examples=0: it must be at least 1"),
-        ([of_run, "--examples=3"], "--examples is for --tasks: give that too, or leave it out"),
-        ([of_run, "--tasks=grammar", "--split=all"], "--split is for --source: give that too, or leave it out"),
+        ([of_run, "--examples=3"], "--examples is for --tasks: set --tasks too, or leave it out"),
+        ([of_run, "--tasks=grammar", "--split=all"], "--split is for --source: set --source too, or leave it out"),
         ([f"{of_run}@best", "--every-checkpoint"], "without @best"),
         ([f"{of_run}@3"], "checkpoint 3 of"),
         ([f"--from={folder}/empty", text], "is neither a run"),
         ([f"--from={folder}/none"], "none"),
-        ([f"--from={folder}/gpt2"], "is a Hugging Face directory, without validation text: give a text, as --source="),
+        (
+            [f"--from={folder}/gpt2"],
+            "is a Hugging Face directory, without a validation split: set a data source, such as --source=",
+        ),
         ([f"--from={folder}/gpt2", text, "--every-checkpoint"], "is a Hugging Face directory: leave it out"),
         (
             [f"--from={folder}/gpt2", text, "--config.mesh.data=1"],
-            "there is no config here of which --config.mesh.data",
+            "this model has no training config, so --config.mesh.data",
         ),
-        ([f"--from={folder}/imported"], "an imported model comes without text; give a text, as --source="),
-        ([f"--from={folder}/other"], "whose ids mean other text: put the run's own tokenizer/ folder back"),
-        ([f"--from={folder}/other", text], "whose ids mean other text: put the run's own tokenizer/ folder back"),
+        ([f"--from={folder}/imported"], "an imported model has no dataset; set a data source, such as --source="),
+        ([f"--from={folder}/other"], "whose ids mean other text: restore the run's own tokenizer/ folder"),
+        ([f"--from={folder}/other", text], "whose ids mean other text: restore the run's own tokenizer/ folder"),
     ]
     for (given, said), (code, text) in zip(mistakes, evaluated(folder, [m[0] for m in mistakes]), strict=True):
         assert code == 2 and said in text and len(text.splitlines()) == 1, (given, text)

@@ -63,7 +63,7 @@ class Flag(NamedTuple):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"bytes-of-spans": True, "stride": 3}, "--stride changes nothing beside --bytes-of-spans: leave it out"),
+        ({"bytes-of-spans": True, "stride": 3}, "--stride changes nothing with --bytes-of-spans: leave it out"),
         ({"span-bytes": 3.0}, "--span-bytes changes nothing without --bytes-of-spans: leave it out"),
         ({"beside": "runs/gpt"}, "--beside changes nothing without --bytes-of-spans: leave it out"),
     ],
@@ -84,5 +84,5 @@ def test_spans_without_a_text_to_take_them_from_are_refused():
 def test_pairs_are_no_texts(tmp_path):
     (tmp_path / "pairs.jsonl").write_text('{"text": "a b c", "target": "d"}\n')
     source = JsonLines(path=str(tmp_path / "pairs.jsonl"), target_field="target")
-    with pytest.raises(UserError, match="has pairs of source and target, and spans are taken out of texts"):
+    with pytest.raises(UserError, match="has pairs of source and target, but spans need texts"):
         list(texts_of(source, split="all"))

@@ -1,4 +1,4 @@
-"""docs/extending.md: code of another package in a loop of its own, and in the program, without a change to this one."""
+"""docs/how-to/own-code.md: code of another package, in its own loop and in the whole program."""
 
 import os
 import pathlib
@@ -162,7 +162,7 @@ def test_the_program_with_a_loss_a_model_an_optimizer_a_callback_and_an_evaluato
     done = run(package, PROGRAM, text, cache, tmp_path / "runs")
     assert done.stderr.count("standard deviations after step 2: ") == 2
     assert "  extra loss  entropy_loss\n" in done.stderr
-    assert re.search(r"  state +\S+ kB of the optimizer's are replicated: of another shape", done.stderr)
+    assert re.search(r"  state +\S+ kB of optimizer state are replicated, because shapes differ", done.stderr)
     line = done.stdout.splitlines()[-1]  # of a model that is loaded
     assert line.startswith("LanguageModel(") and "step 4" in line
 
@@ -170,6 +170,6 @@ def test_the_program_with_a_loss_a_model_an_optimizer_a_callback_and_an_evaluato
 def test_a_model_of_ones_own_is_under_no_tuning_and_beside_no_teacher():
     experiment = tiny.get_config("gpt")
     experiment.tuning = LoRA()
-    with pytest.raises(UserError, match="config.tuning and config.distill wrap models of this package"):
+    with pytest.raises(UserError, match="config.tuning and config.distill require a model of this package"):
         check_own(experiment, None, build=models.build)
     check_own(experiment, None, build=None)

@@ -37,7 +37,7 @@ def test_a_prompt_goes_on_and_the_rates_are_told(model):
     assert text.startswith("the cat") and len(text) > len("the cat") and len(tokens) == 6
     written = "".join(token.split("'")[1] for token in tokens)
     assert text == f"the cat{written}" and all(float(token.split()[0]) < 0 for token in tokens)
-    assert "prefill: 8 tokens in" in out.stderr and "steps: 5 tokens in" in out.stderr and "ms a step" in out.stderr
+    assert "prefill: 8 tokens in" in out.stderr and "steps: 5 tokens in" in out.stderr and "ms per step" in out.stderr
 
 
 @pytest.mark.slow
@@ -79,14 +79,14 @@ def test_what_is_there_is_compared_before_more_is_written(tmp_path):
     assert again.done == 1
     (line,) = (tmp_path / "out.jsonl").read_text().splitlines()
     assert json.loads(line)["texts"] == [{"text": "text\x1b", "ids": [5, 2], "log_probs": [-1.0, -0.5], "ended": "eos"}]
-    with pytest.raises(UserError, match="was made with temperature 0.5, now it is 0.7: take another file"):
+    with pytest.raises(UserError, match="was written with temperature 0.5, now temperature is 0.7: set another"):
         Outputs(path, settings | {"temperature": 0.7}, ["one", "two"])
-    with pytest.raises(UserError, match="out.jsonl, line 1 is not of the prompt in that line of the input"):
+    with pytest.raises(UserError, match="out.jsonl, line 1 has another prompt than this line of the input"):
         Outputs(path, settings, ["1", "two"])
-    with pytest.raises(UserError, match="line 1 is not of the prompt"):
+    with pytest.raises(UserError, match="line 1 has another prompt"):
         Outputs(path, settings, [])
     (tmp_path / "out.jsonl.settings.json").unlink()
-    with pytest.raises(UserError, match="out.jsonl is there, and .*, which says how it was made, is not"):
+    with pytest.raises(UserError, match="out.jsonl exists without its settings in"):
         Outputs(path, settings, ["one", "two"])
 
 
@@ -94,8 +94,8 @@ def test_what_is_there_is_compared_before_more_is_written(tmp_path):
     "lines, message",
     [
         (['"a"', "a"], 'line 2 is no JSON .*: write "a prompt" or'),
-        (['"a"', '{"text": "b"}'], "line 2 holds no prompt: write"),
-        (["[1]"], "line 1 holds no prompt: write"),
+        (['"a"', '{"text": "b"}'], "line 2 has no prompt: write"),
+        (["[1]"], "line 1 has no prompt: write"),
         (["[" * 100_000], "line 1 is no JSON"),
     ],
 )

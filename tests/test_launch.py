@@ -182,9 +182,9 @@ def test_local_starts_a_run_again_that_ends_like_one_never_killed(tmp_path, text
     os.kill(int(children[0]), signal.SIGKILL)  # of process 0 the other hears at once, of another only after 20 s
     said, _ = launcher.communicate(timeout=400)
     assert launcher.returncode == 0, said[-3000:]
-    assert "[1] pretrainax: process 0 of 2, which all others meet at, is gone" in said
+    assert "[1] pretrainax: process 0 of 2 (the coordinator) is gone" in said
     assert "local.py: process 0 of 2 was ended by SIGKILL" in said
-    assert "local.py: starting again" in said
+    assert "local.py: restarting" in said
     assert losses(killed) == losses(whole)
 
 

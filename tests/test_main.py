@@ -96,7 +96,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2(flags, message):
 def test_help_says_what_the_command_does_and_ends_with_0(word):
     out = run([sys.executable, "-m", "pretrainax.main", word])
     assert out.returncode == 0, out.stderr
-    assert out.stdout.startswith("Pretrain a model") and "--workdir" in out.stdout
+    assert out.stdout.startswith("Trains a model: ") and "--workdir" in out.stdout
     assert "With --config=FILE, --help shows every field of that config." in out.stdout
 
 
@@ -108,7 +108,7 @@ def test_help_with_a_config_shows_its_file_and_its_fields_as_they_are_overridden
     )
     assert out.returncode == 0, out.stderr
     assert "A config of each family, small enough to train in a test" in out.stdout
-    assert "--config.train.steps=7\n      int, by default 1000: updates in all" in out.stdout
+    assert "--config.train.steps=7\n      int, by default 1000: total number of updates" in out.stdout
     assert '--config.optimizer="Lamb(b2=0.9)"' in out.stdout and "--config.optimizer.b2=0.9\n" in out.stdout
 
 

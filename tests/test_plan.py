@@ -40,7 +40,7 @@ def candidate():
 def test_the_command_says_whether_it_fits_what_it_sends_and_what_it_costs():
     done = run(*TINY, "--topology=v5e:2x2", "--nocompile")
     assert done.returncode == 0, done.stderr
-    for words in ("FITS by the estimate", "bytes of a device", "all-reduce", "MFU", "USD at 1.20 a device and hour"):
+    for words in ("FITS by the estimate", "memory of one device", "all-reduce", "MFU", "USD at 1.20 per device hour"):
         assert words in done.stdout
 
 
@@ -56,7 +56,10 @@ def test_the_best_meshes_are_listed():
 def test_what_does_not_fit_comes_with_what_would():
     done = run(*TINY, "--config.train.global_batch_size=16777216", "--topology=v5e:2x2", "--nocompile")
     assert "DOES NOT FIT by the estimate" in done.stdout
-    assert "what would fit, the cheapest change first" in done.stdout and "--config.train.accumulate=" in done.stdout
+    assert (
+        "changes that make the run fit, simplest change first" in done.stdout
+        and "--config.train.accumulate=" in done.stdout
+    )
 
 
 @pytest.mark.slow
@@ -64,7 +67,7 @@ def test_what_does_not_fit_comes_with_what_would():
     "words, line",
     [
         ((), "--config is missing"),
-        (TINY, "--topology is missing: the devices of the run, as v5p:4x4x8 or h100:8"),
+        (TINY, "--topology is missing: the devices of the run, such as v5p:4x4x8 or h100:8"),
         ((*TINY, "--topology=v9:8"), "--topology=v9:8: unknown chip 'v9'"),
     ],
 )
@@ -94,7 +97,7 @@ def test_what_the_compiler_says_stands_beside_the_estimates(candidate):
         seconds=2.0,
     )
     text = report.run_report("tiny", candidate, Topology.parse("v5e:2x2"), found, "compiled in 2 s")
-    assert "FITS as compiled: 8.00 MB; the estimate is" in text
+    assert "FITS as compiled: 8.00 MB; the estimate differs from it by" in text
     (line,) = [line for line in text.splitlines() if line.split()[:2] == ["data", "all-reduce"]]
     assert line.endswith("10.00 MB  0%")  # none of it while products run
     assert "bf16[8,32,64]" in text
@@ -103,14 +106,14 @@ def test_what_the_compiler_says_stands_beside_the_estimates(candidate):
     counted = 4 * 10**9 / chip.memory_rate + 10**9 / chip.memory_rate + 2 * 5_000_000 / chip.link_rate
     (line,) = [line for line in text.splitlines() if line.startswith("  as compiled")]
     assert line.split()[2:4] == units.short_time(counted).split()
-    assert "memory is counted in the compiled step: 5.00 GB by 1,234 kernels, of it 1.00 GB besides products" in text
+    assert "memory traffic of the compiled step: 5.00 GB by 1,234 kernels, of which 1.00 GB outside products" in text
     assert "products     4.00 GB  80%" in text
 
 
 def test_a_run_that_would_fit_without_its_moving_average_is_told_so(candidate):
     chip = Topology.parse("v5e:2x2").chip
     large = dataclasses.replace(candidate.memory, ema=chip.memory_bytes)
-    words = "of config.train.ema_decay it would fit"
+    words = "of config.train.ema_decay the run fits"
     for ema, fits, said in ((large, False, True), (large, True, False), (candidate.memory, False, False)):
         shown = dataclasses.replace(candidate, memory=ema, fits=fits)
         assert (words in report.run_report("tiny", shown, Topology.parse("v5e:2x2"), None, "")) == said

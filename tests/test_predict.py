@@ -67,18 +67,21 @@ def mistakes(folder) -> list[tuple[list[str], str]]:
         (["predict", a, out], "--from is missing"),
         (["predict", hf, out], "--input is missing"),
         (["predict", hf, a], "--output is missing"),
-        (["predict", hf, a, a.replace("input", "output")], "is --input: take another file"),
+        (["predict", hf, a, a.replace("input", "output")], "is the file of --input: set another file"),
         (["predict", hf, a, out, "--config.train.steps=1"], "--config.train.steps changes nothing in a prediction"),
         (["predict", hf, a, out, "--config.objective.labels=a,b"], "Classification of 2 labels needs Classify"),
         (["predict", hf, a, out, "--config.data.sequence_length=99"], "config.model.position.max_length is 20"),
         (["predict", hf, f"--input={folder}/bad.jsonl", out], "bad.jsonl:2: no field 'text'"),
-        (["predict", hf, f"--input={folder}/all_bad.jsonl", out, "--skip_bad"], "holds no record: all 1 are bad"),
+        (
+            ["predict", hf, f"--input={folder}/all_bad.jsonl", out, "--skip_bad"],
+            "holds no record: all 1 records are bad",
+        ),
         (["predict", f"--from={folder}/lm", a, out], "has no head of a task"),
         (["predict", hf, f"--workdir={folder}", a, out], "--workdir is not for this command"),
         (["predict", hf, a, out, "--format=xml"], "--format"),
         (["evaluate", hf, source], "a.jsonl:1: no field 'label'"),
-        (["evaluate", hf, source, "--stride=3"], "--stride is of texts, and"),
-        (["evaluate", hf, "--tasks=grammar"], "--tasks is of texts, and"),
+        (["evaluate", hf, source, "--stride=3"], "--stride is for language models, and"),
+        (["evaluate", hf, "--tasks=grammar"], "--tasks is for language models, and"),
         (["evaluate", hf, f"--source=TextFiles(path='{folder}/a.jsonl')"], "which is for JsonLines"),
     ]
 
@@ -108,7 +111,7 @@ def lines(path):
 
 def test_each_record_comes_back_with_its_label_and_probabilities(said, folder):
     code, text = said["plain"]
-    assert code == 0 and f"3 records of {folder}/a.jsonl in {folder}/out.jsonl; " in text, text
+    assert code == 0 and f"wrote 3 records of {folder}/a.jsonl to {folder}/out.jsonl; " in text, text
     for i, line in enumerate(lines(folder / "out.jsonl")):
         assert list(line) == ["id", "text", "prediction", "probabilities"]
         assert (line["id"], line["text"]) == (i, TEXTS[i]) and tuple(line["probabilities"]) == LABELS
@@ -126,9 +129,9 @@ def test_a_table_has_the_same_of_another_kind_of_file_with_another_field(said, f
 
 
 def test_texts_that_lose_their_end_are_counted(said, folder):
-    assert "; 1 is longer than is read (rows of 20 tokens, config.data.sequence_length) and loses" in said["plain"][1]
+    assert "; 1 record is longer than 20 tokens (config.data.sequence_length) and loses its end" in said["plain"][1]
     assert said["short"][0] == 0
-    assert "; 1 is longer than is read (rows of 12 tokens, config.data.sequence_length) and loses" in said["short"][1]
+    assert "; 1 record is longer than 12 tokens (config.data.sequence_length) and loses its end" in said["short"][1]
     whole, short = (lines(folder / f"{name}.jsonl") for name in ("out", "short"))
     assert short[0]["probabilities"] == pytest.approx(whole[0]["probabilities"], abs=1e-5)
     assert short[1]["probabilities"] != pytest.approx(whole[1]["probabilities"], abs=1e-5)
@@ -138,7 +141,7 @@ def test_bad_records_are_left_out_named_and_counted(said, folder):
     code, text = said["skipped"]
     assert code == 0 and f"left out: {folder}/bad.jsonl:2: no field 'text', did you mean 'txt'?" in text, text
     found = [json.loads(line)["text"] for line in text.splitlines() if line.startswith("{")]
-    assert found == TEXTS and "3 records of" in text and "; 1 bad left out; " in text
+    assert found == TEXTS and "3 records of" in text and "; left out 1 bad records; " in text
 
 
 def test_an_imported_classifier_is_evaluated_on_a_file_that_counts_labels_in_another_order(said, folder):

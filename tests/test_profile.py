@@ -41,7 +41,7 @@ def test_the_table_is_printed_beside_the_plan_and_drawn(workdir, tmp_path):
     done = profile(f"--workdir={workdir}", "--topology=v5e:1x1", f"--picture={tmp_path}/shares.png")
     assert done.returncode == 0, done.stderr
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.strip()}
-    assert rows["module"] == ["module", "kind", "ms", "a", "step", "share", "plan"]
+    assert rows["module"] == ["module", "kind", "ms", "per", "step", "share", "plan"]
     assert rows["mlp"][:2] == ["mlp", "products"] and rows["mlp"][3] == f"{4 / 9:.1%}" and len(rows["mlp"]) == 5
     assert len(rows["in"]) == 5 and rows["in"][3] == "100.0%"  # in all, and what a plan expects
     assert (tmp_path / "shares.png").read_bytes().startswith(b"\x89PNG")
@@ -52,7 +52,7 @@ def test_the_table_is_printed_beside_the_plan_and_drawn(workdir, tmp_path):
     [
         (["--step=9"], "--step=9: no profile of process 0 begins there; these do: 7"),
         (["--process=3"], "has no profile of process 3: train with --config.train.profile_steps=10:13"),
-        (["--topology=h100:1"], "--topology=h100:1: the profile is of a TPU, leave the flag out"),
+        (["--topology=h100:1"], "--topology=h100:1: the profile is of a TPU; leave the flag out"),
         (["--config.train.steps=5"], "--config.train.steps changes nothing in a profile"),
     ],
 )

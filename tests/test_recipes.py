@@ -1,20 +1,19 @@
-"""Every command of docs/recipes.md is one: the real parsers read its flags, and its config is sound."""
+"""Every command of the how-to guides is valid: the real parsers read its flags, and its config is sound."""
 
 import json
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 
 import pytest
 
 from pretrainax.config.validation import validate
+from tests.support.docs_pages import commands, how_to
 from tests.support.runs import ENV, ROOT
 
-PAGE = (ROOT / "docs" / "recipes.md").read_text()
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
-NAMES = sorted({shlex.split(command)[1] for command in COMMANDS})
+COMMANDS = commands(how_to())
+NAMES = sorted({words[1] for words in COMMANDS})
 # Reads each command line in a process of its own, a copy of one that has imported all of it.
 PARSER = """
 import json, os, sys
@@ -51,17 +50,13 @@ def test_every_config_of_a_recipe_is_sound(tmp_path):
     for name, family in {"bert": "bert", "student": "bert", "t5": "t5", "gpt2": "gpt2"}.items():
         (tmp_path / "runs" / name).mkdir()
         (tmp_path / "runs" / name / "config.json").write_text(f'{{"model_type": "{family}"}}')
-    lines = {
-        command: [word for word in shlex.split(command) if word.startswith("--config")]
-        for command in COMMANDS
-        if "--config=" in command
-    }
-    assert len(lines) >= 20
+    configured = [words for words in COMMANDS if any(word.startswith("--config=") for word in words)]
+    assert len(configured) >= 20
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     out, err = start(["-c", PARSER], cwd=tmp_path, **pipes).communicate(
-        json.dumps([["recipe", *words] for words in lines.values()])
+        json.dumps([["recipe", *(word for word in words if word.startswith("--config"))] for words in configured])
     )
-    assert [command for command, code in zip(lines, out.split(), strict=True) if code != "0"] == [], err
+    assert [words for words, code in zip(configured, out.split(), strict=True) if code != "0"] == [], err
 
 
 @pytest.mark.slow
@@ -69,25 +64,16 @@ def test_every_other_flag_is_one_of_its_command():
     started = {name: start(["-m", "pretrainax", name, "--help"], stdout=subprocess.PIPE) for name in NAMES}
     helps = {name: process.communicate()[0] for name, process in started.items()}
     for command in COMMANDS:
-        program, name, *words = shlex.split(command)
+        name, *words = command[1:]
         own = [
             word[2:].partition("=")[0] for word in words if word.startswith("--") and not word.startswith("--config")
         ]
         own = [flag.removeprefix("no") for flag in own]
-        assert program == "pretrainax"
         assert [flag for flag in own if not re.search(rf"--(\[no\])?{flag}\b", helps[name])] == [], command
 
 
 def test_every_config_of_the_table_of_machines_is_one():
-    files = re.findall(r"`(configs/\w+\.py)(?::(\w+))?`", PAGE)
+    files = re.findall(r"`(configs/\w+\.py)(?::(\w+))?`", how_to("choose-a-size"))
     assert len(files) >= 8
     for file, variant in files:
         validate(runpy.run_path(str(ROOT / file))["get_config"](variant), files=False)
-
-
-@pytest.mark.parametrize("page", ["tutorial.md", "recipes.md"])
-def test_every_link_leads_to_a_heading(page):
-    for file, anchor in re.findall(r"\]\(([\w.]*)#([\w-]+)\)", (ROOT / "docs" / page).read_text()):
-        target = (ROOT / "docs" / (file or page)).read_text()
-        headings = re.findall(r"^#+ (.+)", target, re.MULTILINE)
-        assert anchor in [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]

@@ -70,16 +70,16 @@ def test_the_picture_is_a_png_and_in_the_page_too(made):
 
 
 def test_what_a_run_lacks_is_said(made):
-    said = "deep<script> is left out: its lines have no text_tokens, of which --by=tokens is"
+    said = "deep<script> is left out: --by=tokens needs text_tokens, which its lines do not have"
     assert said in made[0].stderr and said.replace("<", "&lt;").replace(">", "&gt;") in made[2]
 
 
 @pytest.mark.parametrize(
     "flags, said",
     [
-        (["--figures=los"], "--figures=los is in no line of these runs; they have loss"),
-        (["--by=flops"], "--by=flops: none of these runs has counted it; take --by=step"),
-        (["/nowhere"], "/nowhere is no folder: give the --workdir of a run"),
+        (["--figures=los"], "--figures=los: no run has this metric; they have loss"),
+        (["--by=flops"], "--by=flops: no run has counted this; use --by=step"),
+        (["/nowhere"], "/nowhere is not a folder: give the --workdir of a run"),
     ],
 )
 def test_mistakes_are_a_line(runs, tmp_path, flags, said):
@@ -89,7 +89,7 @@ def test_mistakes_are_a_line(runs, tmp_path, flags, said):
 
 
 def test_folders_without_runs_are_named(tmp_path):
-    assert f"{tmp_path} holds no run: there is no metrics.jsonl in it" in report(tmp_path).stderr
+    assert f"{tmp_path} holds no run: neither it nor a folder in it has a metrics.jsonl" in report(tmp_path).stderr
     (tmp_path / "metrics.jsonl").touch()
     assert f"{tmp_path} has no line in its metrics.jsonl yet" in report(tmp_path).stderr
     assert "give the folders of runs" in report().stderr
@@ -130,10 +130,11 @@ def test_the_command_says_which_values_are_left_out(tmp_path):
     command = [sys.executable, "-m", "pretrainax.report", str(tmp_path / "a"), f"--output={tmp_path}/r"]
     done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0
-    assert done.stderr.endswith("a: left out of metrics.jsonl, as no numbers that can be drawn: 1 of loss\n")
+    assert done.stderr.endswith("a: metrics.jsonl has values of loss that cannot be drawn; left out: 1\n")
     with open(tmp_path / "a" / "metrics.jsonl", "a") as f:
         f.write('{"step": "4", "split": "train", "loss": 1.0}\n{"step": 5, "split": 1, "loss": 2}\n{"step": 6, "spl')
     done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=120)
     lines = len((tmp_path / "a" / "metrics.jsonl").read_bytes().splitlines()) - 1  # the last one is being written
     assert done.returncode == 0
-    assert f"a: left out 2 of the {lines} lines of metrics.jsonl, which no run has written so" in done.stderr
+    assert "a: metrics.jsonl has invalid lines, not JSON or" in done.stderr
+    assert f"left out: 2 of {lines} lines" in done.stderr

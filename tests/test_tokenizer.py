@@ -92,7 +92,9 @@ def test_a_size_that_the_text_is_too_small_for_is_skipped(reported):
     skipped = results(folder)["skipped"]
     assert [(s["kind"], s["size"]) for s in skipped] == [(kind, 9000) for kind in KINDS]
     assert all("this text is enough for" in s["reason"] for s in skipped)
-    assert "\nSkipped 4:\n" in table and table.count(" 9,000: config.tokenizer.vocab_size is 9000, this text is") == 4
+    assert (
+        "\nSkipped 4:\n" in table and table.count(" 9,000: config.tokenizer.vocab_size is 9000, but this text is") == 4
+    )
 
 
 def test_report_is_the_same_each_time(reported):
@@ -135,7 +137,7 @@ def test_command_trains_and_encodes(text, cache, tmp_path):
     trained = run("train", f"--config={ROOT}/tests/support/tiny.py:gpt", *flags)
     assert trained.returncode == 0 and "BPE of 340 ids" in trained.stdout, trained.stderr
     shown = run("encode", f"--tokenizer={tmp_path / 'made'}", stdin="tis se\n")
-    assert shown.returncode == 0 and shown.stdout.endswith("the text comes back exactly\n"), shown.stderr
+    assert shown.returncode == 0 and shown.stdout.endswith("decoding restores the text exactly\n"), shown.stderr
 
 
 def test_help_has_the_commands_and_their_flags():
@@ -151,7 +153,7 @@ def test_help_has_the_commands_and_their_flags():
         (["report", "--sizes=8k"], "--sizes has '8k', it must be whole numbers above 0, as 8000,32000"),
         (["encode"], "encode needs --tokenizer=DIR"),
         (["train", "--to=/dev/null/x"], "--to=/dev/null/x cannot be written: Not a directory"),
-        (["make"], "say what to do first: train or report or encode; got 'make'"),
+        (["make"], "the first argument must be train or report or encode; got 'make'"),
     ],
 )
 def test_a_mistake_is_one_line(flags, said):

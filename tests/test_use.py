@@ -1,4 +1,4 @@
-"""docs/use.md runs as it stands: its Python block by block, in a folder with a trained run."""
+"""The how-to guides about trained models run as they stand: their Python block by block, on a trained run."""
 
 import contextlib
 import dataclasses
@@ -12,12 +12,13 @@ import pytest
 from pretrainax.config import Classify, LearnedPositions
 from tests.golden import CASES
 from tests.support.classifiers import named_labels, with_head
+from tests.support.docs_pages import USE_PAGES, how_to
 from tests.support.huggingface_weights import write_directory, write_run
-from tests.support.runs import ROOT, command, run
+from tests.support.runs import command, run
 
 pytestmark = pytest.mark.slow
 
-PAGE = (ROOT / "docs" / "use.md").read_text()
+PAGE = how_to(*USE_PAGES)
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 FLAGS = "--config.checkpoint.every=10", "--config.evaluate.every=20", "--config.evaluate.prompts=('once', 'we')"
 
@@ -49,7 +50,7 @@ def printed(folder) -> list[str]:
     try:
         for block in BLOCKS:
             with contextlib.redirect_stdout(io.StringIO()) as out:
-                exec(compile(block, "docs/use.md", "exec"), names)
+                exec(compile(block, "docs/how-to", "exec"), names)
             said.append(out.getvalue())
     finally:
         os.chdir(before)
@@ -100,6 +101,6 @@ def test_records_are_labelled_as_the_page_says(printed):
 def test_the_table_of_names_is_what_load_takes():
     from pretrainax.interop import origin
 
-    written = re.findall(r"^\| `(\S+)` \|", PAGE.split("## Attributes")[0], re.MULTILINE)
+    written = re.findall(r"^\| `(\S+)` \|", how_to("load").split("## Attributes")[0], re.MULTILINE)
     documented = re.findall(r"^    (\S+)  ", origin.__doc__, re.MULTILINE)
     assert written == documented

@@ -36,10 +36,10 @@ def test_a_config_that_resumes_passes_also_where_its_phases_change(text, cache):
     phases = "--config.phases=(Phase(steps=20, sequence_length=16, global_batch_size=16), Phase(dropout_rate=0.1))"
     out = verify("tests/support/tiny.py:gpt", text, cache, "--steps=6", "--kills=1", "--processes=2", phases)
     assert out.returncode == 0, out.stdout + out.stderr
-    assert "never killed: 6 steps" in out.stdout and "2 × cpu" in out.stdout
+    assert "undisturbed run: 6 steps" in out.stdout and "2 × cpu" in out.stdout
     assert out.stdout.count("6 steps bit-identical") == 2  # killed; resumed by 2 processes
     assert "killed at step 3, resumed by 2 processes" in out.stdout
-    assert out.stdout.splitlines()[-1] == "it resumes as it should"
+    assert out.stdout.splitlines()[-1] == "all checks pass: the config resumes"
 
 
 def test_phases_keep_their_shares_of_the_short_run():
@@ -85,7 +85,7 @@ def test_batches_that_are_not_the_same_again_are_found(text, cache, tmp_path):
     out = verify(tmp_path / "restless.py", text, cache, "--steps=4", "--kills=1", "--processes=1")
     assert out.returncode == 1, out.stdout + out.stderr
     lines = out.stdout.splitlines()
-    assert lines[-1] == "it does NOT resume as it should"
+    assert lines[-1] == "FAILED: the config does NOT resume as it should"
     assert "batches     4 of 4 steps differ" in out.stdout and lines[-4].endswith("✗")
 
 
@@ -121,7 +121,7 @@ def test_the_mesh_fits_on_the_devices_and_the_processes(mesh, processes, devices
 
 
 def test_processes_that_do_not_divide_the_mesh_are_refused():
-    with pytest.raises(UserError, match="--processes=3 do not divide the 4 devices of config.mesh"):
+    with pytest.raises(UserError, match="--processes=3 does not divide the 4 devices of config.mesh"):
         _devices(MeshConfig(data=4), 3)
 
 
@@ -138,11 +138,11 @@ def test_a_digest_is_of_a_row_whatever_the_process_that_has_it():
     "pairs, missing, tolerance, good, text",
     [
         ([(1.0, 1.0), (None, None)], False, 0.0, True, "2 bit-identical"),
-        ([(1.0, 1.0 + 1e-15)], False, 0.0, False, "1 of 1 differ, by 1.1e-15 of their value at most; allowed: 0"),
+        ([(1.0, 1.0 + 1e-15)], False, 0.0, False, "1 of 1 differ, relative difference at most 1.1e-15; allowed: 0"),
         ([(1.0, 1.00001)], False, 2e-5, True, "1 of 1 differ"),
         ([(1.0, 1.00003)], False, 2e-5, False, "1 of 1 differ"),
         ([(1.0, None)], False, 2e-5, False, "not finite in one of the two"),
-        ([(1.0, 1.0)], True, 2e-5, False, "not of the same steps"),
+        ([(1.0, 1.0)], True, 2e-5, False, "different steps"),
     ],
 )
 def test_losses_are_judged_by_what_is_allowed(pairs, missing, tolerance, good, text):

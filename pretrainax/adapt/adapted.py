@@ -46,8 +46,8 @@ class Adapted(Wrapped):
         return {"params": self.start(params, key), **self.frozen(params)}
 
     def start(self, params: PyTree, key: jax.Array) -> PyTree:
-        kept = {path: x for path, x in flat(params).items() if self._trains(path)}
-        return nested(kept | self.tuning.added(params, key))
+        trained = {path: x for path, x in flat(params).items() if self._trains(path)}
+        return nested(trained | self.tuning.added(params, key))
 
     def frozen(self, params: PyTree) -> dict[str, PyTree]:
         return {FROZEN: nested({path: x for path, x in flat(params).items() if not self._trains(path)})}
@@ -67,7 +67,7 @@ class Adapted(Wrapped):
 
     def describe(self, run: "Run") -> Iterator[tuple[str, str]]:
         trained, share = run.trained_parameters, run.trained_parameters / run.parameters
-        yield "tuning", f"{self.tuning}: {trained:,} parameters are trained, {share:.2%} of all"
+        yield "tuning", f"{self.tuning}: trains {trained:,} parameters, {share:.2%} of all"
 
     def apply(
         self,

@@ -42,19 +42,19 @@ class LoRA(Tuning):
         return self.alpha / self.rank
 
     def added(self, params, key):
-        kernels, made = flat(params), {}
+        kernels, added = flat(params), {}
         for matrix in chosen(matrices_of(params), self.targets):
             path, layers = matrix.path, matrix.layers
             # NOTE The paper uses a Gaussian; its released code uses a uniform distribution of this width.
             bound = 1.0 / math.sqrt(math.prod(matrix.inputs))
-            own = jax.random.fold_in(key, zlib.crc32(path.encode()))
-            a = jax.random.uniform(own, (layers, *matrix.inputs, self.rank), jnp.float32, -bound, bound)
-            made[f"{path}/lora_a"] = a
-            made[f"{path}/lora_b"] = jnp.zeros((layers, self.rank, *matrix.outputs), jnp.float32)
+            matrix_key = jax.random.fold_in(key, zlib.crc32(path.encode()))
+            a = jax.random.uniform(matrix_key, (layers, *matrix.inputs, self.rank), jnp.float32, -bound, bound)
+            added[f"{path}/lora_a"] = a
+            added[f"{path}/lora_b"] = jnp.zeros((layers, self.rank, *matrix.outputs), jnp.float32)
             if self.dora:
                 norm = jax.vmap(functools.partial(_norm, outputs=len(matrix.outputs)))
-                made[f"{path}/magnitude"] = norm(kernels[f"{path}/kernel"])
-        return made
+                added[f"{path}/magnitude"] = norm(kernels[f"{path}/kernel"])
+        return added
 
     def around(self, linear: Linear, call, x, training):
         y = call(x)
@@ -92,7 +92,7 @@ class LoRA(Tuning):
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
         if not self.targets:
-            yield "config.tuning.targets is empty, it must name matrices, as ('query', 'value')"
+            yield "config.tuning.targets is empty, it must name matrices, such as ('query', 'value')"
         if self.rank < 1:
             yield f"config.tuning.rank is {self.rank}, it must be at least 1"
         if not 0 <= self.dropout < 1:
@@ -100,9 +100,9 @@ class LoRA(Tuning):
         if not self.alpha > 0:
             yield f"config.tuning.alpha is {self.alpha}, it must be above 0"
         matrices = matrices_of(abstract_params(experiment.model))
-        wrong = {pattern: found for pattern in self.targets if (found := problem_of(pattern, matrices))}
-        for pattern, found in wrong.items():
-            yield f"config.tuning.targets has {pattern!r}, {found}"
+        wrong = {pattern: problem for pattern in self.targets if (problem := problem_of(pattern, matrices))}
+        for pattern, problem in wrong.items():
+            yield f"config.tuning.targets has {pattern!r}, {problem}"
         if not wrong:
             yield from self._too_large(chosen(matrices, self.targets))
 
@@ -110,7 +110,7 @@ class LoRA(Tuning):
         if small := [matrix for matrix in matrices if matrix.rank < self.rank]:
             first = min(small, key=lambda matrix: matrix.rank)
             yield (
-                f"config.tuning.rank is {self.rank}, and {first.path} is a matrix of {math.prod(first.inputs)} × "
+                f"config.tuning.rank is {self.rank}, but {first.path} is a matrix of {math.prod(first.inputs)} × "
                 f"{math.prod(first.outputs)}: it must be at most {first.rank}"
             )
 

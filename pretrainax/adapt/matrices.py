@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 
-from pretrainax import models  # noqa: F401  whose parts add their rows to PARTITION_RULES
+from pretrainax import models  # noqa: F401  its modules add rules to PARTITION_RULES
 from pretrainax.adapt.patterns import found_in
 from pretrainax.config import UserError, nearest
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
@@ -35,12 +35,12 @@ def matrices_of(params: PyTree) -> list[Matrix]:
     Experts and routers are excluded: no `Linear` computes them, so an update would change the merged model but not the
     model in training.
     """
-    found = []
+    matrices = []
     for name, x, axes in zip(parameter_names(params), jax.tree.leaves(params), axes_of_leaves(params), strict=True):
         if is_stacked(name) and name.endswith(_KERNEL) and "experts" not in axes and _ROUTER not in name:
             cut = 1 + _summed(axes[1:])
-            found.append(Matrix(name.removesuffix(_KERNEL), x.shape[0], x.shape[1:cut], x.shape[cut:]))
-    return found
+            matrices.append(Matrix(name.removesuffix(_KERNEL), x.shape[0], x.shape[1:cut], x.shape[cut:]))
+    return matrices
 
 
 def chosen(matrices: Sequence[Matrix], patterns: Iterable[str]) -> list[Matrix]:
@@ -51,14 +51,14 @@ def chosen(matrices: Sequence[Matrix], patterns: Iterable[str]) -> list[Matrix]:
     """
     patterns, paths = tuple(patterns), tuple(matrix.path for matrix in matrices)
     try:
-        found = _search(patterns, paths)
+        matches = _search(patterns, paths)
     except (UserError, ValueError) as e:
         raise UserError(f"config.tuning.targets is {patterns}, which {e}") from e
-    return [matrix for matrix, *is_found in zip(matrices, *found, strict=True) if any(is_found)]
+    return [matrix for matrix, *is_match in zip(matrices, *matches, strict=True) if any(is_match)]
 
 
 def _search(patterns: tuple[str, ...], paths: tuple[str, ...]) -> list[list[bool]]:
-    """Returns a list of booleans per pattern: whether it matches each path."""
+    """Returns a list of booleans per pattern, True for each path that it matches."""
     return found_in(tuple(rf"(?:^|/)(?:{pattern})$" for pattern in patterns), paths)
 
 
@@ -72,7 +72,7 @@ def problem_of(pattern: str, matrices: Sequence[Matrix]) -> str:
     names = dict.fromkeys(matrix.path.rpartition("/")[2] for matrix in matrices)
     if "/" in pattern:
         names = dict.fromkeys(matrix.path for matrix in matrices)
-    return f"and no matrix of the model's blocks is called so, {nearest(pattern, names)}"
+    return f"but no matrix of the model's blocks matches it, {nearest(pattern, names)}"
 
 
 def _summed(axes: Sequence[str]) -> int:

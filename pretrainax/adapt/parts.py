@@ -17,7 +17,7 @@ class _Part(Tuning):
         yield from super().problems(experiment)
         heads = head_modules(experiment.model)
         if not any(self.trains(path, heads) for path in flat(abstract_params(experiment.model))):
-            yield f"config.tuning is {self}, and this config.model has none of the parameters that it trains"
+            yield f"config.tuning is {self}, but this config.model has none of the parameters that it trains"
 
 
 @dataclasses.dataclass

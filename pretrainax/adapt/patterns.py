@@ -7,12 +7,12 @@ from pretrainax.adapt import pattern_search
 from pretrainax.runtime.confined import Confined
 
 _WITHOUT_REPEATS = re.compile(r"(\(\?:|[\w/.|()^$-])*+")
-_FEW = 8  # alternatives; matching may try all combinations
+_FEW = 8  # maximum alternatives; matching may try all combinations
 
 
 @functools.lru_cache(maxsize=64)
 def found_in(patterns: tuple[str, ...], names: tuple[str, ...]) -> list[list[bool]]:
-    """Returns a list of booleans per pattern: whether it matches each name.
+    """Returns a list of booleans per pattern, True for each name that it matches.
 
     Patterns with repetition or many alternatives run in a confined process with a time budget.
 

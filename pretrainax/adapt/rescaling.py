@@ -11,7 +11,7 @@ from pretrainax.adapt.tuning import Tuning, beside
 from pretrainax.layers.linear import Linear
 from pretrainax.sharding.param_paths import Flat
 
-_READS = re.compile(r"/mlp(_after)?/down$")  # inputs are rescaled; for keys and values the outputs
+_READS = re.compile(r"/mlp(_after)?/down$")  # their inputs are rescaled; for keys and values, the outputs
 _KEYS = re.compile(r"_attention/(key|value)$")
 
 
@@ -24,9 +24,9 @@ class IA3(Tuning):
 
     def added(self, params, key):
         del key
-        found = [matrix for matrix in matrices_of(params) if _READS.search(matrix.path) or _KEYS.search(matrix.path)]
-        sizes = {m.path: m.inputs if _READS.search(m.path) else m.outputs for m in found}
-        layers = {matrix.path: matrix.layers for matrix in found}
+        matrices = [matrix for matrix in matrices_of(params) if _READS.search(matrix.path) or _KEYS.search(matrix.path)]
+        sizes = {m.path: m.inputs if _READS.search(m.path) else m.outputs for m in matrices}
+        layers = {matrix.path: matrix.layers for matrix in matrices}
         return {f"{path}/ia3": jnp.ones((layers[path], *size), jnp.float32) for path, size in sizes.items()}
 
     def around(self, linear: Linear, call, x, training):

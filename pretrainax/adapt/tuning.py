@@ -27,7 +27,7 @@ class Tuning(kinds.Tuning):
     heads are trained too (`Experiment.draws_heads`).
     """
 
-    is_mergeable: ClassVar[bool] = True  # whether an equivalent plain model exists
+    is_mergeable: ClassVar[bool] = True  # True if an equivalent plain model exists
 
     def wrap(self, experiment: Experiment, train: TrainConfig, teacher: Optional[ModelConfig]) -> Adapted:
         return self.adapted(models.build(experiment.model, compute_for(train)), experiment)
@@ -43,8 +43,8 @@ class Tuning(kinds.Tuning):
 
     def limits(self, config: ModelConfig) -> dict[str, int]:
         """Returns the maximum number of text tokens, by the limiting field of config.model."""
-        most = config.position.max_length
-        return {"position.max_length": most - self.tokens} if isinstance(most, int) else {}
+        limit = config.position.max_length
+        return {"position.max_length": limit - self.tokens} if isinstance(limit, int) else {}
 
     def trains(self, path: str, heads: set[str]) -> bool:
         """Returns True if the tuning trains a parameter; heads: first path components of the heads."""
@@ -93,7 +93,7 @@ class Tuning(kinds.Tuning):
     def problems(self, experiment: Experiment) -> Iterator[str]:
         if not experiment.checkpoint.init_from:
             yield (
-                f"config.tuning is {self}, which trains a few parameters of a model that is there: set "
+                f"config.tuning is {self}, which needs an existing model: set "
                 "config.checkpoint.init_from to the --workdir of a run, a Hugging Face directory or hf:org/name"
             )
         yield from self.length_problems(experiment)
@@ -102,14 +102,16 @@ class Tuning(kinds.Tuning):
         """Yields an error if rows and virtual tokens exceed a limit of the model."""
         length, objective = experiment.data.sequence_length, experiment.objective
         if not self.tokens or list(objective.field_problems()) or length < objective.shortest:
-            return  # no lengths to compare
+            return  # there are no lengths to compare
         row = objective.adapted(experiment).places(length)
-        for field, most in self.limits(experiment.model).items():
-            if row > most:
-                lower = f"config.data.sequence_length to at most {most}" if most > 0 else "a lower config.tuning.length"
+        for field, limit in self.limits(experiment.model).items():
+            if row > limit:
+                lower = (
+                    f"config.data.sequence_length to at most {limit}" if limit > 0 else "a lower config.tuning.length"
+                )
                 yield (
-                    f"config.data.sequence_length {length} makes rows of {row} tokens, and behind the {self.tokens} of "
-                    f"config.tuning {self} config.model.{field} has room for {max(most, 0)}: set {lower}"
+                    f"config.data.sequence_length {length} makes rows of {row} tokens, but after the {self.tokens} "
+                    f"tokens of config.tuning {self} config.model.{field} has room for {max(limit, 0)}: set {lower}"
                 )
 
 

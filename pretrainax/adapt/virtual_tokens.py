@@ -1,4 +1,4 @@
-"""Prompt tuning and prefix tuning: trained virtual tokens before each text.
+"""Prompt tuning and prefix tuning: trained virtual tokens before each document.
 
 Each row of a batch gets virtual tokens on its left, without predictions. Prompt tuning trains their embeddings. Prefix
 tuning trains their keys and values in every layer; nothing reads their other activations.
@@ -28,7 +28,7 @@ _STDDEV = 0.02  # of initial keys and values, and of the layer that generates th
 
 
 class _VirtualTokens(Tuning):
-    """Base of tunings with `length` virtual tokens before each text."""
+    """Base of tunings with `length` virtual tokens before each document."""
 
     is_mergeable: ClassVar[bool] = False
     length: int
@@ -67,24 +67,24 @@ class _VirtualTokens(Tuning):
         if self.length < 1:
             yield f"config.tuning.length is {self.length}, it must be at least 1"
         if experiment.model.generator is not None:
-            yield f"config.tuning is {self}, which is not for a config.model with a generator: take LoRA"
-        if why := experiment.model.unsupported("virtual tokens"):
-            yield f"config.tuning is {self}, and config.model {why}: take LoRA"
+            yield f"config.tuning is {self}, which does not support config.model.generator: use LoRA"
+        if reason := experiment.model.unsupported("virtual tokens"):
+            yield f"config.tuning is {self}, but config.model {reason}: use LoRA"
         parts = [part for _, part in experiment.objective.components()]
         if not all(isinstance(experiment.data.packing or default_packing(part), OneEach) for part in parts):
-            yield f"config.tuning is {self}, for rows of one text each: set config.data.packing to OneEach()"
+            yield f"config.tuning is {self}, which needs one document per row: set config.data.packing to OneEach()"
         if several := next((part for part in parts if part.parts_rows), None):
             yield (
-                f"config.tuning is {self}, whose tokens the first text of a row alone would see, and "
-                f"{type(several).__name__} has several in each: set config.tuning to LoRA() or IA3()"
+                f"config.tuning is {self}, whose tokens only the first document of a row would see, but "
+                f"{type(several).__name__} has several in each row: set config.tuning to LoRA() or IA3()"
             )
         if experiment.model.reads_question:
             yield (
-                f"config.tuning is {self}, whose tokens would stand before the question, which "
+                f"config.tuning is {self}, whose tokens would be before the question, which "
                 "config.model.sparse_attention makes global: set config.tuning to LoRA() or IA3()"
             )
         if experiment.mesh.sequence != 1:
-            yield f"config.mesh.sequence is {experiment.mesh.sequence}, with config.tuning {self} it must be 1"
+            yield f"config.mesh.sequence is {experiment.mesh.sequence}, but with config.tuning {self} it must be 1"
 
 
 # Values of the virtual tokens in each batch array: (segment ids [B, T], length P) -> [B, P].
@@ -202,14 +202,14 @@ class PrefixTuning(_VirtualTokens):
         if self.hidden < 0:
             yield f"config.tuning.hidden is {self.hidden}, it must be at least 0"
         if experiment.model.latent_attention is not None:
-            yield f"config.tuning is {self}, and keys of config.model.latent_attention are no linear map: take LoRA"
+            yield f"config.tuning is {self}, but keys of config.model.latent_attention are not a linear map: use LoRA"
         if experiment.model.sparse_attention is not None:
-            yield f"config.tuning is {self}, and config.model.sparse_attention has no place for more keys: take LoRA"
+            yield f"config.tuning is {self}, but config.model.sparse_attention supports no additional keys: use LoRA"
         others, _ = kinds_of_layers(experiment.model, experiment.model.num_layers)
         if self.hidden and others.numbers:
             yield (
-                f"config.tuning.hidden is {self.hidden}, which is for layers that are alike, and config.model.experts "
-                "has two kinds (first_dense, every): set config.tuning.hidden to 0"
+                f"config.tuning.hidden is {self.hidden}, which needs layers of one kind, but config.model.experts has "
+                "two kinds (first_dense, every): set config.tuning.hidden to 0"
             )
 
 

@@ -1,1 +1,1 @@
-"""Saves and restores a run, and knows which checkpoint can be trusted."""
+"""Checkpoints of runs: save, verify, select and restore."""

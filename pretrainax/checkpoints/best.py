@@ -1,4 +1,4 @@
-"""Says which value of a figure of the validation is the better one, and so which checkpoint of a run is the best."""
+"""Selects the best checkpoint of a run by a validation metric."""
 
 import contextlib
 import os
@@ -13,9 +13,9 @@ from pretrainax.files.json_files import JsonObject
 
 
 def best_step(values: Mapping[int, Optional[float]], figure: str) -> Optional[int]:
-    """Returns the first step with the best value of a figure; None where no step has one.
+    """Returns the first step with the best value of a metric; None if no step has a value.
 
-    values: of the steps, in their order; None: not known.
+    values: metric value by step, in step order; None: unknown.
     """
     known = {step: value for step, value in values.items() if value is not None}
     best = max if larger_is_better(figure) else min
@@ -23,11 +23,13 @@ def best_step(values: Mapping[int, Optional[float]], figure: str) -> Optional[in
 
 
 def best_checkpoint(directory: str, figure: str) -> Optional[tuple[int, float, JsonObject]]:
-    """Returns the step with the best value of a figure, of the checkpoints in a folder, that value, and all figures of
-    its validation; None where none has it."""
+    """Returns (step, metric value, all validation metrics) of the best checkpoint in a folder.
+
+    Returns None if no checkpoint has the metric.
+    """
     metrics: dict[int, JsonObject] = {}
     for step in list_steps(directory):
-        with contextlib.suppress(UserError):  # of no checkpoint, or damaged: its figures are not known
+        with contextlib.suppress(UserError):  # incomplete or damaged: its metrics are unknown
             metrics[step] = read_run_json(os.path.join(directory, str(step)))["metrics"]
-    step = best_step({step: of_step.get(figure) for step, of_step in metrics.items()}, figure)
+    step = best_step({step: values.get(figure) for step, values in metrics.items()}, figure)
     return None if step is None else (step, metrics[step][figure], metrics[step])

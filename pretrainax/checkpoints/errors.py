@@ -1,4 +1,4 @@
-"""Errors of Orbax and TensorStore when a save fails, each told in one line."""
+"""One-line errors for failed saves of Orbax and TensorStore."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ from pretrainax.config import RunFailed
 
 @contextlib.contextmanager
 def save_errors(step: int) -> Iterator[None]:
-    """Turns whatever stops a save (disk, permissions, Orbax, TensorStore) into one line; `--debug` shows the cause."""
+    """Turns any error of a save (disk, permissions, Orbax, TensorStore) into one line; `--debug` shows the cause."""
     try:
         yield
     except Exception as error:
@@ -23,7 +23,7 @@ def save_errors(step: int) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
-    if match := re.search(r"os_error_code='(\d+)'", text):  # TensorStore's way of giving errno
+    if match := re.search(r"os_error_code='(\d+)'", text):  # format of TensorStore for errno
         return os.strerror(int(match[1]))
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -31,16 +31,16 @@ def _reason(error: Exception) -> str:
 
 
 def silence_orbax() -> None:
-    """Hides what Orbax logs of a save that fails beside the error itself, and the sizes that it logs of each."""
+    """Hides tracebacks that Orbax logs in addition to the error of a failed save, and its log of sizes."""
     for name in ("absl", "concurrent.futures"):
-        logging.getLogger(name).addFilter(_is_no_orbax_traceback)
+        logging.getLogger(name).addFilter(_is_not_orbax_traceback)
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-    # Orbax reads TensorStore's metrics around each save, for a line of its log. Each time TensorStore 0.1.86 leaks the
-    # lists in them: 0.06 MB a save.
+    # Around each save, Orbax reads TensorStore's metrics for one log line. Each read leaks the lists in them in
+    # TensorStore 0.1.86: 0.06 MB per save.
     if hasattr(tensorstore_utils, "get_tensorstore_raw_bytes"):
         tensorstore_utils.get_tensorstore_raw_bytes = lambda *_, **__: 0
 
 
-def _is_no_orbax_traceback(record: logging.LogRecord) -> bool:
-    """Drops the traceback that Orbax logs of each thread that fails or comes late; the save raises that error, once."""
+def _is_not_orbax_traceback(record: logging.LogRecord) -> bool:
+    """Returns False for tracebacks of Orbax threads that fail or finish late; the save raises that error once."""
     return "_SignalingThread.run() raised" not in str(record.msg) and "loop is closed" not in str(record.exc_info)

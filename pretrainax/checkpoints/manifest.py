@@ -1,4 +1,4 @@
-"""The manifest that vouches for the files of a folder: the SHA-256 of each, in the format of `sha256sum -c`."""
+"""Manifests: the SHA-256 of each file of a folder, in the format of `sha256sum -c`."""
 
 import concurrent.futures
 import errno
@@ -16,26 +16,26 @@ from pretrainax.files.object_names import name_problem
 from pretrainax.files.regular_files import check_regular, read_bytes
 
 MANIFEST = "manifest.sha256"
-_STRANGERS = {"Thumbs.db", "ehthumbs.db", "desktop.ini", "Icon\r"}  # file managers leave these in any folder they show
+_IGNORED = {"Thumbs.db", "ehthumbs.db", "desktop.ini", "Icon\r"}  # file managers create these in folders that they open
 
 
 def seal(directory: str, elsewhere: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Writes the manifest. Flushes the files first: over a power cut it must not outlive what it vouches for.
+    """Flushes the files of a folder to disk, then writes the manifest, which must not outlive them after a power cut.
 
-    elsewhere: digests of files that other processes have, by name; some may be here too.
+    elsewhere: digests by name of files that other processes have; some of the files may also be local.
     """
-    found = flushed(directory)
-    if changed := [name for name in sorted(found.keys() & elsewhere.keys()) if found[name] != elsewhere[name]]:
-        raise OSError(errno.EIO, f"{changed[0]} is not what another process has written")
+    local = flushed(directory)
+    if changed := [name for name in sorted(local.keys() & elsewhere.keys()) if local[name] != elsewhere[name]]:
+        raise OSError(errno.EIO, f"{changed[0]} differs from the file that another process wrote")
     manifest = os.path.join(directory, MANIFEST)
-    every = sorted({**found, **elsewhere}.items())
+    every = sorted({**local, **elsewhere}.items())
     write_atomically(manifest, "".join(f"{digest}  {name}\n" for name, digest in every))
     sync(manifest)
     sync(directory)
 
 
 def flushed(directory: str) -> dict[str, str]:
-    """Waits until the files of a folder are on the disk; returns the digest of each by its name."""
+    """Flushes the files of a folder to disk; returns the digest of each by name."""
     names = _files(directory)
     paths = [os.path.join(directory, name) for name in names]
     for folder, _, _ in os.walk(directory):
@@ -46,11 +46,11 @@ def flushed(directory: str) -> dict[str, str]:
 
 
 def faults(directory: str, needed: Callable[[str], bool] = lambda name: True) -> list[str]:
-    """Lists what differs between a folder and its manifest; nothing for a valid one.
+    """Returns the differences between a folder and its manifest, one line each; [] for a valid folder.
 
-    A link counts as what it leads to, and no link is one too many.
+    A link counts as its target. Links that the manifest does not list are allowed.
 
-    needed: tells of a name in the manifest whether its file is looked at.
+    needed: returns True for names in the manifest whose files are verified.
     """
     try:
         content = read_bytes(os.path.join(directory, MANIFEST)).decode("utf-8")
@@ -76,13 +76,13 @@ def faults(directory: str, needed: Callable[[str], bool] = lambda name: True) ->
 
 
 def _files(directory: str) -> list[str]:
-    """Lists relative paths, without the manifest, links, what is hidden (NFS, snapshots) and file managers' own."""
-    found = []
+    """Returns relative paths, without the manifest, links, hidden files (NFS, snapshots) and files of file managers."""
+    files = []
     for folder, folders, names in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        paths = [os.path.join(folder, name) for name in names if not name.startswith(".") and name not in _STRANGERS]
-        found += [os.path.relpath(path, directory) for path in paths if not os.path.islink(path)]
-    return sorted(name for name in found if name != MANIFEST)
+        paths = [os.path.join(folder, name) for name in names if not name.startswith(".") and name not in _IGNORED]
+        files += [os.path.relpath(path, directory) for path in paths if not os.path.islink(path)]
+    return sorted(name for name in files if name != MANIFEST)
 
 
 def _digest(path: str) -> str:
@@ -103,7 +103,7 @@ def _reason(error: Exception) -> str:
 
 
 def sync(path: str) -> None:
-    """Waits until a file, or the names in a folder, are on the disk."""
+    """Flushes a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

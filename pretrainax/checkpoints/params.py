@@ -1,4 +1,4 @@
-"""Parameters of a checkpoint: restored into their shardings, or written and read block by block."""
+"""Parameters of checkpoints: restored into their shardings, or written and read block by block."""
 
 import errno
 import functools
@@ -23,15 +23,15 @@ from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
 from pretrainax.storage.places import complete
 
 Params = dict[str, PyTree]  # a nested dict of arrays, or of their shapes and dtypes
-Fresh = Callable[[list[str]], dict[str, jax.Array]]  # paths -> parameters as they start, in their shards
-Index = tuple[slice, ...]  # one slice an axis
-TRAINED, EMA = "params", "ema"  # folders of a checkpoint that hold parameters: as trained, and their moving average
-_BLOCK_BYTES = 1 << 26  # of a parameter, that are in memory at a time
+Fresh = Callable[[list[str]], dict[str, jax.Array]]  # paths -> initial parameters, sharded
+Index = tuple[slice, ...]  # one slice per axis
+TRAINED, EMA = "params", "ema"  # folders of a checkpoint: trained parameters, and their moving average
+_BLOCK_BYTES = 1 << 26  # bytes of a parameter in memory at a time
 CODEC = {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
 
 
 def load_steps(step_directories: Sequence[str], abstract_params: Params, folder: str = TRAINED) -> Params:
-    """Returns the parameters of a checkpoint, or the mean of those of several; folder: TRAINED or EMA."""
+    """Returns the parameters of a checkpoint, or the mean over several checkpoints; folder: TRAINED or EMA."""
     for step_directory in step_directories:
         complete(step_directory, of_parameters(folder))
     if len(step_directories) > 1:
@@ -40,13 +40,13 @@ def load_steps(step_directories: Sequence[str], abstract_params: Params, folder:
 
 
 def average_params(step_directories: Sequence[str], abstract_params: Params, folder: str = TRAINED) -> Params:
-    """Returns the mean of the parameters of checkpoints, added up in float64; each device reads its own shards.
+    """Returns the mean of the parameters of checkpoints, summed in float64; each device reads its own shards.
 
     Args:
       abstract_params: jax.ShapeDtypeStructs with shardings.
 
     Raises:
-      UserError: as `load_parts`, of any of them.
+      UserError: as `load_parts`, for any of the checkpoints.
     """
     for step_directory in step_directories:
         _check_arrays(step_directory, signatures({folder: abstract_params}))
@@ -62,7 +62,7 @@ def average_params(step_directories: Sequence[str], abstract_params: Params, fol
 
 
 def _mean(arrays: Sequence[ts.TensorStore], index: Index) -> np.ndarray:
-    """Reads a block of arrays of one shape and dtype, and returns their mean; one array as it is."""
+    """Reads a block of arrays with equal shape and dtype, and returns their mean; a single array is unchanged."""
     blocks = (array[index].read().result() for array in arrays)
     if len(arrays) == 1:
         return next(blocks)
@@ -74,25 +74,25 @@ def _by_path(tree: Params) -> dict[str, PyTree]:
 
 
 def load_parts(step_directory: str, abstract_parts: dict[str, PyTree]) -> dict[str, PyTree]:
-    """Restores the given parts into their shardings; UserError unless they are exactly what was saved."""
+    """Restores the given parts into their shardings; raises UserError if the saved arrays differ."""
     _check_arrays(step_directory, signatures(abstract_parts))
     return ocp.load_checkpointables(exact_path(step_directory), abstract_parts)
 
 
 def _check_arrays(step_directory: str, wanted: dict[str, str]) -> None:
-    """Raises a UserError unless a checkpoint has these arrays, and of their parts no others."""
+    """Raises UserError unless a checkpoint has exactly these arrays in their parts."""
     parts, stored = {name.split("/")[0] for name in wanted}, read_run_json(step_directory)["arrays"]
-    stored = {name: text for name, text in stored.items() if name.split("/")[0] in parts}
+    stored = {name: signature for name, signature in stored.items() if name.split("/")[0] in parts}
     both = wanted.keys() & stored.keys()
     problems = (
         [f"{name} {wanted[name]} is missing" for name in wanted if name not in both]
-        + [f"{name} {stored[name]} is not wanted" for name in stored if name not in both]
-        + [f"{n} is {stored[n]}, wanted {wanted[n]}" for n in wanted if n in both and stored[n] != wanted[n]]
+        + [f"{name} {stored[name]} is unexpected" for name in stored if name not in both]
+        + [f"{n} is {stored[n]}, expected {wanted[n]}" for n in wanted if n in both and stored[n] != wanted[n]]
     )
     if problems:
         raise UserError(
-            f"checkpoint {step_directory} is of another model or optimizer ({'; '.join(problems)}); "
-            f"its config.json, two folders up, has the fields of config.model and config.optimizer that fit"
+            f"checkpoint {step_directory} is from another model or optimizer ({'; '.join(problems)}); "
+            f"its config.json, two folders up, has the matching fields of config.model and config.optimizer"
         )
 
 
@@ -100,21 +100,21 @@ def _check_arrays(step_directory: str, wanted: dict[str, str]) -> None:
 
 
 def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Index], np.ndarray], extra: dict) -> None:
-    """Writes a step 0 that holds parameters alone, without ever having one of them whole in memory.
+    """Writes a step 0 with only parameters, and never has a whole parameter in memory.
 
-    Orbax writes the folder around arrays of one number each; TensorStore puts the real ones in their place, in chunks
-    of one layer, or of a part of it.
+    Orbax writes the folder for arrays of one number each. TensorStore then writes the real arrays instead, in chunks of
+    one layer or of a part of a layer.
 
     Args:
       abstract_params: shapes and dtypes.
-      read: gives the block of the parameter of this path at this index; asked for each block once.
-      extra: anything JSON can hold.
+      read: returns the block of a parameter by its path and index; called once per block.
+      extra: any JSON value.
     """
     directory = os.fspath(exact_path(os.path.join(workdir, "checkpoints")))
     os.makedirs(directory, exist_ok=True)
     staging, target = (os.path.join(directory, name) for name in ("0.saving", "0"))
     if os.path.exists(target):
-        raise UserError(f"{workdir} holds a checkpoint already: take another --workdir")
+        raise UserError(f"{workdir} has a checkpoint already: set another --workdir")
     shutil.rmtree(staging, ignore_errors=True)
     try:
         with save_errors(0):
@@ -127,7 +127,7 @@ def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Ind
             chunk = _chunk(path, x.shape, x.dtype.itemsize)
             with save_errors(0):
                 array = ts.open(
-                    # Orbax misses a block that is not there, as one of zeros else is
+                    # Otherwise blocks of zeros are not written, and Orbax fails without them.
                     {**array_spec(store, path), "store_data_equal_to_fill_value": True},
                     create=True,
                     shape=x.shape,
@@ -151,8 +151,10 @@ def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Ind
 
 
 def read_params(*step_directories: str, folder: str = TRAINED) -> Iterator[tuple[str, int, np.ndarray]]:
-    """Yields (path, start, block) of each parameter of a step, or of the mean of several steps of a run: blocks along
-    its first axis, as small as its chunks."""
+    """Yields (path, start, block) of each parameter of a step, or of the mean of several steps of a run.
+
+    Blocks are along the first axis and as small as the chunks.
+    """
     stores = [_store(step_directory, folder) for step_directory in step_directories]
     for name in read_run_json(step_directories[0])["arrays"]:
         part, _, path = name.partition("/")
@@ -164,15 +166,15 @@ def read_params(*step_directories: str, folder: str = TRAINED) -> Iterator[tuple
 
 
 def check_readable(step_directory: str) -> None:
-    """Opens each array of a step that was just written, as a restore will; OSError where one is not there as it was."""
+    """Opens each array of a new step, as a restore does; raises OSError if an array is missing or changed."""
     for name, signature in read_run_json(step_directory)["arrays"].items():
         part, _, path = name.partition("/")
         try:
             array = _open(_store(step_directory, part), path)
-        except ValueError as e:  # TensorStore's for whatever is missing
+        except ValueError as e:  # from TensorStore, for any missing file
             raise OSError(errno.EIO, f"{name} cannot be read back ({' '.join(str(e).split())[:200]})") from e
-        if (found := signature_of(array.shape, array.dtype.numpy_dtype)) != signature:
-            raise OSError(errno.EIO, f"{name} was written as {signature} and reads as {found}")
+        if (actual := signature_of(array.shape, array.dtype.numpy_dtype)) != signature:
+            raise OSError(errno.EIO, f"{name} was written as {signature} and reads as {actual}")
 
 
 def _open(store: dict, path: str) -> ts.TensorStore:
@@ -184,7 +186,7 @@ def _store(step_directory: str, part: str = TRAINED) -> dict:
 
 
 def array_spec(store: dict, path: str) -> dict:
-    """Returns the spec of an array, as Orbax names it; nothing of it is kept in memory after its use."""
+    """Returns the TensorStore spec of an array under its name in Orbax, without a cache."""
     return {
         "driver": "zarr3",
         "kvstore": {**store, "path": f"{path.replace('/', '.')}/"},
@@ -193,7 +195,7 @@ def array_spec(store: dict, path: str) -> dict:
 
 
 def _chunk(path: str, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Returns the shape of a chunk: one layer of a stack, or as many of the first rows as make a block."""
+    """Returns the shape of a chunk: one layer of a stack, cut along its first axes to at most `_BLOCK_BYTES`."""
     chunk = [1, *shape[1:]] if is_stacked(path) else list(shape)
     for axis, n in enumerate(chunk):
         size = itemsize * math.prod(chunk)

@@ -1,8 +1,8 @@
-"""Arrays of a checkpoint whose processes share no disk: each writes its own shards, and one joins what they wrote.
+"""Arrays of checkpoints without a shared disk: each process writes its own shards, and process 0 joins them.
 
-Below the folder of a part (`params/`) each process has an OCDBT store of its own: values in `d/`, and what says where
-each of them is in `manifest.ocdbt` and `nodes/`. To join them takes no values: the store of the whole part refers to
-them where they are. Who reads it, Orbax too, finds what one process would have written.
+Below the folder of a part (`params/`) each process has its own OCDBT store: values in `d/`, and their locations in
+`manifest.ocdbt` and `nodes/`. A join needs no values: the store of the whole part refers to the values in the stores of
+the processes. Readers such as Orbax see the same arrays as from a single process.
 """
 
 import os
@@ -19,11 +19,11 @@ from pretrainax.sharding.param_paths import PyTree, parameter_names
 
 Bounds = list[list[int]]  # [start, stop] of each axis
 _VALUES = re.compile(r"[^/]+/(?P<owner>[0-9a-f]+-\d+\.\d+)/d/.*")
-_INLINE = 4096  # bytes of a value that lies in a node: the shape and chunks of an array, a step
+_INLINE = 4096  # maximum bytes of a value inside a node: the shape and chunks of an array, a step
 
 
 class OwnArray(NamedTuple):
-    """Holds what a process writes of an array."""
+    """The blocks of an array that one process writes."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -32,35 +32,35 @@ class OwnArray(NamedTuple):
 
 
 def own_shards(tree: PyTree) -> dict[str, OwnArray]:
-    """Copies to the host the shards of a tree that this process writes: of copies on several devices, one does."""
+    """Copies to the host the shards of a tree that this process writes; of replicated shards, one device writes."""
     leaves = jax.tree.leaves(tree)
-    own = [[shard for shard in x.addressable_shards if shard.replica_id == 0] for x in leaves]
-    for shard in (shard for shards in own for shard in shards):
+    owned = [[shard for shard in x.addressable_shards if shard.replica_id == 0] for x in leaves]
+    for shard in (shard for shards in owned for shard in shards):
         shard.data.copy_to_host_async()
     return {
         name: OwnArray(
             x.shape, x.dtype.name, x.sharding.shard_shape(x.shape), [(s.index, _on_host(s.data)) for s in shards]
         )
-        for name, x, shards in zip(parameter_names(tree), leaves, own, strict=True)
+        for name, x, shards in zip(parameter_names(tree), leaves, owned, strict=True)
         if shards
     }
 
 
 def _on_host(shard: jax.Array) -> np.ndarray:
-    """Returns a copy of a shard: of a CPU's NumPy sees the memory itself, which the next step writes to."""
-    seen = np.asarray(shard)
-    return seen.copy() if shard.device.platform == "cpu" else seen
+    """Returns a copy of a shard in host memory; on CPU, NumPy shares the buffer, which the next step overwrites."""
+    array = np.asarray(shard)
+    return array.copy() if shard.device.platform == "cpu" else array
 
 
 def write_shards(part: str, owner: str, arrays: Mapping[str, OwnArray]) -> None:
-    """Writes the shards of a process to its store in the folder of a part."""
+    """Writes the shards of a process to its own store in the folder of a part."""
     store, context = _store(os.path.join(part, owner)), ts.Context({"cache_pool": {"total_bytes_limit": 0}})
-    with ts.Transaction(atomic=True) as transaction:  # one context for all, or each array had nodes of its own
+    with ts.Transaction(atomic=True) as transaction:  # arrays with separate contexts would have separate nodes
         for path, array in arrays.items():
             spec = array_spec(store, path)
             del spec["context"]
             target = ts.open(
-                # Orbax misses a block that is not there, as one of zeros else is
+                # Otherwise blocks of zeros are not written, and Orbax fails without them.
                 {**spec, "store_data_equal_to_fill_value": True},
                 context=context,
                 create=True,
@@ -75,12 +75,12 @@ def write_shards(part: str, owner: str, arrays: Mapping[str, OwnArray]) -> None:
 
 
 def join_shards(part: str, owners: Iterable[str]) -> None:
-    """Makes the store of a whole part of those of all processes, whose values need not be here."""
-    context = ts.Context()  # one for all: else values would be copied
+    """Joins the stores of all processes into the store of a part; their values need not be local."""
+    context = ts.Context()  # shared: with separate contexts, values would be copied
     whole = ts.KvStore.open(_store(part), context=context).result()
     with ts.Transaction(atomic=True) as transaction:
         for owner in owners:
-            if os.path.isdir(os.path.join(part, owner)):  # it has shards of this part
+            if os.path.isdir(os.path.join(part, owner)):  # this process has shards of the part
                 store = ts.KvStore.open(_store(os.path.join(part, owner)), context=context).result()
                 store.experimental_copy_range_to(whole.with_transaction(transaction)).result()
 
@@ -91,27 +91,27 @@ def _store(folder: str) -> dict:
     return {"driver": "ocdbt", "base": base, "config": {"max_inline_value_bytes": _INLINE}, **nodes}
 
 
-# --- which of them a process needs -----------------------------------------------------------------------------------
+# --- files that a restore needs --------------------------------------------------------------------------------------
 
 
 def are_values(name: str) -> bool:
-    """Tells of a file, by its name in a checkpoint, whether it has values that one of several processes wrote."""
+    """Returns True if a file, by its name in a checkpoint, contains values that one of several processes wrote."""
     return _VALUES.fullmatch(name) is not None
 
 
 def regions(arrays: Mapping[str, OwnArray]) -> dict[str, list[Bounds]]:
-    """Returns which blocks of each array a process writes."""
+    """Returns the bounds of the blocks of each array that a process writes."""
     return {name: [_bounds(index, x.shape) for index, _ in x.blocks] for name, x in arrays.items()}
 
 
 def needed_here(
     parts: Mapping[str, PyTree], written: Mapping[str, Mapping[str, Mapping[str, Sequence[Bounds]]]]
 ) -> Callable[[str], bool]:
-    """Returns what tells of a file of a checkpoint whether a restore into the shards of this process reads it.
+    """Returns a predicate for files of a checkpoint: True if a restore into the shards of this process reads the file.
 
     Args:
       parts: trees of jax.ShapeDtypeStructs with shardings, by name.
-      written: of each process, by the name of its stores: part -> array -> its blocks.
+      written: blocks by store name of each process: part -> array -> blocks.
     """
     wanted: dict[tuple[str, str], list[Bounds]] = {}
     for part, tree in parts.items():
@@ -120,8 +120,8 @@ def needed_here(
             wanted[part, name] = [_bounds(index, x.shape) for index in indices]
     needed = {
         (part, owner)
-        for owner, of_parts in written.items()
-        for part, arrays in of_parts.items()
+        for owner, owned in written.items()
+        for part, arrays in owned.items()
         for name, blocks in arrays.items()
         if any(_overlap(a, b) for a in wanted.get((part, name), ()) for b in blocks)
     }

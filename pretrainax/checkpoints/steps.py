@@ -1,4 +1,4 @@
-"""The folders of a run's checkpoints: which steps there are, and the newest that can be trusted."""
+"""Folders of a run's checkpoints: lists the steps and finds the newest valid one."""
 
 import os
 import re
@@ -13,41 +13,41 @@ from pretrainax.config import CheckpointConfig, UserError
 from pretrainax.storage.places import complete, refresh
 from pretrainax.storage.twin import Gone
 
-UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # folders on their way to or from `<step>`
+UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # temporary names of the folder `<step>`
 
 
 def of_parameters(*folders: str) -> Callable[[str], bool]:
-    """Returns what tells whether a file of a step is needed to read these folders of it, and no optimizer's state."""
+    """Returns a predicate that is True for top-level files of a step and for files in these folders of it."""
     return lambda name: "/" not in name or name.partition("/")[0] in folders
 
 
 def list_steps(directory: str) -> list[int]:
-    """Returns the steps in a folder of checkpoints, in their order, whether they can be trusted or not."""
+    """Returns the sorted steps in a folder of checkpoints, valid or not."""
     return sorted(int(name) for name in os.listdir(directory) if _is_step(name))
 
 
 def step_of(folder: str) -> int:
-    """Returns the updates after which the checkpoint of a folder was made."""
+    """Returns the step of a checkpoint folder: its number of updates."""
     return int(os.path.basename(folder))
 
 
 def last_steps(steps: Sequence[int], saving: CheckpointConfig) -> list[int]:
-    """Returns those of the steps of checkpoints that a mean of the last ones is of.
+    """Returns the steps over which parameters are averaged.
 
-    They are as near to the newest as those that `saving.keep` keeps, so not the best of long ago; those that are there
-    for `saving.keep_at` alone are none of them.
+    They are as recent as the steps that `saving.keep` keeps. An older best step is excluded, and so are steps that
+    exist only for `saving.keep_at`.
     """
     newest = max(steps, default=0)
 
-    def is_one(step: int) -> bool:
+    def is_recent(step: int) -> bool:
         is_regular = step > 0 and step % saving.every == 0 or not saving.keeps(step)
         return step == newest or is_regular and step > newest - saving.every * saving.keep
 
-    return list(filter(is_one, steps))
+    return list(filter(is_recent, steps))
 
 
 def misnamed(directory: str) -> list[str]:
-    """Returns the folders that hold a checkpoint and whose names are no step: `0038`, `38 (copy)`, `step_38`."""
+    """Returns the folders with a checkpoint whose name is not a step: `0038`, `38 (copy)`, `step_38`."""
     names = [name for name in os.listdir(directory) if not _is_step(name) and not UNFINISHED.fullmatch(name)]
     paths = {name: os.path.join(directory, name) for name in names if not name.startswith(".")}
     return sorted(
@@ -56,11 +56,12 @@ def misnamed(directory: str) -> list[str]:
 
 
 def faults(directory: str, step: int, needed: Callable[[str], bool] = lambda name: True) -> list[str]:
-    """Lists what is wrong with the folder of a step: its files, or that it was made as another step.
+    """Returns the faults of a step's folder: of its files, or a name that differs from the saved step.
 
-    A run in an object store may delete the step while it is fetched; the folder then has the steps of now.
+    Downloads missing files. If a run in an object store deletes the step meanwhile, the folder is updated to the
+    current steps.
 
-    needed: tells of a file, by its name in the folder, whether it is fetched and verified.
+    needed: returns True for names in the folder whose files are downloaded and verified.
     """
     path = os.path.join(directory, str(step))
     try:
@@ -68,98 +69,98 @@ def faults(directory: str, step: int, needed: Callable[[str], bool] = lambda nam
     except Gone as e:
         refresh(directory)
         return [str(e)]
-    if found := manifest.faults(path, needed):
-        return found
-    made = read_run_json(path).get("step")
-    return [] if made == step else [f"it was saved as step {made}: name its folder {made} again"]
+    if problems := manifest.faults(path, needed):
+        return problems
+    saved = read_run_json(path).get("step")
+    return [] if saved == step else [f"it was saved as step {saved}: rename its folder to {saved}"]
 
 
 def _is_step(name: str) -> bool:
-    return name.isdecimal() and name == str(int(name))  # not 0038, and no digits of other scripts
+    return name.isdecimal() and name == str(int(name))  # neither 0038 nor digits of other scripts
 
 
 def newest_valid_step(
     directory: str, up_to: Optional[int] = None, needed: Callable[[str], bool] = lambda name: True
 ) -> tuple[Optional[int], dict[int, str]]:
-    """Returns the newest step that verifies, and what is wrong with each newer one; None where there is no step.
+    """Returns the newest valid step, and the faults of each newer step; (None, {}) if there are no steps.
 
-    With `up_to`, the newest up to that step, or the oldest after it.
+    With `up_to`, returns the newest valid step up to that step, or else the oldest one after it.
 
-    needed: as `faults`.
+    needed: as in `faults`.
 
     Raises:
-      UserError: there are steps, and none of them verifies.
+      UserError: there are steps, and all are damaged.
     """
     damaged: dict[int, str] = {}
     while untried := [step for step in in_order(directory, up_to) if step not in damaged]:
-        found = faults(directory, untried[0], needed)
-        if not found:
+        problems = faults(directory, untried[0], needed)
+        if not problems:
             return untried[0], _still_there(directory, damaged)
-        damaged[untried[0]] = ", ".join(found)
+        damaged[untried[0]] = ", ".join(problems)
     check_none_is_left(directory, _still_there(directory, damaged))
     return None, {}
 
 
 def _still_there(directory: str, damaged: dict[int, str]) -> dict[int, str]:
-    """Returns the steps that no run has deleted since."""
+    """Removes the steps that a run has deleted meanwhile."""
     steps = set(list_steps(directory))
-    return {step: found for step, found in damaged.items() if step in steps}
+    return {step: problem for step, problem in damaged.items() if step in steps}
 
 
 def in_order(directory: str, up_to: Optional[int] = None) -> list[int]:
-    """Returns the steps in the order in which they are tried: as `newest_valid_step`."""
+    """Returns the steps in the order in which `newest_valid_step` tries them."""
     steps = list_steps(directory)[::-1]
     return steps if up_to is None else sorted(steps, key=lambda step: (step > up_to, abs(step - up_to)))
 
 
 def check_none_is_left(directory: str, damaged: dict[int, str]) -> None:
-    """Raises UserError where there are steps, and none of them verifies; damaged: what is wrong with each."""
+    """Raises UserError if there are steps or misnamed folders, but no valid step; damaged: faults by step."""
     if damaged:
-        lines = "; ".join(f"step {step}: {found}" for step, found in damaged.items())
+        lines = "; ".join(f"step {step}: {problem}" for step, problem in damaged.items())
         raise UserError(
-            f"every checkpoint in {directory} is damaged ({lines}); none was deleted: repair or move that folder away"
+            f"every checkpoint in {directory} is damaged ({lines}); none was deleted: repair or move away the folder"
         )
-    if strange := misnamed(directory):
+    if wrong := misnamed(directory):
         raise UserError(
             f"no checkpoint in {directory} is named by its step and nothing else: rename "
-            f"{', '.join(map(repr, strange))} to go on from there, or move away what is there"
+            f"{', '.join(map(repr, wrong))} to continue from there, or move these folders away"
         )
 
 
 def _nearest_valid_step(directory: str, step: int, needed: Callable[[str], bool]) -> Optional[int]:
-    """Returns the step nearest to one that is not there, or is damaged, of those that verify; None where none does."""
+    """Returns the valid step nearest to a missing or damaged step; None if no step is valid."""
     steps = list_steps(directory) if os.path.isdir(directory) else []
     others = sorted((other for other in steps if other != step), key=lambda other: abs(other - step))
     return next((other for other in others if not faults(directory, other, needed)), None)
 
 
 def not_used(directory: str, damaged: dict[int, str]) -> list[str]:
-    """Returns a line for each checkpoint that is passed over: those of `newest_valid_step`, and those misnamed."""
-    return [f"checkpoint {step} is not used: {found}" for step, found in damaged.items()] + [
+    """Returns a line for each skipped checkpoint: damaged ones of `newest_valid_step`, and misnamed folders."""
+    return [f"checkpoint {step} is not used: {problem}" for step, problem in damaged.items()] + [
         f"checkpoint {name!r} is not used: a folder's name must be its step and nothing else"
         for name in misnamed(directory)
     ]
 
 
 def find_checkpoint(workdir: str, step: Optional[int] = None, needed: Callable[[str], bool] = lambda name: True) -> str:
-    """Returns the folder of the newest valid checkpoint of a run, or of `step`; UserError where there is none.
+    """Returns the folder of the newest valid checkpoint of a run, or of `step`; raises UserError if there is none.
 
-    needed: tells of a file of the checkpoint, by its name, whether it is fetched and verified.
+    needed: returns True for names in the checkpoint whose files are downloaded and verified.
     """
     directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
     if step is not None:
         path = os.path.join(directory, str(step))
-        found = faults(directory, step, needed) if os.path.isdir(path) else ["it is not there"]
-        if found:
+        problems = faults(directory, step, needed) if os.path.isdir(path) else ["it does not exist"]
+        if problems:
             other = _nearest_valid_step(directory, step, needed)
-            instead = "no other verifies"
+            instead = "no other checkpoint is valid"
             if other is not None:
-                instead = f"the nearest that verifies is {workdir}@{other}, of an export --step={other}"
-            raise UserError(f"checkpoint {step} of {workdir} cannot be used: {', '.join(found)}; {instead}")
+                instead = f"the nearest valid one is {workdir}@{other} (for an export: --step={other})"
+            raise UserError(f"checkpoint {step} of {workdir} cannot be used: {', '.join(problems)}; {instead}")
         return path
     step, damaged = newest_valid_step(directory, needed=needed) if os.path.isdir(directory) else (None, {})
     if step is None:
-        raise UserError(f"{workdir} holds no checkpoint; it must be the --workdir of a run that has saved one")
+        raise UserError(f"{workdir} has no checkpoint; it must be the --workdir of a run that has saved one")
     for line in not_used(directory, damaged):
         logging.warning("%s: %s", workdir, line)
     return os.path.join(directory, str(step))

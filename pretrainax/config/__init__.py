@@ -1,11 +1,11 @@
-"""The configuration of a run: a tree of plain dataclasses.
+"""The configuration of a run, as a tree of plain dataclasses.
 
-`configs/x.py` has `get_config(variant: str = "") -> Experiment`; flags override single fields
-(`--config.train.steps=100`). Where a field offers alternatives (which objective, which optimizer), its value is a
-`Choice`: an object of the class that does the work, with its own fields. Defaults live here and nowhere else.
-Overrides come after construction, so derived values are properties and `validation.validate` runs after them.
+`configs/x.py` defines `get_config(variant: str = "") -> Experiment`. Flags override single fields
+(`--config.train.steps=100`). A field with alternatives (the objective, the optimizer) holds a `Choice`: an instance of
+the class that implements it, with its own fields. All defaults are defined here. Overrides run after construction, so
+derived values are properties and `validation.validate` runs last.
 
-Importing this module imports neither JAX nor NumPy: data loader workers load it.
+This module imports neither JAX nor NumPy, because data loader workers import it.
 """
 
 from pretrainax.config.auto import AUTO, resolve_auto

@@ -1,4 +1,4 @@
-"""Sizes that the word `auto` leaves open until a tokenizer is there, and the numbers that they become."""
+"""Resolves sizes that are `auto` in a config once the tokenizer is available."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -10,33 +10,33 @@ if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
 
 AUTO = "auto"
-Size = Annotated[int, AUTO]  # a whole number, or the word until `resolve_auto` puts a number in its place
-_MULTIPLE = 128  # the width of a TPU's matrix unit, and what the parts of most meshes divide
+Size = Annotated[int, AUTO]  # an integer, or 'auto' until `resolve_auto` replaces it
+_MULTIPLE = 128  # the width of a TPU's matrix unit; divisible by most mesh sizes
 
 
 def resolve_auto(experiment: "Experiment", ids: Optional[int]) -> None:
-    """Puts numbers in the place of `auto`: rows of the embedding for all ids, positions for the longest row.
+    """Replaces `auto` sizes: the vocabulary size for all ids, and the position count for the longest row.
 
-    The rows are rounded up to a multiple of 128, as those of T5 are.
+    The vocabulary size is rounded up to a multiple of 128, as in T5.
 
     Args:
-      ids: of the tokenizer; None where only the text, or a file, can tell how many there are.
+      ids: vocabulary size of the tokenizer; None: unknown until the tokenizer reads its documents or file.
 
     Raises:
-      UserError: they are needed, and not known.
+      UserError: the vocabulary size is required, but `ids` is None.
     """
     model = experiment.model
     if model.vocab_size == AUTO:
         if ids is None:
             raise UserError(
-                "config.model.vocab_size is 'auto', and how many ids config.tokenizer has is known only once it has "
-                "read its text or file, which nothing here does: give a number"
+                "config.model.vocab_size is 'auto', which needs the vocabulary of config.tokenizer, and this command "
+                "does not load it: give a number"
             )
         model.vocab_size = -(-ids // _MULTIPLE) * _MULTIPLE
     if model.position.max_length == AUTO:
-        rows = [experiment, *(phase.experiment for phase in phases_of(experiment))]
-        asked = [
-            (objective, e.data.sequence_length) for e in rows for objective in (e.objective, e.validation_objective)
+        configs = [experiment, *(phase.experiment for phase in phases_of(experiment))]
+        examples = [
+            (objective, e.data.sequence_length) for e in configs for objective in (e.objective, e.validation_objective)
         ]
-        longest = max(objective.places(length) for objective, length in asked)
+        longest = max(objective.places(length) for objective, length in examples)
         model.position = dataclasses.replace(model.position, max_length=longest)

@@ -1,4 +1,4 @@
-"""Fields that offer alternatives: a `Choice` is an object of the class that does the work, with its own fields."""
+"""Polymorphic config fields: a `Choice` is an instance of the class that implements it, with its own fields."""
 
 import ast
 import dataclasses
@@ -18,7 +18,7 @@ if typing.TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
 
 
-BUILT_IN = (  # the modules that have the choices of this package
+BUILT_IN = (  # modules that define the choices of this package
     "pretrainax.tokenization",
     "pretrainax.data.sources",
     "pretrainax.data.objectives",
@@ -32,33 +32,35 @@ BUILT_IN = (  # the modules that have the choices of this package
     "pretrainax.interop.adaptations",
     "pretrainax.trackers",
 )
-ENTRY_POINTS = "pretrainax.choices"  # the group of those in which other packages name theirs
+ENTRY_POINTS = "pretrainax.choices"  # entry point group for choices of other packages
 
 
 def free(default: object) -> Any:
-    """Returns a field that may differ between a run and its resumption: no mathematics, or the answer to a fault."""
+    """Returns a dataclass field that may change when a run resumes: it keeps the mathematics, or handles faults."""
     return dataclasses.field(default=default, metadata={"free": True})
 
 
 def later(default: object, is_free: bool = True) -> Any:
-    """Returns a field, a free one, that config.json has only where it is given: files of runs without it stay as they
-    were."""
+    """Returns a dataclass field that config.json omits at its default value; `is_free`: as in `free`.
+
+    Files of runs without the field stay unchanged.
+    """
     return dataclasses.field(default=default, metadata={"free": is_free, "later": True})
 
 
 class Choice:
-    """Base of the dataclasses that one field offers as alternatives. JSON names them by their class.
+    """Base class of dataclasses that are the alternatives for one config field. JSON identifies them by class name.
 
-    A class of another package is a choice as soon as it is imported, as a config file does. To be found by its name
-    alone, in a flag or the config.json of a run, it is an entry point of its package:
+    A class of another package is available as soon as it is imported, for example by a config file. To be found by name
+    in a flag or in the config.json of a run, it needs an entry point in its package:
 
         [project.entry-points."pretrainax.choices"]
         MyOptimizer = "mypackage.optim:MyOptimizer"
     """
 
-    _classes: ClassVar[dict[str, type["Choice"]]] = {}  # by module:name
-    endings: ClassVar[tuple[str, ...]] = ()  # of the files that it reads
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]  # which each that can be chosen has
+    _classes: ClassVar[dict[str, type["Choice"]]] = {}  # keyed by module:name
+    endings: ClassVar[tuple[str, ...]] = ()  # suffixes of the files that it reads
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]  # concrete choices are dataclasses
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -66,7 +68,7 @@ class Choice:
 
     @staticmethod
     def imported() -> list[type["Choice"]]:
-        """Returns all classes there are so far, abstract ones too."""
+        """Returns all classes imported so far, including abstract ones."""
         return list(Choice._classes.values())
 
     @staticmethod
@@ -77,18 +79,18 @@ class Choice:
 
     @classmethod
     def type_name(cls) -> str:
-        """Returns what JSON calls the class: `AdamW`, or of another package `mypackage.optim:MyOptimizer`."""
+        """Returns the name of the class in JSON: `AdamW`, or `mypackage.optim:MyOptimizer` for other packages."""
         return cls.__name__ if _is_built_in(cls) else f"{cls.__module__}:{cls.__qualname__}"
 
     @classmethod
     def named(cls, name: str) -> type["Choice"]:
-        """Returns the choice of this kind that `type_name` calls so, or whose class has this name; built-in ones first.
+        """Returns the choice of this kind with this `type_name` or class name; built-in classes take precedence.
 
-        A name may come from anybody's config.json, so it never decides what is imported: only the modules of this
-        package are, and entry points of installed ones.
+        A name can come from an untrusted config.json, so it never selects a module to import. Only the modules of this
+        package and the entry points of installed packages are imported.
 
         Raises:
-          UserError: there is none, with the nearest names.
+          UserError: no choice has this name; the error lists the nearest names.
         """
         import_built_in()
         if name not in _choices_by_name():
@@ -99,37 +101,37 @@ class Choice:
         module, _, class_name = name.rpartition(":")
         if module:
             raise UserError(
-                f"choice {name!r} is of another package, which is not imported: import {module} in the config file, or "
-                f"install the package with the entry point {class_name} = {name} of the group {ENTRY_POINTS}"
+                f"choice {name!r} belongs to a package that is not imported: import {module} in the config file, or "
+                f"install the package with the entry point {class_name} = {name} in the group {ENTRY_POINTS}"
             )
         kind = "choice" if cls is Choice else cls.__name__
         raise UserError(f"unknown {kind} {shortened(name)!r}, {nearest(name, (n for n in choices if ':' not in n))}")
 
     @classmethod
     def parse(cls, text: str) -> "Choice":
-        """Reads `"TextFiles(path='my/books', valid_fraction=0.05)"`, as a flag gives it for a whole field.
+        """Parses a flag value such as `"TextFiles(path='my/books', valid_fraction=0.05)"`.
 
-        Values are literals, choices and tuples of them. Nothing is evaluated. Of the class of the field's value, an
-        error can say what the field takes.
+        Values are literals, choices and tuples of them. Nothing is evaluated. Call it on the class of the field's
+        current value, so that errors can suggest alternatives.
         """
         try:
             return _choice(ast.parse(text, mode="eval").body, cls)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deep
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: too deeply nested
             error = UserError(f"cannot read {shortened(text)!r}; write Name or Name(field=value, ...)")
         except UserError as e:
             error = e
-        if re.fullmatch(r"[^()]*[^()\w][^()]*|\w+", text) and (takers := cls.taking_path(text)):
-            calls = " or ".join(f"{name}(path={text!r})" for name in takers)
-            what = "is a folder" if os.path.isdir(os.path.expanduser(text)) else "is a file"
+        if re.fullmatch(r"[^()]*[^()\w][^()]*|\w+", text) and (choices := cls.taking_path(text)):
+            calls = " or ".join(f"{name}(path={text!r})" for name in choices)
+            kind = "is a folder" if os.path.isdir(os.path.expanduser(text)) else "is a file"
             if os.path.exists(os.path.expanduser(text)):
-                error = UserError(f"{text!r} {what}: did you mean {calls}?")
+                error = UserError(f"{text!r} {kind}: did you mean {calls}?")
             elif os.sep in text:
-                error = UserError(f"{text!r} looks like a path, and nothing is there: did you mean {calls}?")
+                error = UserError(f"{text!r} looks like a path but does not exist: did you mean {calls}?")
         raise error from None
 
     @classmethod
     def parse_several(cls, text: str) -> tuple:
-        """Reads a tuple of choices as `parse` reads one: `"(Phase(share=0.9), Phase())"`; one alone is a tuple too."""
+        """Parses a tuple of choices, such as `"(Phase(share=0.9), Phase())"`; a single choice becomes a tuple."""
         try:
             node = ast.parse(text.strip(), mode="eval").body
             items = node.elts if isinstance(node, (ast.Tuple, ast.List)) else [node]
@@ -139,9 +141,9 @@ class Choice:
 
     @classmethod
     def reader_of(cls, path: str) -> Optional[str]:
-        """Returns the name of the choice that reads files of such a name, or those in such a folder.
+        """Returns the name of the choice that reads a file with this suffix, or files in this directory.
 
-        The class of one says so by its `endings`; None: none does.
+        Classes declare their suffixes in `endings`. None: no choice reads it.
         """
         names = [path]
         if os.path.isdir(path):
@@ -151,58 +153,58 @@ class Choice:
 
     @classmethod
     def taking_path(cls, path: str) -> list[str]:
-        """Returns the names of the choices that could be meant where a field of this class is given a path alone."""
-        if found := cls._siblings("path"):
+        """Returns the names of the choices that a user can mean by a bare path as the field's value."""
+        if names := cls._siblings("path"):
             reader = cls.reader_of(os.path.expanduser(path))
-            return [reader] if reader in found else ["TextFiles"] if "TextFiles" in found else found
+            return [reader] if reader in names else ["TextFiles"] if "TextFiles" in names else names
         return []
 
     @classmethod
     def _siblings(cls, field: str) -> list[str]:
-        """Returns the names of the choices for the same field of a config that have a field of this name."""
+        """Returns the names of the choices for the same config field that have a field of this name."""
         kind = next((c for c in cls.__mro__ if c.__module__ == "pretrainax.config.kinds"), None)
         names = kind.names() if kind else []
         return [name for name in names if field in _choices_by_name()[name].__dataclass_fields__]
 
     @classmethod
     def no_field(cls, path: str, field: str) -> str:
-        """Writes the error line of a flag for a field that the class of a choice at `path` does not have."""
-        own = cls.__dataclass_fields__
+        """Returns the error line for a flag that sets an unknown field of the choice at `path`."""
+        fields = cls.__dataclass_fields__
         line = f"{path} is {cls.__name__}, which has no field {field!r}"
         if others := cls._siblings(field):
-            plain = "TextFiles" if "TextFiles" in others else others[-1]
-            return f'{line}; give one that has, as --{path}="{plain}({field}=...)" ({", ".join(others)})'
-        return f"{line}, {nearest(field, own)}"
+            example = "TextFiles" if "TextFiles" in others else others[-1]
+            return f'{line}; choices with this field: --{path}="{example}({field}=...)" ({", ".join(others)})'
+        return f"{line}, {nearest(field, fields)}"
 
     @classmethod
     def names(cls) -> list[str]:
-        """Returns the names of what can be chosen of this kind, sorted."""
+        """Returns the sorted names of all choices of this kind."""
         import_built_in()
         return sorted(name for name, choice in _choices_by_name().items() if issubclass(choice, cls))
 
     def __str__(self) -> str:
-        """Returns what a flag takes for it, without the fields that are as by default."""
+        """Returns the flag value for this choice, without fields at their defaults."""
         given = ((f, getattr(self, f.name)) for f in in_order(type(self)))
         fields = (f"{f.name}={written(value)}" for f, value in given if value != default_of(f))
         return f"{type(self).__name__}({', '.join(fields)})"
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
-        """Yields a line for each thing that cannot work: value got, what is allowed, field to set."""
+        """Yields a line for each problem: the value, the allowed values, and the field to set."""
         yield from ()
 
 
 def in_order(cls: type) -> list[dataclasses.Field]:
-    """Returns the fields of a dataclass as a call has them: those that are given by name alone come last."""
+    """Returns the fields of a dataclass in constructor order: keyword-only fields come last."""
     return sorted(dataclasses.fields(cls), key=lambda field: field.kw_only is True)
 
 
 def default_of(field: dataclasses.Field) -> Any:
-    """Returns what a field holds where nothing is given; MISSING where something must be."""
+    """Returns the default value of a field, or MISSING for a required field."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def written(value: object) -> str:
-    """Returns a value as it is written within a choice in a flag."""
+    """Formats a value for a flag."""
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(written, value))}{',' if len(value) == 1 else ''})"
     return str(value) if isinstance(value, Choice) else repr(value)
@@ -213,20 +215,20 @@ def _is_built_in(cls: type[Choice]) -> bool:
 
 
 def _is_complete(cls: type[Choice]) -> bool:
-    """Tells a class that can be chosen from a base: it is a dataclass, and leaves no method of its own open."""
-    left_open = any(getattr(member, "__isabstractmethod__", False) for member in vars(cls).values())
-    return "__dataclass_fields__" in vars(cls) and not left_open
+    """Returns True for concrete classes: a dataclass that defines no abstract method."""
+    is_abstract = any(getattr(member, "__isabstractmethod__", False) for member in vars(cls).values())
+    return "__dataclass_fields__" in vars(cls) and not is_abstract
 
 
 def import_built_in() -> None:
-    """Imports all modules of this package that define choices, and the parts that those need."""
+    """Imports all modules of this package that define choices, including their dependencies."""
     for module in BUILT_IN:
-        importlib.import_module(module)  # which registers its choices
+        importlib.import_module(module)  # registers its choices
 
 
 def _choices_by_name() -> dict[str, type[Choice]]:
     classes = list(filter(_is_complete, Choice.imported()))
-    classes.sort(key=_is_built_in)  # so that they win where two have the same name
+    classes.sort(key=_is_built_in)  # built-in classes win name conflicts
     return {cls.__name__: cls for cls in classes} | {cls.type_name(): cls for cls in classes}
 
 
@@ -239,7 +241,11 @@ def _import_entry_points(class_name: str) -> None:
 
 
 def _choice(node: ast.expr, kind: type[Choice] = Choice) -> Choice:
-    """Makes the choice, of this kind, of a name or a call; SyntaxError or ValueError where it is neither."""
+    """Instantiates the choice that a name or a call describes.
+
+    Raises:
+      SyntaxError, ValueError: the node is neither a name nor a call.
+    """
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     if not isinstance(call.func, ast.Name) or call.args:
         raise SyntaxError
@@ -264,11 +270,11 @@ def _choice(node: ast.expr, kind: type[Choice] = Choice) -> Choice:
 
 
 def fits(value: object, hint: object) -> bool:
-    """Says if a value is of the type of a field."""
+    """Returns True if a value matches the type of a field."""
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return value in kinds
-    if origin is Annotated:  # a type, and a word
+    if origin is Annotated:  # a type and a literal such as 'auto'
         return value in kinds[1:] or fits(value, kinds[0])
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, kind) for kind in kinds)
@@ -282,12 +288,12 @@ def fits(value: object, hint: object) -> bool:
 
 
 def misfit(path: str, value: object, hint: object) -> str:
-    """Writes the error line of a value that does not fit its field."""
+    """Returns the error line for a value of a wrong type."""
     return f"{path} is {value!r}, it must be {spelled(hint)}"
 
 
 def spelled(hint: object) -> str:
-    """Returns a type as error lines have it: "of type int", "'stop' or 'skip'", "of kind Packing (FirstFit, …)"."""
+    """Formats a type for error lines: "of type int", "'stop' or 'skip'", "of kind Packing (FirstFit, …)"."""
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return " or ".join(map(repr, kinds))

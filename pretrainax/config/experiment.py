@@ -1,4 +1,4 @@
-"""The configuration of a run: a tree of plain dataclasses."""
+"""The configuration of a run, as a tree of plain dataclasses."""
 
 import dataclasses
 import importlib
@@ -8,7 +8,7 @@ from pretrainax.config.choice import free, later
 from pretrainax.config.model import ModelConfig
 from pretrainax.config.phases import Phase
 
-if TYPE_CHECKING:  # with their methods
+if TYPE_CHECKING:  # the implementations
     from pretrainax.adapt import Tuning
     from pretrainax.config.kinds import Wrapper
     from pretrainax.data.objectives import Objective
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # with their methods
     from pretrainax.tokenization import TokenizerConfig
     from pretrainax.trackers import Tracker
     from pretrainax.training.callbacks import Callback
-else:  # their bases, which need neither JAX nor NumPy
+else:  # base classes, which import neither JAX nor NumPy
     from pretrainax.config.kinds import (
         Adaptation,
         Callback,
@@ -39,87 +39,94 @@ else:  # their bases, which need neither JAX nor NumPy
         Wrapper,
     )
 
-Remat = Literal["none", "dots", "block"]  # the fastest first, the smallest last
-PipelineSchedule = Literal["gpipe", "1f1b"]  # likewise
+Remat = Literal["none", "dots", "block"]  # from fastest to smallest memory
+PipelineSchedule = Literal["gpipe", "1f1b"]  # from fastest to smallest memory
 KeptSteps = Annotated[tuple[int, ...], "log"]
 
 
 @dataclasses.dataclass
 class DataConfig:
-    """The text of a run, and how it becomes rows of tokens."""
+    """The dataset of a run, and its conversion to rows of tokens."""
 
-    source: Source  # where documents come from
-    sequence_length: int = 512  # tokens of an example's input (encoder input for an encoder-decoder)
-    packing: Optional[Packing] = None  # Windows | FirstFit | BestFit | OneEach; None: what fits the objective
-    drop_duplicates: bool = False  # drop documents that are equal to an earlier one of their split
-    near_duplicates: Optional[NearDuplicates] = None  # drop documents that are nearly equal to an earlier one
-    quality: Optional[QualityFilter] = None  # drop documents that are no good text
-    # loader processes; 0: a thread of the training process, one batch ahead; None: as many as keep up with a GPU or TPU
+    source: Source  # source of the documents
+    sequence_length: int = 512  # input tokens of an example (encoder input for an encoder-decoder)
+    # Windows | FirstFit | BestFit | OneEach; None: the packing that fits the objective
+    packing: Optional[Packing] = None
+    drop_duplicates: bool = False  # drops documents that equal an earlier document of their split
+    near_duplicates: Optional[NearDuplicates] = None  # drops near-duplicates of earlier documents
+    quality: Optional[QualityFilter] = None  # drops low-quality documents
+    # loader processes; 0: a thread of the training process, one batch ahead; None: enough to keep up with a GPU or TPU
     workers: Optional[int] = free(None)
-    cache_dir: str = free("~/.cache/pretrainax")  # tokenizers and token shards, by fingerprint
-    # of a cache_dir in an object store: bytes of token shards that each machine keeps; it reads others there, by range
+    cache_dir: str = free("~/.cache/pretrainax")  # tokenizers and token shards, keyed by fingerprint
+    # bytes of token shards that each machine stores locally if cache_dir is in an object store; it reads other shards
+    # remotely, by byte range
     keep_bytes: int = free(100_000_000_000)
-    prepare_workers: int = free(0)  # processes that tokenize; 0: one a core
+    prepare_workers: int = free(0)  # tokenizer processes; 0: one per core
 
 
 @dataclasses.dataclass
 class MeshConfig:
-    """Devices along each axis; one axis may be -1: all that are left."""
+    """Number of devices along each mesh axis; one axis may be -1, which takes all remaining devices."""
 
-    data: int = free(-1)  # batch split, parameters copied
-    pipeline: int = free(1)  # layers split: a stage has some, and hands the stream on; around them the batch is split
-    fsdp: int = free(1)  # batch split, parameters split too
-    expert: int = free(1)  # batch split, experts split: each device has some, and sends the others their tokens
-    sequence: int = free(1)  # length split
-    tensor: int = free(1)  # heads, feed-forward and vocabulary split
-    slices: int = free(1)  # TPU slices, or clusters of GPUs, that a slow network joins: only `data` crosses it
+    data: int = free(-1)  # data parallelism: splits the batch, replicates parameters
+    pipeline: int = free(1)  # pipeline parallelism: splits the layers into stages, and the batch outside the layers
+    fsdp: int = free(1)  # fully sharded data parallelism: splits the batch and the parameters
+    expert: int = free(1)  # expert parallelism: splits the batch and the experts; devices exchange tokens
+    sequence: int = free(1)  # sequence parallelism: splits the length
+    tensor: int = free(1)  # tensor parallelism: splits heads, feed-forward and vocabulary
+    slices: int = free(1)  # TPU slices or GPU clusters that a slow network connects; only `data` crosses it
 
 
 @dataclasses.dataclass
 class TrainConfig:
-    """Says how long a run trains, on batches of which size, in which numbers, and what it does after a fault."""
+    """Training: length, batch size, seeds, numerics, fault handling and performance options."""
 
-    steps: int = 1000  # updates in all
-    global_batch_size: int = 32  # examples of one update, over all devices and micro-batches
-    accumulate: int = 1  # micro-batches of one update
-    seed: int = 0  # of parameters, data order, dropout and masks; the next four set one of them apart
-    init_seed: Optional[int] = None  # of fresh parameters; None: seed
-    order_seed: Optional[int] = None  # of the order of the data; None: seed
-    dropout_seed: Optional[int] = None  # of dropout; None: seed
-    mask_seed: Optional[int] = None  # of all that objectives draw: masks, spans, pairs, replacements; None: seed
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of activations; auto: bfloat16 on TPU and GPU
+    steps: int = 1000  # total number of updates
+    global_batch_size: int = 32  # examples per update, over all devices and microbatches
+    accumulate: int = 1  # microbatches per update
+    seed: int = 0  # seed of parameters, data order, dropout and masks; the next four fields override it for one of them
+    init_seed: Optional[int] = None  # seed of fresh parameters; None: seed
+    order_seed: Optional[int] = None  # seed of the data order; None: seed
+    dropout_seed: Optional[int] = None  # seed of dropout; None: seed
+    # seed of random choices in objectives: masks, spans, pairs, replacements; None: seed
+    mask_seed: Optional[int] = None
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # dtype of activations; auto: bfloat16 on TPU and GPU
     z_loss: float = 0.0  # weight of log(Z)^2 (PaLM: 1e-4)
-    # memory of an exponential moving average of the parameters, which is kept beside them; None: none is kept
+    # decay of an exponential moving average of the parameters, stored in addition to them; None: no average
     ema_decay: Optional[float] = None
-    label_smoothing: float = 0.0  # share of the probability that all other tokens are to have (Transformer: 0.1)
-    on_nonfinite: Literal["stop", "skip"] = free("stop")  # at a loss or gradient not finite; skip that update, count it
-    # rollback: the run goes back, also where on_nonfinite would stop it
+    # probability that label smoothing distributes over all other tokens (Transformer: 0.1)
+    label_smoothing: float = 0.0
+    # action at a non-finite loss or gradient; skip: skips the update and counts it
+    on_nonfinite: Literal["stop", "skip"] = free("stop")
+    # action at a loss spike; rollback: returns to an earlier checkpoint, also where on_nonfinite would stop
     on_spike: Literal["ignore", "stop", "rollback"] = free("ignore")
-    spike_deviations: float = free(6.0)  # loss or log gradient norm, so many robust deviations above the median ...
-    spike_steps: int = free(3)  # ... for so many steps in a row is a spike
-    spike_window: int = free(128)  # steps before those, of which median and deviation are
-    rollback_steps: int = free(100)  # the run goes back to so many steps before the spike ...
-    rollback_skip: int = free(200)  # ... and the next so many batches are left out
-    max_rollbacks: int = free(20)  # one more, and the run fails
-    log_every: int = free(0)  # steps; 0: at least 50 lines a run, and one every 50 steps
-    # first and last step of which a profile is written to WORKDIR/profiles, as 10:13; "": none (docs/profiling.md)
+    # a spike is a loss or log gradient norm this many robust deviations above the median ...
+    spike_deviations: float = free(6.0)
+    spike_steps: int = free(3)  # ... for this many consecutive steps
+    spike_window: int = free(128)  # number of previous steps for the median and deviation
+    rollback_steps: int = free(100)  # a rollback returns to this many steps before the spike ...
+    rollback_skip: int = free(200)  # ... and skips this many batches
+    max_rollbacks: int = free(20)  # the run fails after more rollbacks
+    log_every: int = free(0)  # steps between log lines; 0: at least 50 lines per run, and one every 50 steps
+    # first and last step of a profile in WORKDIR/profiles, such as 10:13; "": no profile (docs/how-to/profile.md)
     profile_steps: str = free("")
-    # seconds without a step or a batch of a validation, after the first step, after which a process ends with exit code
-    # 1, for the scheduler to start the run again; 0: never. Writing a checkpoint counts as well
+    # seconds without a step or validation batch, after the first step, until a process exits with code 1 so that the
+    # scheduler can restart the run. Writing a checkpoint also counts as progress. 0: never
     stuck_after: float = free(3600.0)
-    # a GPU too computes the same bits again, also after a restart on GPUs of the same kind (launch/README.md)
+    # makes GPU runs bitwise reproducible, also after a restart on GPUs of the same kind (launch/README.md)
     deterministic: bool = free(False)
-    # auto: the fastest that fits
+    # attention kernel; auto: the fastest that supports the model
     attention: Literal["auto", "xla", "cudnn", "tpu_flash", "tpu_splash"] = free("auto")
-    # kept for the backward: none: products, kernels' results | dots: products | block: inputs | auto: the first of
-    # these that fits the devices, by the estimate
+    # activations saved for the backward pass: none: matrix products and kernel outputs | dots: matrix products | block:
+    # inputs of blocks | auto: the first of these that fits in memory, by the estimate
     remat: Literal["auto", Remat] = free("none")
-    # parts of the rows that pass through the stages of mesh.pipeline one after the other; 0: as many as there are rows
-    pipeline_parts: int = free(0)
-    # 1f1b: a part goes back as soon as it is through, so that a stage keeps few at a time | gpipe: after all of them
+    pipeline_parts: int = free(0)  # microbatches that pass through the stages of mesh.pipeline; 0: one per row
+    # 1f1b: each microbatch runs backward right after its forward pass, so a stage stores few at a time | gpipe:
+    # backward starts after all forward passes
     pipeline_schedule: PipelineSchedule = free("gpipe")
-    scan_unroll: int = free(0)  # blocks in each turn of the scan over layers; 0: a GPU all of 24, a CPU 4, a TPU 1
-    loss_chunk: int = free(0)  # tokens of a device whose logits exist at a time; 0: 4,096, on a CPU 1,024
+    # blocks per iteration of the scan over layers; 0: on GPU all of up to 24, on CPU 4, on TPU 1
+    scan_unroll: int = free(0)
+    loss_chunk: int = free(0)  # tokens per device whose logits are in memory at a time; 0: 4,096, on CPU 1,024
 
     @property
     def layer_forwards(self) -> int:
@@ -128,151 +135,155 @@ class TrainConfig:
 
     @property
     def logged_every(self) -> int:
-        """Returns `log_every`, or what stands for its 0: curves of any length have enough points."""
+        """Returns `log_every`, or for 0 an interval that gives curves of any length enough points."""
         return self.log_every or min(max(self.steps // 50, 1), 50)
 
     @property
     def profiled(self) -> range:
-        """Returns the steps of `profile_steps`, counted as in metrics.jsonl; ValueError where it is no such text."""
+        """Returns the steps of `profile_steps`, counted as in metrics.jsonl.
+
+        Raises:
+          ValueError: `profile_steps` is malformed.
+        """
         if not self.profile_steps:
             return range(0)
         first, last = map(int, self.profile_steps.split(":"))
         return range(first, last + 1)
 
     def seed_of(self, use: Literal["init", "order", "dropout", "mask"]) -> int:
-        """Returns the seed of one use: its own, or that of all."""
-        own = getattr(self, f"{use}_seed")
-        return self.seed if own is None else own
+        """Returns the seed of one use: its override, or `seed`."""
+        override = getattr(self, f"{use}_seed")
+        return self.seed if override is None else override
 
 
 @dataclasses.dataclass
 class LayersConfig:
-    """Says which layers are trained, how fast and from when on: for a model that has been trained before.
+    """Layer-wise learning rates, freezing and gradual unfreezing, for fine-tuning.
 
-    No layer is above the heads and the last norm. Below them are the blocks of each stack, the last one first, and
-    below these the embeddings, with all else that the blocks share. ALBERT's blocks are one layer.
+    The top layer contains the heads and the last norm. Below it are the blocks of each stack, from last to first. The
+    lowest layer contains the embeddings and all other parameters that the blocks share. ALBERT's blocks are one layer.
     """
 
-    # a layer's rate is the schedule's, times this to the power of the layers above it (ELECTRA: 0.8; ULMFiT: 1 / 2.6)
+    # a layer's learning rate is the schedule's times this to the power of the number of layers above it (ELECTRA: 0.8;
+    # ULMFiT: 1 / 2.6)
     rate_decay: float = 1.0
-    frozen_embeddings: bool = False  # embeddings, and all else that the blocks share, stay as they are
-    frozen: int = 0  # blocks of each stack, from the first, that stay as they are
-    # steps after which the next layer is trained too, from above (ULMFiT: those of an epoch); 0: all are from the start
+    frozen_embeddings: bool = False  # freezes the embeddings and all other parameters that the blocks share
+    frozen: int = 0  # frozen blocks of each stack, from the first
+    # steps between unfreezing one more layer, from the top (ULMFiT: one epoch); 0: trains all layers from the start
     unfreeze_every: int = 0
-    unfreeze_warmup: int = 0  # steps in which the rate of such a layer rises to its own
+    unfreeze_warmup: int = 0  # warmup steps of an unfrozen layer's learning rate
 
     def last_start(self, model: ModelConfig) -> int:
-        """Returns how many steps are made before all is trained that is not frozen."""
+        """Returns the number of steps before all layers that are not frozen train."""
         blocks = max(model.stack_blocks)
         return self.unfreeze_every * (blocks - self.frozen if self.frozen_embeddings else blocks + 1)
 
     def describe(self) -> str:
-        """Returns what is not as by default, for people; "" where all layers are trained alike."""
+        """Describes the non-default settings; "" if all layers train alike."""
         blocks = "the first block" if self.frozen == 1 else f"the first {self.frozen} blocks"
         frozen = ["the embeddings"] * self.frozen_embeddings + [blocks] * bool(self.frozen)
-        said = [f"rate · {self.rate_decay:g}^(layers above)"] * (self.rate_decay != 1.0)
-        said += [f"{' and '.join(frozen)} frozen"] * bool(frozen)
-        rises = f", each over {self.unfreeze_warmup:,} steps" * bool(self.unfreeze_warmup)
-        said += [f"one more from above every {self.unfreeze_every:,} steps{rises}"] * bool(self.unfreeze_every)
-        return "; ".join(said)
+        settings = [f"rate · {self.rate_decay:g}^(layers above)"] * (self.rate_decay != 1.0)
+        settings += [f"{' and '.join(frozen)} frozen"] * bool(frozen)
+        warmup = f", each with a warmup of {self.unfreeze_warmup:,} steps" * bool(self.unfreeze_warmup)
+        settings += [f"unfreezes a layer every {self.unfreeze_every:,} steps{warmup}"] * bool(self.unfreeze_every)
+        return "; ".join(settings)
 
 
 @dataclasses.dataclass
 class EvaluateConfig:
-    """Says when a run is measured, and on how much of the validation text."""
+    """Validation: its frequency, data, parameters and metric."""
 
-    every: int = free(500)  # steps
-    parameters: Literal["trained", "ema"] = (
-        "trained"  # what is validated, and kept as the best; ema: the moving average
-    )
-    batches: int = free(20)  # of the validation split, always the same ones; 0: all
-    average: int = free(
-        0
-    )  # the mean of so many last checkpoints is validated too, at the end (Transformer: 5); 0: none
-    # what the best checkpoint, `patience` and `plan --fit` go by, as "accuracy"; "": the figure that the objective has
+    every: int = free(500)  # steps between validations
+    # parameters to validate and to save as the best checkpoint; ema: the moving average
+    parameters: Literal["trained", "ema"] = "trained"
+    batches: int = free(20)  # batches of the validation split, the same in each validation; 0: all
+    # also validates the mean of this many last checkpoints at the end (Transformer: 5); 0: no average
+    average: int = free(0)
+    # metric for the best checkpoint, `patience` and `plan --fit`, such as "accuracy"; "": the metric of the objective
     select_by: str = free("")
-    patience: Optional[int] = free(None)  # stop after this many evaluations without a new best figure
-    objective: Optional[Objective] = None  # what validation asks, if not what is trained; None: `config.objective`
-    # texts that the samples at the end go on with or, where they have a [MASK] or <extra_id_0>, fill in; (): validation
+    # stops after this many validations without an improvement of the metric; None: never stops
+    patience: Optional[int] = free(None)
+    objective: Optional[Objective] = None  # objective of the validation; None: `config.objective`
+    # prompts for the samples at the end. The model continues a prompt, or fills in [MASK] or <extra_id_0>. ():
+    # validation documents
     prompts: tuple[str, ...] = free(())
 
 
 @dataclasses.dataclass
 class CheckpointConfig:
-    """Says what a run saves, and what it starts from."""
+    """Checkpoints: frequency, retention, and initial parameters."""
 
-    every: int = free(500)  # steps; also at the end and on SIGTERM
-    keep: int = free(2)  # newest ones kept, beside the best
-    # steps that are saved and kept for good, beside these; log: 0, 1, 2, 4, 8, …, to study what is learned when
+    every: int = free(500)  # steps between checkpoints; the run also saves at the end and on SIGTERM
+    keep: int = free(2)  # number of newest checkpoints to keep, in addition to the best
+    # additional steps whose checkpoints are permanent; log: 0, 1, 2, 4, 8, …, to study training dynamics
     keep_at: KeptSteps = free(())
-    # where --workdir is of an object store: the folder of each machine that has its newest files; None: a cache
+    # folder for the newest files on each machine if --workdir is in an object store; None: a cache
     local_dir: Optional[str] = free(None)
-    # parameters to start from: a run, RUN@2000, RUN@best, an export, a Hugging Face directory, hf:org/name[@revision]
+    # initial parameters: a run, RUN@2000, RUN@best, an export, a Hugging Face directory, hf:org/name[@revision]
     init_from: Optional[str] = None
-    # how that becomes this model, one after the other, where it is of another family or shape; (): it is of this one
-    adapt: tuple[Adaptation, ...] = ()
-    fresh_heads: bool = False  # heads that `init_from` lacks are drawn anew (a BertModel has none): they are named
+    adapt: tuple[Adaptation, ...] = ()  # adaptations, in order, for an init_from with another family or shape; (): none
+    fresh_heads: bool = False  # initializes heads that `init_from` lacks (a BertModel has none) and logs their names
 
     def keeps(self, step: int) -> bool:
-        """Returns True if the checkpoint after so many updates is kept for good."""
+        """Returns True if the checkpoint after `step` updates is permanent."""
         return step & (step - 1) == 0 if self.keep_at == "log" else step in self.keep_at
 
 
 def _default_trackers() -> tuple[Tracker, ...]:
-    """Returns what shows a run where nothing is said; the classes need this module, so it knows one by its name."""
+    """Returns the default trackers; imports them late, because their module imports this one."""
     return (importlib.import_module("pretrainax.trackers").TensorBoard(),)
 
 
 @dataclasses.dataclass
 class Experiment:
-    """A run: what is trained, on which text, how, and on which devices."""
+    """A run: model, data, objective, optimization and devices."""
 
     model: ModelConfig  # the architecture
-    tokenizer: TokenizerConfig  # text to ids: a vocabulary that is learnt from the text, or one that is read
-    data: DataConfig  # the text, and how it fills rows
-    objective: Objective  # what the model is asked to predict
-    optimizer: Optimizer  # an update from a gradient
-    schedule: Schedule  # the learning rate of each step
-    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)  # how the devices share the work
-    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)  # steps, batches, numbers, faults
-    layers: LayersConfig = dataclasses.field(default_factory=LayersConfig)  # which are trained, and how fast
+    tokenizer: TokenizerConfig  # tokenizer, with a vocabulary trained on the documents or loaded
+    data: DataConfig  # dataset and packing
+    objective: Objective  # training objective
+    optimizer: Optimizer  # optimizer
+    schedule: Schedule  # learning-rate schedule
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)  # parallelism over devices
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)  # steps, batches, numerics, faults
+    layers: LayersConfig = dataclasses.field(default_factory=LayersConfig)  # layer-wise learning rates
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)  # validation
-    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)  # what is saved
-    tuning: Optional[Tuning] = None  # trains a few parameters of `checkpoint.init_from` alone; None: all are trained
-    distill: Optional[DistillConfig] = None  # a teacher that the model learns from too; None: there is none
-    phases: tuple[Phase, ...] = ()  # parts of the run with other lengths, batches, text, …; (): it is one
-    # where the run is shown beside its metrics.jsonl, which is always written: (WandB(project='t5'), TensorBoard())
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)  # checkpoints
+    # trains a few parameters of `checkpoint.init_from` and freezes the others; None: trains all parameters
+    tuning: Optional[Tuning] = None
+    distill: Optional[DistillConfig] = None  # teacher for distillation; None: no teacher
+    phases: tuple[Phase, ...] = ()  # stages of the run with other lengths, batch sizes, datasets, …; (): one stage
+    # experiment trackers, in addition to metrics.jsonl: (WandB(project='t5'), TensorBoard())
     trackers: tuple[Tracker, ...] = dataclasses.field(default_factory=_default_trackers, metadata={"free": True})
 
-    # code that is called beside the steps, as entry points name it (docs/extending.md); (): none beside the usual
-    callbacks: tuple[Callback, ...] = later(())
+    callbacks: tuple[Callback, ...] = later(())  # additional callbacks, by entry point name (docs/how-to/own-code.md)
 
     @property
     def validation_objective(self) -> Objective:
-        """Returns what validation asks of the model."""
+        """Returns the objective of the validation."""
         return self.objective if self.evaluate.objective is None else self.evaluate.objective
 
     @property
     def draws_heads(self) -> bool:
-        """Returns True if heads that `checkpoint.init_from` lacks are drawn anew: those of a task always are."""
+        """Returns True if heads missing in `checkpoint.init_from` are initialized; task heads always are."""
         return self.checkpoint.fresh_heads or self.model.head is not None
 
     @property
     def rows_per_update(self) -> float:
-        """Counts the examples whose gradient an update takes, some of them more than once."""
+        """Returns the number of example gradients per update; an optimizer can use an example more than once."""
         return self.train.global_batch_size * self.optimizer.gradients_per_update
 
     @property
     def wrapper(self) -> Optional[Wrapper]:
-        """Returns the field that wraps the model in training; None: it is trained as it is."""
+        """Returns the config that wraps the model during training, or None."""
         return self.tuning if self.distill is None else self.distill
 
     @property
     def passes(self) -> int:
-        """Counts the products of a step with each matrix: forward, and two backward where it is trained."""
+        """Returns the matrix products per step for each matrix: forward, and two backward for a trained matrix."""
         return 3 if self.tuning is None else self.tuning.passes
 
     @property
     def select_by(self) -> str:
-        """Names the figure of a validation that the best checkpoint, patience and a fit go by."""
+        """Returns the validation metric for the best checkpoint, patience and `plan --fit`."""
         return self.evaluate.select_by or self.validation_objective.select_by

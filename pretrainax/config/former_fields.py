@@ -1,4 +1,4 @@
-"""Fields of a run's config.json that had another name or place in an earlier version."""
+"""Compatibility: fields of config.json that had another name or location in an earlier version."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from pretrainax.files.json_files import JsonObject
 
 
 def _model(fields: JsonObject) -> JsonObject:
-    """`recurrent` (0.6) is a part of `parts`."""
+    """Moves `recurrent` (0.6) into `parts`."""
     recurrent = fields.pop("recurrent", None)
     return fields if recurrent is None else {**fields, "parts": [*fields.get("parts", ()), recurrent]}
 

@@ -1,4 +1,4 @@
-"""Heads of tasks, which stand in the place of a language model's: the fields of each kind."""
+"""The configs of task heads, which replace the pretraining heads."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -16,42 +16,42 @@ Kind = Literal["auto", "single", "multi", "regression", "choice"]
 
 
 class HeadConfig(Choice):
-    """Base of the heads of tasks: each has its module and loss in models/heads/."""
+    """Base class of task heads; models/heads/ has a module and a loss for each."""
 
     def completed(self, wanted: "HeadConfig") -> "HeadConfig":
-        """Returns this head with the fields that are `auto` as a task wants them."""
-        mine, theirs = (vars(head) for head in (self, wanted)) if type(self) is type(wanted) else ({}, {})
-        return dataclasses.replace(self, **{name: theirs[name] for name, x in mine.items() if x == AUTO})
+        """Returns this head with its `auto` fields set to the values of a task's head, `wanted`."""
+        own_fields, wanted_fields = (vars(head) for head in (self, wanted)) if type(self) is type(wanted) else ({}, {})
+        return dataclasses.replace(self, **{name: wanted_fields[name] for name, x in own_fields.items() if x == AUTO})
 
     def left_open(self) -> "HeadConfig":
-        """Returns this head with `auto` again in the fields that are so where nobody says more."""
+        """Returns this head with `auto` restored in the fields whose default is `auto`."""
         return dataclasses.replace(self, **{x.name: AUTO for x in dataclasses.fields(self) if x.default == AUTO})
 
 
 @dataclasses.dataclass
 class Classify(HeadConfig):
-    """Says of a whole row which class it is of, which labels it has, a number, or which of its texts is the right one.
+    """Predicts a class, labels or a number for a row, or selects one of its documents.
 
-    The last hidden states become one by `pooling`; then comes a hidden layer, unless there is none, and a linear map.
-    What is usual differs from family to family, and is that of its published class.
+    `pooling` reduces the last hidden states to one. An optional hidden layer and a linear map follow. The default
+    settings depend on the family and match the published classes.
     """
 
-    # what is told of a row: classes, labels, or numbers, or its texts to choose from; auto: by the task
+    # number of classes, labels, regression values, or documents of a row to choose from; auto: set by the task
     num_labels: Size = AUTO  # pyright: ignore[reportAssignmentType]
-    # one class of several | any of the labels, each by itself | numbers | the right one of the texts of a row, each of
-    # which has a number; auto: by the task
+    # single: one of several classes | multi: any set of independent labels | regression: numbers | choice: one of the
+    # documents of a row, by a score for each; auto: set by the task
     kind: Kind = "auto"
-    pooling: Pooling = "cls"  # the first token (cls), the mean or the maximum over all, the last token
-    # activation of a hidden layer as wide as the model | model: that of its feed-forward (BigBird)
+    pooling: Pooling = "cls"  # the first token (cls), the mean or maximum over all tokens, or the last token
+    # activation of a hidden layer with the width of the model | model: the activation of the feed-forward (BigBird)
     hidden: Literal["none", "tanh", "gelu", "relu", "model"] = "tanh"
-    hidden_bias: bool = True  # of the hidden layer
-    hidden_norm: bool = False  # a norm of what the hidden layer gives (ModernBERT)
-    output_bias: bool = True  # of the last map (decoders: none)
-    dropout_rate: Optional[float] = None  # before each map; None: config.model.dropout_rate
+    hidden_bias: bool = True  # bias of the hidden layer
+    hidden_norm: bool = False  # a norm of the output of the hidden layer (ModernBERT)
+    output_bias: bool = True  # bias of the last map (decoders: none)
+    dropout_rate: Optional[float] = None  # dropout before each map; None: config.model.dropout_rate
 
     @classmethod
     def usual(cls, model: "ModelConfig", num_labels: int, kind: Kind) -> "Classify":
-        """Returns the head that a model of this architecture has where nobody says more."""
+        """Returns the default head for a model of this architecture."""
         if model.family == "decoder":
             return cls(num_labels, kind, pooling="last", hidden="none", output_bias=False)
         if model.own_model is not None and (own := model.own_model.default_classifier(num_labels, kind)):
@@ -60,89 +60,97 @@ class Classify(HeadConfig):
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         if AUTO in (self.num_labels, self.kind):
-            yield "config.model.head.num_labels and kind are 'auto', which a task of config.objective says: it is none"
+            yield "config.model.head.num_labels and kind are 'auto', which requires a task as config.objective"
         elif self.num_labels < 1:
             yield f"config.model.head.num_labels is {self.num_labels}, it must be at least 1"
         yield from _rate_problems(self.dropout_rate)
         if self.pooling == "cls" and experiment.model.family == "decoder":
-            yield "config.model.head.pooling is 'cls', and the first token of a decoder has seen nothing: take 'last'"
+            yield "config.model.head.pooling is 'cls', but a decoder's first token attends only to itself: use 'last'"
 
 
 @dataclasses.dataclass
 class Tag(HeadConfig):
-    """Says of each word which tag it has: a linear map of its hidden state, each word by itself or all as a chain."""
+    """Predicts the tag of each word with a linear map, independently or as a linear-chain CRF."""
 
-    num_labels: Size = AUTO  # tags; auto: by the task  # pyright: ignore[reportAssignmentType]
-    # each word by itself (softmax), or all words of a row as a linear-chain CRF (Lafferty et al. 2001)
+    # number of tags; auto: set by the task
+    num_labels: Size = AUTO  # pyright: ignore[reportAssignmentType]
+    # softmax: each word independently | crf: all words of a row as a linear-chain CRF (Lafferty et al. 2001)
     kind: Literal["softmax", "crf"] = "softmax"
-    # of each tag those after one of which alone a CRF says it, none: after any; (): any after any; auto: by the scheme
-    # of the task, so that no span begins where it should not
+    # for each tag, the tags that may precede it in a CRF; an empty tuple allows any. (): no constraints. auto: the
+    # tagging scheme of the task, which allows spans to start only with valid tags
     follows: Annotated[tuple[tuple[int, ...], ...], AUTO] = ()
-    hidden: Literal["none", "gelu"] = "none"  # activation of a hidden layer as wide as the model (ModernBERT: gelu)
-    hidden_bias: bool = True  # of the hidden layer
-    hidden_norm: bool = False  # a norm of what the hidden layer gives (ModernBERT)
-    output_bias: bool = True  # of the last map
-    dropout_rate: Optional[float] = None  # before each map; None: config.model.dropout_rate
+    # activation of a hidden layer with the width of the model (ModernBERT: gelu)
+    hidden: Literal["none", "gelu"] = "none"
+    hidden_bias: bool = True  # bias of the hidden layer
+    hidden_norm: bool = False  # a norm of the output of the hidden layer (ModernBERT)
+    output_bias: bool = True  # bias of the last map
+    dropout_rate: Optional[float] = None  # dropout before each map; None: config.model.dropout_rate
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         if AUTO in (self.num_labels, self.follows):
-            yield "config.model.head has fields that are 'auto', which a task of config.objective says: it is none"
+            yield "config.model.head has 'auto' fields, which require a task as config.objective"
             return
         if self.num_labels < 1:
             yield f"config.model.head.num_labels is {self.num_labels}, it must be at least 1"
         if self.follows and self.kind != "crf":
-            yield "config.model.head.follows is of a CRF: set config.model.head.kind to 'crf', or follows to ()"
+            yield "config.model.head.follows requires a CRF: set config.model.head.kind to 'crf', or follows to ()"
         if self.follows and (
             len(self.follows) != self.num_labels or any(not 0 <= i < self.num_labels for x in self.follows for i in x)
         ):
             yield (
-                f"config.model.head.follows is {self.follows}, it must have for each of the {self.num_labels} tags the "
-                "numbers of others"
+                f"config.model.head.follows is {self.follows}, it must have an entry for each of the {self.num_labels} "
+                "tags, with the numbers of other tags"
             )
         yield from _rate_problems(self.dropout_rate)
 
 
 @dataclasses.dataclass
 class Extract(HeadConfig):
-    """Says where in a row an answer begins and where it ends: two numbers of each token, by a linear map."""
+    """Predicts the begin and end of an answer span in a row, with a linear map to two logits per token."""
 
-    feed_forward: bool = False  # one as in a block comes first, with its residual and norm (BigBird)
-    second_text: bool = False  # an answer is in the second text, by token types, or the first token, none (BigBird)
-    hidden: Literal["none", "gelu"] = "none"  # activation of a hidden layer as wide as the model (ModernBERT: gelu)
-    hidden_bias: bool = True  # of the hidden layer
-    hidden_norm: bool = False  # a norm of what the hidden layer gives (ModernBERT)
-    output_bias: bool = True  # of the last map
-    dropout_rate: Optional[float] = 0.0  # before each map (BERT: none); None: config.model.dropout_rate
+    # adds a feed-forward sublayer with residual and norm, as in a block, before the other layers (BigBird)
+    feed_forward: bool = False
+    # the answer is in the second segment, by token types; the first token means no answer (BigBird)
+    second_text: bool = False
+    # activation of a hidden layer with the width of the model (ModernBERT: gelu)
+    hidden: Literal["none", "gelu"] = "none"
+    hidden_bias: bool = True  # bias of the hidden layer
+    hidden_norm: bool = False  # a norm of the output of the hidden layer (ModernBERT)
+    output_bias: bool = True  # bias of the last map
+    dropout_rate: Optional[float] = 0.0  # dropout before each map (BERT: none); None: config.model.dropout_rate
 
-    num_labels: ClassVar[int] = 2  # the begin and the end
+    num_labels: ClassVar[int] = 2  # begin and end
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         model = experiment.model
         if self.second_text and (model.family != "encoder" or model.num_token_types < 2):
             yield (
-                "config.model.head.second_text goes by token types, and config.model.num_token_types is "
-                f"{model.num_token_types} in an {model.family}: set it to False"
+                "config.model.head.second_text requires an encoder with token types, config.model.family is "
+                f"{model.family} and num_token_types is {model.num_token_types}: set second_text to False"
             )
         yield from _rate_problems(self.dropout_rate)
 
 
 @dataclasses.dataclass
 class Embed(HeadConfig):
-    """Makes a vector of each text of a row, a query and its passages, by pooling the last hidden states: it has no
-    parameters of its own (Karpukhin et al. 2020, arXiv 2004.04906; Reimers and Gurevych 2019, arXiv 1908.10084).
+    """Embeds each document of a row, such as a query and its passages, by pooling its last hidden states.
+
+    The head has no parameters (Karpukhin et al. 2020, arXiv 2004.04906; Reimers and Gurevych 2019, arXiv 1908.10084).
     """
 
-    num_texts: Size = AUTO  # pyright: ignore[reportAssignmentType]  # of a row; auto: by the task
-    pooling: Pooling = "mean"  # of the tokens of a text: the first (cls), the mean or the maximum of all, the last
-    normalize: bool = True  # vectors have length 1, so that their product is the cosine
-    temperature: float = 0.05  # that scores are divided by (SimCSE: 0.05); of products that are not normalised 1
-    symmetric: bool = False  # the loss of finding the query of a passage too, half of each
-    # first numbers of a vector that are a vector too, each with a loss of its own (Matryoshka: Kusupati et al. 2022)
+    # documents per row; auto: set by the task
+    num_texts: Size = AUTO  # pyright: ignore[reportAssignmentType]
+    # the first token (cls), the mean or maximum over all tokens of a document, or the last token
+    pooling: Pooling = "mean"
+    normalize: bool = True  # scales embeddings to length 1, so that their product is the cosine similarity
+    temperature: float = 0.05  # divides the scores (SimCSE: 0.05); use 1 without normalize
+    symmetric: bool = False  # averages the loss with the loss of retrieving the query of each passage
+    # prefix sizes of the embedding that have an additional loss each (Matryoshka: Kusupati et al. 2022)
     dimensions: tuple[int, ...] = ()
 
     @classmethod
     def usual(cls, model: "ModelConfig", num_texts: Size = AUTO) -> "Embed":  # pyright: ignore[reportArgumentType]
-        """Returns the head that a model of this architecture has where nobody says more."""
+        """Returns the default head for a model of this architecture."""
         return cls(num_texts, pooling="last" if model.family == "decoder" else "mean")
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
@@ -150,11 +158,11 @@ class Embed(HeadConfig):
         if self.temperature <= 0:
             yield f"config.model.head.temperature is {self.temperature}, it must be greater than 0"
         if self.pooling == "cls" and model.family == "decoder":
-            yield "config.model.head.pooling is 'cls', and the first token of a decoder has seen nothing: take 'last'"
+            yield "config.model.head.pooling is 'cls', but a decoder's first token attends only to itself: use 'last'"
         if any(not 0 < n < model.d_model for n in self.dimensions) or len(set(self.dimensions)) < len(self.dimensions):
             yield (
-                f"config.model.head.dimensions is {self.dimensions}, each must be another number below "
-                f"config.model.d_model {model.d_model}, which is always one"
+                f"config.model.head.dimensions is {self.dimensions}, they must be distinct numbers below "
+                f"config.model.d_model {model.d_model}, which is always included"
             )
 
 

@@ -1,7 +1,7 @@
-"""The kinds of choices that the fields of a run offer.
+"""The base classes of the choices that config fields offer.
 
-The classes of these names in other packages do the work and are subclasses: what stands here is what a field can be
-checked against without importing them, and so neither JAX nor NumPy.
+Other packages subclass them to implement the work. These bases allow type checks of config fields without importing
+the implementations, and therefore without JAX or NumPy.
 """
 
 from collections.abc import Mapping
@@ -15,61 +15,61 @@ if TYPE_CHECKING:
     from pretrainax.config.model import ModelConfig
     from pretrainax.training.wrapped import Wrapped
 
-# What a model may not support: see `ModelPart.unsupported`.
+# Features that a model can lack: see `ModelPart.unsupported`.
 Use = Literal["generation", "distillation", "virtual tokens", "sequence parallelism"]
 
 
 class TokenizerConfig(Choice):
-    """Makes or reads a tokenizer: pretrainax.tokenization."""
+    """Trains or loads a tokenizer: pretrainax.tokenization."""
 
 
 class Source(Choice):
-    """Gives documents: pretrainax.data.sources."""
+    """Provides documents: pretrainax.data.sources."""
 
 
 class Packing(Choice):
-    """Fills rows with texts: pretrainax.data.packing."""
+    """Packs documents into rows: pretrainax.data.packing."""
 
 
 class NearDuplicates(Choice):
-    """Drops documents that are nearly equal to an earlier one: pretrainax.data.preparation.filters."""
+    """Drops near-duplicates of earlier documents: pretrainax.data.preparation.filters."""
 
 
 class QualityFilter(Choice):
-    """Drops documents that are no good text: pretrainax.data.preparation.filters."""
+    """Drops low-quality documents: pretrainax.data.preparation.filters."""
 
 
 class Objective(Choice):
-    """Makes an example of a text: pretrainax.data.objectives."""
+    """Converts a document to a training example: pretrainax.data.objectives."""
 
 
 class Optimizer(Choice):
-    """Makes an update of a gradient: pretrainax.optim."""
+    """Computes parameter updates from gradients: pretrainax.optim."""
 
 
 class Schedule(Choice):
-    """Gives the learning rate of a step: pretrainax.optim."""
+    """Computes the learning rate of each step: pretrainax.optim."""
 
 
 class Wrapper(Choice):
-    """Wraps the model of a run in training: a tuning or a teacher does."""
+    """Base class of configs that wrap the model during training: tuning methods and distillation."""
 
     def wrap(self, experiment: "Experiment", train: "TrainConfig", teacher: "Optional[ModelConfig]") -> "Wrapped":
-        """Returns the model in training; arguments as of `training.wrapped.trained_model`."""
+        """Returns the wrapped training model; arguments as in `training.wrapped.trained_model`."""
         raise NotImplementedError
 
 
 class ModelPart(Choice):
-    """Asks for a brick of another package: a feed-forward, an attention, a head or a whole model.
+    """Base class of model parts from other packages: a feed-forward, an attention, a head or a whole model.
 
-    The brick registers itself (`register_feed_forward`, `register_attention`, `register_head`, `register_model`); its
-    `is_in(config)` says that a model has it where `config.part` finds this class in `config.model.parts`.
+    The implementation registers itself with `register_feed_forward`, `register_attention`, `register_head` or
+    `register_model`. Its `is_in(config)` returns True if `config.part` finds this class in `config.model.parts`.
 
-    A part that is a whole model also states the facts that other code needs. The defaults describe a Transformer;
+    A part that is a whole model also overrides the attributes and methods below, whose defaults describe a Transformer.
     `config/recurrent.py` is an example (ELMo).
     """
 
-    family: ClassVar[str] = ""  # the value of config.model.family for this model; "": the part is a brick
+    family: ClassVar[str] = ""  # the value of config.model.family for this model; "": not a whole model
     objective: ClassVar[str] = ""  # class name of the objective that evaluates an imported model
     unsupported: ClassVar[Mapping[Use, str]] = {}  # use -> why the model does not support it
     task_modules: ClassVar[tuple[str, ...]] = ()  # submodules that a task adds in addition to its head
@@ -79,7 +79,7 @@ class ModelPart(Choice):
         return model.d_model
 
     def default_classifier(self, num_labels: int, kind: "Kind") -> "Optional[Classify]":
-        """Returns the classification head for this model; None: the default of its family."""
+        """Returns the classification head for this model; None: the default head of its family."""
         return None
 
     def scaled(self, numerator: int, denominator: int) -> "ModelPart":
@@ -88,22 +88,22 @@ class ModelPart(Choice):
 
 
 class Tuning(Wrapper):
-    """Trains a few parameters of a model that else stays as it is: pretrainax.adapt."""
+    """Trains a few parameters of a model and freezes the others: pretrainax.adapt."""
 
-    passes: ClassVar[int] = 2  # products with each frozen matrix: forward, and back to what is trained before it
+    passes: ClassVar[int] = 2  # matrix products per frozen matrix: forward, and backward for its inputs
 
 
 class DistillConfig(Wrapper):
-    """Trains a model to be like a teacher, beside its own loss: pretrainax.distill."""
+    """Trains a model to match a teacher, in addition to its own loss: pretrainax.distill."""
 
 
 class Adaptation(Choice):
-    """Gives what a run starts from the family, or the shape, of its own model: pretrainax.interop.adaptations."""
+    """Converts initial parameters to the family or the shape of the run's model: pretrainax.interop.adaptations."""
 
 
 class Callback(Choice):
-    """Is called beside the steps of a run: pretrainax.training.callbacks."""
+    """Runs custom code during training: pretrainax.training.callbacks."""
 
 
 class Tracker(Choice):
-    """Shows a run elsewhere too, beside its metrics.jsonl: pretrainax.trackers."""
+    """Mirrors the metrics of a run, in addition to metrics.jsonl: pretrainax.trackers."""

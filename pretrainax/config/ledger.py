@@ -1,7 +1,8 @@
-"""Holds a config against its ledger: where each number and choice comes from, and what its source has that is not here.
+"""Compares a config with its ledger: the source of each number and choice, and deviations from the source.
 
-The ledger of `bert_base.py` is `bert_base.toml` beside it: blocks of values with one source, of which the first that
-has a value for a field counts. docs/recipes.md shows one. What no block has is asked of `configs/defaults.toml`.
+The ledger of `bert_base.py` is the file `bert_base.toml` in the same folder. It has blocks of values, each with one
+source. The first block with a value for a field counts. `configs/defaults.toml` has values for fields that no block
+contains. docs/how-to/recipe-sources.md shows an example.
 """
 
 import fnmatch
@@ -13,103 +14,109 @@ from typing import NamedTuple, Optional
 from pretrainax.config.config_file import CONFIGS
 from pretrainax.config.values import PATHS, Stated, stated
 from pretrainax.files.errors import UserError
-from pretrainax.files.json_files import JsonObject as Table  # what TOML holds, too
+from pretrainax.files.json_files import JsonObject as Table  # also the type of TOML tables
 
 STATUSES = ("paper", "code", "chosen")
 _ORIGINS = (*STATUSES, "see")
-_WORDS = {*_ORIGINS, "theirs", "variants", "named", "default", "scaled_down"}  # keys that are no fields of a config
+_KEYWORDS = {*_ORIGINS, "theirs", "variants", "named", "default", "scaled_down"}  # keys that are not config fields
 _DEFAULTS = "configs/defaults.toml"
 
 
 class Fact(NamedTuple):
-    """A value of a ledger, and where it comes from."""
+    """A value in a ledger, with its source."""
 
-    value: object  # lists for tuples, "none" for None, "any": each agrees; where `in_tokens`, a number of tokens
+    # list for a tuple; "none" for None; "any" agrees with every value; a number of tokens with `in_tokens`
+    value: object
     status: str  # one of STATUSES
     source: str  # a section of the paper, a file of the code, or the reason
     in_tokens: bool = False
-    line: tuple[str, int, str] = ("", 0, "")  # where it stands: file, block, "train.steps" or "train.steps.base large"
+    line: tuple[str, int, str] = ("", 0, "")  # location: file, block, "train.steps" or "train.steps.base large"
 
 
 class Row(NamedTuple):
-    """A field of a config beside what its ledger says of it."""
+    """A config field with its ledger entry."""
 
     path: str  # "train.steps"
     value: object
-    fact: Optional[Fact]  # None: it says nothing of a number, or of what is not the default
-    agrees: bool  # with it
+    fact: Optional[Fact]  # None: the ledger has no entry for a number or a non-default value
+    agrees: bool  # True if the value matches the fact
 
 
 class Deviation(NamedTuple):
-    """Something that the source has and this house has not."""
+    """A feature of the source that PretrainAX does not have."""
 
     theirs: str
-    ours: str  # what is here in its place, and why
+    ours: str  # the replacement in PretrainAX, and the reason
 
 
 class Comparison(NamedTuple):
-    """A config beside its ledger."""
+    """A config compared with its ledger."""
 
-    rows: list[Row]  # each number, what else is not as by default, and what the ledger speaks of
+    rows: list[Row]  # all numbers, all non-default values, and all fields in the ledger
     deviations: list[Deviation]
 
     def one_line(self) -> str:
-        """Says in what a run is not that of its source, by its ledger and by its own fields; "": in nothing."""
-        theirs = "; ".join(deviation.theirs for deviation in self.deviations)
-        others = [row.path for row in self.rows if not row.agrees and not row.path.startswith("data.source.")]
-        said = [f"the source has {theirs}"] if theirs else []
-        return ". ".join(said + [f"Other values here: {', '.join(others)}"] * bool(others))
+        """Summarizes the differences between a run and its source; "" if there are none."""
+        deviations = "; ".join(deviation.theirs for deviation in self.deviations)
+        differing = [row.path for row in self.rows if not row.agrees and not row.path.startswith("data.source.")]
+        summary = [f"the source has {deviations}"] if deviations else []
+        return ". ".join(summary + [f"Other values here: {', '.join(differing)}"] * bool(differing))
 
 
 def beside(config_file: str) -> str:
-    """Returns the path of the ledger of a config file, whether it is there or not."""
+    """Returns the ledger path of a config file; the file may not exist."""
     return config_file.removesuffix(".py") + ".toml"
 
 
 def read(file: str) -> Table:
-    """Returns the contents of a ledger; UserError where it is none."""
+    """Returns the contents of a ledger.
+
+    Raises:
+      UserError: the file is not a valid ledger.
+    """
     try:
         with open(file, "rb") as f:
             contents = tomllib.load(f)
     except (OSError, ValueError) as e:
-        raise UserError(f"{file} is no ledger: {e}") from e
+        raise UserError(f"{file} is not a ledger: {e}") from e
     blocks = contents.get("facts")
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise UserError(f"{file} is no ledger: it needs blocks that begin with [[facts]]")
+        raise UserError(f"{file} is not a ledger: it must have blocks that begin with [[facts]]")
     for name, table in [(file, contents), *((f"{file}, block {i}", block) for i, block in enumerate(blocks, 1))]:
-        for key in _WORDS & table.keys():
+        for key in _KEYWORDS & table.keys():
             if not isinstance(table[key], str):
-                raise UserError(f"{name}: {key} is {table[key]!r}, it must be text in quotes")
+                raise UserError(f"{name}: {key} is {table[key]!r}, it must be a string in quotes")
     for i, block in enumerate(blocks, 1):
         if len(block.keys() & {*_ORIGINS}) != 1:
-            raise UserError(
-                f"{file}, block {i}: it must say where its values are from, by one of {', '.join(_ORIGINS)}"
-            )
+            raise UserError(f"{file}, block {i}: it must name its source with exactly one of {', '.join(_ORIGINS)}")
         if not isinstance(block.get("tokens", {}), dict) or block.get("tokens", {}).keys() - {"train", "schedule"}:
-            raise UserError(f"{file}, block {i}: only fields of train and of schedule can be given in tokens")
+            raise UserError(f"{file}, block {i}: only fields of train and schedule can be in tokens")
     return contents
 
 
 def compare(config: object, file: str, variant: str, path: str = "") -> Comparison:
-    """Holds a config against a ledger.
+    """Compares a config with a ledger.
 
     Args:
       config: an `Experiment`, or a part of one.
-      file: of the ledger.
-      variant: of the config; "": the default one.
-      path: of a part, as "model".
+      file: path of the ledger.
+      variant: variant of the config; "": the default variant.
+      path: config path of a part, such as "model".
 
     Raises:
-      UserError: the file is no ledger.
+      UserError: the file is not a valid ledger.
     """
     fields = list(stated(config, path))
     values = {field.path: field.value for field in fields}
     facts: dict[str, Fact] = {}
     deviations = []
-    for block, fact_of in (*_blocks(file, _names(file, variant), values), *_blocks(_package(_DEFAULTS), [], values)):
-        first = {where: fact for where, fact in fact_of.items() if where not in facts}
-        facts |= first
-        if "theirs" in block and (first or not _has_values(block)):
+    for block, block_facts in (
+        *_blocks(file, _names(file, variant), values),
+        *_blocks(_package(_DEFAULTS), [], values),
+    ):
+        new_facts = {field_path: fact for field_path, fact in block_facts.items() if field_path not in facts}
+        facts |= new_facts
+        if "theirs" in block and (new_facts or not _has_values(block)):
             deviations.append(Deviation(block["theirs"], _origin(block)[1]))
     rows = []
     for field in fields:
@@ -121,25 +128,25 @@ def compare(config: object, file: str, variant: str, path: str = "") -> Comparis
 
 
 def _names(file: str, variant: str) -> list[str]:
-    """Returns the variants whose values count, the first before the second: one that is scaled down is of two."""
+    """Returns the variants whose values apply, in order of precedence; a scaled-down variant has two."""
     ledger = read(file)
     default = ledger.get("default", "")
     return [variant, default] if _is_one(variant, ledger.get("scaled_down", "")) else [variant or default]
 
 
 def is_number(value: object) -> bool:
-    """Says if a value is a number, or a tuple of some."""
+    """Returns True for a number or a non-empty tuple of numbers."""
     if isinstance(value, tuple):
         return bool(value) and all(map(is_number, value))
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _needs_source(field: Stated) -> bool:
-    """Tells each number, and each other choice than the default; files and the text are the user's."""
+    """Returns True for numbers and non-default choices; the user provides paths and the dataset."""
     if is_number(field.value) or field.value is None and is_number(field.default):
         return not field.is_free
-    is_files = field.path.startswith("data.source.") or field.path.rpartition(".")[2] in PATHS
-    return field.value != field.default and not field.is_free and not is_files
+    is_user_data = field.path.startswith("data.source.") or field.path.rpartition(".")[2] in PATHS
+    return field.value != field.default and not field.is_free and not is_user_data
 
 
 def _package(path: str) -> str:
@@ -147,37 +154,37 @@ def _package(path: str) -> str:
 
 
 def _short(file: str) -> str:
-    """Returns the file and its folder: "zoo/bert.toml"."""
+    """Returns the file name with its folder: "zoo/bert.toml"."""
     return "/".join(os.path.abspath(file).split(os.sep)[-2:])
 
 
 def _blocks(file: str, names: Sequence[str], values: Mapping[str, object]) -> Iterator[tuple[Table, dict[str, Fact]]]:
-    """Yields each block of a file that is of one of these variants, with its facts by the path of their field."""
+    """Yields each block of a file that applies to one of these variants, with its facts by field path."""
     for i, block in enumerate(read(file)["facts"]):
         if "variants" in block and not any(_is_one(name, block["variants"]) for name in names):
             continue
         if "see" in block:
-            others = [block.get("named", "{}").replace("{}", name) for name in names]
-            yield from _blocks(_package(block["see"]), others, values)
+            named = [block.get("named", "{}").replace("{}", name) for name in names]
+            yield from _blocks(_package(block["see"]), named, values)
             continue
         facts = {}
         for in_tokens, table in ((False, _fields(block)), (True, block.get("tokens", {}))):
-            for where, value in _flat(table, values):
-                key, value = _of_variant(value, names) if where in values else ("", None)
+            for field_path, value in _flat(table, values):
+                key, value = _of_variant(value, names) if field_path in values else ("", None)
                 if value is not None:
-                    line = (_short(file), i, f"{where}.{key}".rstrip("."))
-                    facts[where] = Fact(value, *_origin(block), in_tokens, line)
+                    line = (_short(file), i, f"{field_path}.{key}".rstrip("."))
+                    facts[field_path] = Fact(value, *_origin(block), in_tokens, line)
         yield block, facts
 
 
 def _origin(block: Table) -> tuple[str, str]:
-    """Returns the status of a block's values, and the source or the reason."""
+    """Returns the status of a block's values, and their source or reason."""
     (status,) = block.keys() & set(STATUSES)
     return status, block[status]
 
 
 def _fields(block: Table) -> Table:
-    return {key: value for key, value in block.items() if key not in _WORDS and key != "tokens"}
+    return {key: value for key, value in block.items() if key not in _KEYWORDS and key != "tokens"}
 
 
 def _has_values(block: Table) -> bool:
@@ -185,24 +192,24 @@ def _has_values(block: Table) -> bool:
 
 
 def _flat(table: Table, values: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
-    """Yields path and value of each field of a table; a table in the place of a field has its values by variant."""
+    """Yields path and value of each field of a table; a table at the path of a field has values by variant."""
     for name, value in table.items():
-        where = f"{path}.{name}".lstrip(".")
-        if isinstance(value, dict) and where not in values:
-            yield from _flat(value, values, where)
+        field_path = f"{path}.{name}".lstrip(".")
+        if isinstance(value, dict) and field_path not in values:
+            yield from _flat(value, values, field_path)
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             for i, part in enumerate(value):
-                yield from _flat(part, values, f"{where}[{i}]")
+                yield from _flat(part, values, f"{field_path}[{i}]")
         else:
-            yield where, value
+            yield field_path, value
 
 
 def _of_variant(value: object, names: Sequence[str]) -> tuple[str, object]:
-    """Returns the key and the value of the first name that a value has one for; ("", value) of all variants."""
+    """Returns key and value for the first matching name; ("", value) for a value of all variants."""
     if not isinstance(value, dict):
         return "", value
-    found = ((key, one) for name in names for key, one in value.items() if _is_one(name, key))
-    return next(found, ("", None))
+    matches = ((key, variant_value) for name in names for key, variant_value in value.items() if _is_one(name, key))
+    return next(matches, ("", None))
 
 
 def _is_one(name: str, variants: str) -> bool:
@@ -214,11 +221,11 @@ def _agrees(fact: Fact, path: str, values: Table) -> bool:
     if fact.value == "any":
         return True
     if not fact.in_tokens:
-        theirs = tuple(fact.value) if isinstance(fact.value, list) else fact.value
-        same = value == theirs and isinstance(value, bool) == isinstance(theirs, bool)
-        return same or value is None and theirs == "none"
-    one = values["data.sequence_length"]  # tokens of a row
+        expected = tuple(fact.value) if isinstance(fact.value, list) else fact.value
+        is_equal = value == expected and isinstance(value, bool) == isinstance(expected, bool)
+        return is_equal or value is None and expected == "none"
+    unit = values["data.sequence_length"]  # tokens of a row
     if path != "train.global_batch_size":
-        one *= values["train.global_batch_size"]  # of a step
-    numbers = isinstance(value, (int, float)) and isinstance(fact.value, (int, float))
-    return numbers and abs(value * one - fact.value) <= one / 2  # the nearest whole number
+        unit *= values["train.global_batch_size"]  # tokens of a step
+    are_numbers = isinstance(value, (int, float)) and isinstance(fact.value, (int, float))
+    return are_numbers and abs(value * unit - fact.value) <= unit / 2  # the nearest integer

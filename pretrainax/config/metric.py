@@ -1,4 +1,4 @@
-"""The metrics of runs: each is declared once, by the part that gives it."""
+"""Registry of metrics; the module that computes a metric declares it."""
 
 from typing import NamedTuple
 
@@ -7,34 +7,34 @@ from pretrainax.files.errors import UserError
 
 
 class Metric(NamedTuple):
-    """A number of a line of metrics.jsonl."""
+    """A metric in metrics.jsonl."""
 
     name: str
-    meaning: str  # for people, beside the number
+    meaning: str  # description for users
     larger_is_better: bool = False
-    in_total_loss: bool = False  # a loss that is trained with weight 1 beside "loss": "total_loss" is their sum
+    in_total_loss: bool = False  # a loss term with weight 1, in addition to "loss"; "total_loss" is their sum
 
 
 METRICS: dict[str, Metric] = {}
 
 
 def declare(*metrics: Metric) -> None:
-    """Adds metrics to METRICS: called where a part that gives them is defined."""
+    """Adds metrics to METRICS; call it in the module that computes them."""
     METRICS.update({metric.name: metric for metric in metrics})
 
 
 def larger_is_better(name: str) -> bool:
-    """Returns True if more is better, of a metric ("accuracy") or a part of one ("accuracy/source=wiki").
+    """Returns True if larger values are better, for a metric ("accuracy") or a part of one ("accuracy/source=wiki").
 
     Raises:
-      UserError: no part declares such a metric.
+      UserError: the metric is not declared.
     """
-    whole = name.partition("/")[0]
-    if whole not in METRICS:
-        import_built_in()  # whose parts declare theirs
-    if whole not in METRICS:
+    metric = name.partition("/")[0]
+    if metric not in METRICS:
+        import_built_in()  # the modules declare their metrics
+    if metric not in METRICS:
         raise UserError(
-            f"the metric {whole!r} is declared nowhere, so that nobody knows which value is the better one: "
-            "pretrainax.config.metric.declare(Metric(...)) does, where the part that gives it is defined"
+            f"the metric {metric!r} is not declared, so it is unknown if larger values are better: call "
+            "pretrainax.config.metric.declare(Metric(...)) in the module that computes it"
         )
-    return METRICS[whole].larger_is_better
+    return METRICS[metric].larger_is_better

@@ -1,4 +1,4 @@
-"""The configuration of multi-token prediction."""
+"""The config of multi-token prediction."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -12,23 +12,26 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class MultiTokenPrediction(Choice):
-    """Each token also tells those after the next one, by blocks of their own (DeepSeek-V3, arXiv 2412.19437, section
-    2.2). It is for training alone: an export has none of it."""
+    """Also predicts the tokens after the next one, with separate blocks (DeepSeek-V3, arXiv 2412.19437, section 2.2).
 
-    depth: int = 1  # tokens more that are told, each by a block that reads what the one before made
-    weight: float = 0.3  # of the mean of their losses (DeepSeek-V3: 0.3, and 0.1 for the last third of its tokens)
+    It is used only in training; exports do not contain it.
+    """
+
+    depth: int = 1  # number of additional tokens to predict; each has a block that reads the output of the previous one
+    # weight of the mean of their losses (DeepSeek-V3: 0.3, and 0.1 for the last third of its tokens)
+    weight: float = 0.3
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         path, model = "config.model.multi_token", experiment.model
         if self.depth < 1:
-            yield f"{path}.depth is {self.depth}, it must be at least 1; for none set {path} to None"
+            yield f"{path}.depth is {self.depth}, it must be at least 1; set {path} to None to disable it"
         if self.weight <= 0:
             yield f"{path}.weight is {self.weight}, it must be greater than 0"
         if model.family != "decoder":
-            yield f"{path} is of decoders, config.model.family is {model.family!r}: set it to None"
+            yield f"{path} requires a decoder, config.model.family is {model.family!r}: set it to None"
         if model.head is not None:
-            yield f"{path} is of pretraining, and config.model.head is that of a task: set it to None"
+            yield f"{path} is for pretraining, and config.model.head is a task head: set {path} to None"
         if model.share_layers:
-            yield f"{path} adds blocks of its own, and config.model.share_layers makes all blocks one: set one to False"
+            yield f"{path} adds blocks, and config.model.share_layers shares one: set it to False, or {path} to None"
         if experiment.layers != type(experiment.layers)():
-            yield f"{path} has blocks that config.layers has no numbers for: leave config.layers as it is"
+            yield f"{path} adds blocks that config.layers does not support: leave config.layers at its default"

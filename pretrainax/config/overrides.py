@@ -1,4 +1,4 @@
-"""Sets single fields of a config, as flags give them: --config.train.steps=1e5, --config.schedule="WarmupLinear()"."""
+"""Sets config fields from flags: --config.train.steps=1e5, --config.schedule="WarmupLinear()"."""
 
 import ast
 import dataclasses
@@ -14,52 +14,53 @@ from pretrainax.files.errors import UserError, nearest, shortened
 
 _BOOLS: dict[str, bool] = {word: True for word in "true yes on t y 1".split()}
 _BOOLS |= {word: False for word in "false no off f n 0".split()}
-_EXACT = 2**53  # up to here each whole number is a float too
+_EXACT = 2**53  # floats represent all integers up to this value exactly
 
 
 def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
-    """Sets a field to the value that `read_value` makes of a text; UserError where there is no such field.
+    """Sets a field to the parsed value of `text`.
 
     Args:
-      path: of the field, as "config.train.steps" or "config.phases[0].share".
-      text: None where a flag stands without a value, as those that are true or false may.
+      path: path of the field, such as "config.train.steps" or "config.phases[0].share".
+      text: None for a flag without a value, which only bool fields allow.
+
+    Raises:
+      UserError: the field does not exist, or the value is invalid.
     """
-    node, done, hint = experiment, "config", None
-    *_, last = words = path.split(".")[1:]
-    for i, word in enumerate(words):
-        name, _, place = word.removesuffix("]").partition("[")
+    node, parent, hint = experiment, "config", None
+    *_, last_segment = segments = path.split(".")[1:]
+    for i, segment in enumerate(segments):
+        name, _, index = segment.removesuffix("]").partition("[")
         if node is None:
-            raise UserError(f"--{path}: {done} is None; give it first, as --{done}={spelled(hint)}")
+            raise UserError(f"--{path}: {parent} is None; set it first: --{parent}={spelled(hint)}")
         if isinstance(node, Choice) and name not in node.__dataclass_fields__:
-            raise UserError(node.no_field(done, name))
+            raise UserError(node.no_field(parent, name))
         if name not in getattr(node, "__dataclass_fields__", ()):
-            raise UserError(f"{done} has no field {name!r}, {_known(name, node, experiment)}")
+            raise UserError(f"{parent} has no field {name!r}, {_known(name, node, experiment)}")
         hint = typing.get_type_hints(type(node), include_extras=True)[name]
-        if i < len(words) - 1 or place:
-            node, done = _part(getattr(node, name), place, f"{done}.{name}"), f"{done}.{word}"
-    if last.endswith("]"):
-        raise UserError(
-            f'--{path}: parts are given all at once, as --{path.rpartition("[")[0]}="({type(node).__name__}(), ...)"'
-        )
+        if i < len(segments) - 1 or index:
+            node, parent = _part(getattr(node, name), index, f"{parent}.{name}"), f"{parent}.{segment}"
+    if last_segment.endswith("]"):
+        raise UserError(f'--{path}: set the whole tuple: --{path.rpartition("[")[0]}="({type(node).__name__}(), ...)"')
     if text is None and hint is not bool:
-        raise UserError(f"--{path} needs a value: --{path}=… it must be {spelled(hint)}")
-    setattr(node, last, True if text is None else read_value(text, hint, path))
+        raise UserError(f"--{path}=… needs a value, it must be {spelled(hint)}")
+    setattr(node, last_segment, True if text is None else read_value(text, hint, path))
 
 
-def _part(value: object, place: str, path: str) -> object:
-    """Returns the value of a field, or of a tuple that it holds the part at a place, from 0."""
-    if not place:
+def _part(value: object, index: str, path: str) -> object:
+    """Returns the value of a field, or the item at an index of a tuple field; an empty index means the field."""
+    if not index:
         return value
-    if isinstance(value, tuple) and place.isdecimal() and int(place) < len(value):
-        return value[int(place)]
-    there = (
-        f"its parts are {path}[0] to [{len(value) - 1}]" if isinstance(value, tuple) and value else "it has no parts"
+    if isinstance(value, tuple) and index.isdecimal() and int(index) < len(value):
+        return value[int(index)]
+    allowed = (
+        f"allowed: {path}[0] to [{len(value) - 1}]" if isinstance(value, tuple) and value else "the field has no items"
     )
-    raise UserError(f"--{path}[{place}]: {there}")
+    raise UserError(f"--{path}[{index}]: {allowed}")
 
 
 def fields_named(name: str, experiment: Experiment) -> list[str]:
-    """Returns the paths that end with a name, or names: "config.train.steps" of "steps" and of "train.steps"."""
+    """Returns the paths that end with `name`: "config.train.steps" for "steps" and for "train.steps"."""
     return [path for path, _, _ in fields(experiment) if path.endswith(f".{name}")]
 
 
@@ -70,14 +71,14 @@ def _known(name: str, node: Any, experiment: Experiment) -> str:
 
 
 def read_value(text: str, hint: Any, path: str = "config") -> Any:
-    """Returns the value of a field: `read_value("1e3", int)` is 1000, "none" None where the field may be None.
+    """Parses the value of a field: `read_value("1e3", int)` is 1000; "none" is None if the field allows it.
 
     Args:
-      hint: the type of the field.
-      path: of the field, for the error.
+      hint: type of the field.
+      path: path of the field, for errors.
 
     Raises:
-      UserError: the text is no value of this type, or the field is a part whose fields are set one by one.
+      UserError: the text is not a value of this type, or the field is a whole config section.
     """
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if type(None) in kinds and text.lower() == "none":
@@ -100,24 +101,24 @@ def _read(text: str, kind: Any, path: str) -> Any:
         return _whole(text)
     if kind is float:
         return float(text)
-    if typing.get_origin(kind) is typing.Annotated:  # a type, and a word
-        number, *words = typing.get_args(kind)
-        return text if text in words else _read(text, number, path)
+    if typing.get_origin(kind) is typing.Annotated:  # a type and a literal such as 'auto'
+        number_type, *literals = typing.get_args(kind)
+        return text if text in literals else _read(text, number_type, path)
     if typing.get_origin(kind) is tuple:
         return _tuple(text, kind)
     if isinstance(kind, type) and issubclass(kind, Choice):
         return kind.parse(text)
     if dataclasses.is_dataclass(kind):
-        first, like = dataclasses.fields(kind)[0].name, configs_like(text)
+        first, similar = dataclasses.fields(kind)[0].name, configs_like(text)
         raise UserError(
-            f"{path} has fields, which are set one by one, as --{path}.{first}=…; whole models are configs, as "
-            f"--config={like[0] if like else 't5_base:small'}"
+            f"{path} is a config section: set its fields, such as --{path}.{first}=…; for a whole model use a config: "
+            f"--config={similar[0] if similar else 't5_base:small'}"
         )
-    return text  # of words, `validate` says which are known
+    return text  # `validate` checks Literal fields
 
 
 def _whole(text: str) -> int:
-    """Reads 1000, 1_000 or 1e3; ValueError for what is not exactly a whole number."""
+    """Parses 1000, 1_000 or 1e3; raises ValueError for other numbers."""
     try:
         return int(text)
     except ValueError:
@@ -128,7 +129,7 @@ def _whole(text: str) -> int:
 
 
 def _tuple(text: str, kind: Any) -> tuple:
-    """Reads (1, 2), 1, local,global or (Name(), Name()); ValueError for what is no tuple of this type."""
+    """Parses (1, 2), 1, local,global or (Name(), Name()); raises ValueError for a tuple of another type."""
     first = typing.get_args(kind)[0]
     try:
         is_choice = isinstance(first, type) and issubclass(first, Choice)

@@ -1,6 +1,6 @@
-"""Positions, by which a model knows where a token stands: the fields of each kind, and their problems.
+"""The configs of position encodings: their fields and checks.
 
-What a kind computes is in a file of its own in `pretrainax.layers.positions`.
+`pretrainax.layers.positions` has one file per kind with its computation.
 """
 
 import dataclasses
@@ -17,27 +17,27 @@ if typing.TYPE_CHECKING:
 
 
 class Position(Choice):
-    """Tells a model where a token stands. `max_length` is None where any length works."""
+    """Base class of position encodings. `max_length` is None if any length works."""
 
     max_length: ClassVar[Optional[int]] = None
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         if experiment.model.enhanced_mask_decoder:
             kind = type(self).__name__
-            yield f"config.model.enhanced_mask_decoder needs DisentangledPositions, config.model.position is {kind}"
+            yield f"config.model.enhanced_mask_decoder requires DisentangledPositions, config.model.position is {kind}"
 
 
 @dataclasses.dataclass
 class NoPositions(Position):
-    """Nothing: what tells places apart is the order in which words are read, or a causal mask alone."""
+    """No position encoding: the model is recurrent, or only the causal mask encodes the order."""
 
 
 @dataclasses.dataclass
 class LearnedPositions(Position):
-    """One trained vector a position (Devlin et al. 2018)."""
+    """One trained vector per position (Devlin et al. 2018)."""
 
-    max_length: Size = 512  # positions there are; auto: those of the longest row
-    offset: int = 0  # rows at the start of the table that no position uses (RoBERTa, BART: 2, in fairseq's way)
+    max_length: Size = 512  # number of positions; auto: positions of the longest row
+    offset: int = 0  # unused rows at the start of the table (RoBERTa, BART: 2, as in fairseq)
 
 
 @dataclasses.dataclass
@@ -46,67 +46,68 @@ class SinusoidalPositions(Position):
 
 
 class RotaryScaling(Choice):
-    """Stretches the frequencies of a trained context to a longer one."""
+    """Base class of methods that scale rotary frequencies from the trained context to a longer one."""
 
     def problems_of(self, planes: int) -> Iterator[str]:
-        """Yields what keeps it from stretching so many planes, a line each."""
+        """Yields a line for each problem of this scaling with `planes` dimension pairs per head."""
         yield from ()
 
 
 @dataclasses.dataclass
 class LongContextScaling(RotaryScaling):
-    """LLaMA 3.1's stretching of the low rotary frequencies (Grattafiori et al. 2024; the released `rope_scaling`)."""
+    """LLaMA 3.1's scaling of the low rotary frequencies (Grattafiori et al. 2024; the released `rope_scaling`)."""
 
-    factor: float = 8.0  # how much longer the new context is
-    low_frequency_factor: float = 1.0  # wavelengths above original_length / this are stretched in full
-    high_frequency_factor: float = 4.0  # wavelengths below original_length / this are left alone
-    original_length: int = 8192  # the context before stretching
+    factor: float = 8.0  # ratio of the new context length to the trained one
+    low_frequency_factor: float = 1.0  # wavelengths above original_length / this are scaled fully
+    high_frequency_factor: float = 4.0  # wavelengths below original_length / this are unchanged
+    original_length: int = 8192  # context length before the scaling
 
 
 @dataclasses.dataclass
 class LinearScaling(RotaryScaling):
-    """All frequencies divided by one number (Chen et al. 2023, arXiv 2306.15595; Gemma 3's global layers)."""
+    """Divides all frequencies by one number (Chen et al. 2023, arXiv 2306.15595; Gemma 3's global layers)."""
 
-    factor: float = 8.0  # how much longer the new context is
+    factor: float = 8.0  # ratio of the new context length to the trained one
 
 
 @dataclasses.dataclass
 class YarnScaling(RotaryScaling):
-    """Slow planes stretched and fast ones left alone, with sharper attention (Peng et al. 2023, arXiv 2309.00071).
+    """YaRN: scales low frequencies, keeps high ones, and sharpens attention (Peng et al. 2023, arXiv 2309.00071).
 
-    With m(w) = 0.1 · w · ln(factor) + 1, what is turned is multiplied by m(turned_weight) / m(logit_weight), and logits
-    by m(logit_weight)²: section 3.4, where both ways are the same for heads that are turned in full.
+    With m(w) = 0.1 · w · ln(factor) + 1, the rotated dimensions are multiplied by m(turned_weight) / m(logit_weight),
+    and the logits by m(logit_weight)². In section 3.4 both scalings are equivalent for fully rotated heads.
     """
 
-    factor: float = 40.0  # how much longer the new context is
-    fast: float = 32.0  # planes that turn more often in the old context are left alone
-    slow: float = 1.0  # planes that turn less often are stretched in full
-    original_length: int = 4096  # the context before stretching
-    rounded: bool = True  # where one becomes the other is a whole plane (gpt-oss: False)
-    turned_weight: float = 1.0  # `mscale` of DeepSeek's files
-    logit_weight: float = 0.0  # `mscale_all_dim` there
+    factor: float = 40.0  # ratio of the new context length to the trained one
+    fast: float = 32.0  # dimension pairs with more rotations in the old context are unchanged
+    slow: float = 1.0  # dimension pairs with fewer rotations in the old context are scaled fully
+    original_length: int = 4096  # context length before the scaling
+    rounded: bool = True  # rounds the bounds of the ramp between both to whole dimension pairs (gpt-oss: False)
+    turned_weight: float = 1.0  # `mscale` in DeepSeek's config.json
+    logit_weight: float = 0.0  # `mscale_all_dim` in DeepSeek's config.json
 
 
 @dataclasses.dataclass
 class LongRopeScaling(RotaryScaling):
-    """Each plane stretched by a number of its own, one of two (Ding et al. 2024, arXiv 2402.13753; Phi-3.5).
+    """LongRoPE: divides each frequency by its own factor (Ding et al. 2024, arXiv 2402.13753; Phi-3.5).
 
-    All tokens of a text that is longer than `original_length` are turned by the long ones, of others by the short ones.
-    What is turned is multiplied by sqrt(1 + ln(factor) / ln(original_length)), in both.
+    All tokens of a document longer than `original_length` use the long factors. Other documents use the short factors.
+    In both cases the rotated dimensions are multiplied by sqrt(1 + ln(factor) / ln(original_length)).
     """
 
-    short_factors: tuple[float, ...] = ()  # one for each plane of a head
-    long_factors: tuple[float, ...] = ()  # the same, of a text of more tokens than original_length
-    factor: float = 32.0  # how much longer the new context is
-    original_length: int = 4096  # the context before stretching
+    short_factors: tuple[float, ...] = ()  # one factor per dimension pair of a head
+    long_factors: tuple[float, ...] = ()  # the same for documents with more than original_length tokens
+    factor: float = 32.0  # ratio of the new context length to the trained one
+    original_length: int = 4096  # context length before the scaling
 
     def problems_of(self, planes: int) -> Iterator[str]:
         for name in ("short_factors", "long_factors"):
-            numbers = getattr(self, name)
-            if len(numbers) != planes or not all(number > 0 for number in numbers):
+            factors = getattr(self, name)
+            if len(factors) != planes or not all(factor > 0 for factor in factors):
                 yield (
-                    f"config.model.position.scaling.{name} has {len(numbers)} numbers from {min(numbers, default=0)}; "
-                    f"it must have {planes} above 0, one for each plane of a head that is turned"
+                    f"config.model.position.scaling.{name} has {len(factors)} numbers, the smallest is "
+                    f"{min(factors, default=0)}; "
+                    f"it must have {planes} numbers above 0, one per rotated dimension pair of a head"
                 )
         if self.original_length < 2:
             yield f"config.model.position.scaling.original_length is {self.original_length}, it must be at least 2"
@@ -114,60 +115,64 @@ class LongRopeScaling(RotaryScaling):
 
 @dataclasses.dataclass
 class RotaryPositions(Position):
-    """Rotation of queries and keys by an angle that grows with the position (Su et al. 2021)."""
+    """Rotates queries and keys by an angle that grows with the position (Su et al. 2021)."""
 
-    max_length: Size = 2048  # the context the model is made for; auto: the longest row
+    max_length: Size = 2048  # context length of the model; auto: positions of the longest row
     theta: float = 10_000.0  # base of the geometric sequence of wavelengths
-    scaling: Optional[RotaryScaling] = None  # to a longer context than the model was trained on; None: as it is
-    neighbours: bool = False  # a plane is (x[2i], x[2i + 1]), as in the paper and DeepSeek; False: (x[i], x[i + K/2])
-    local_theta: Optional[float] = None  # of local layers, which are not scaled; None: as the others (Gemma 3: 10,000)
-    fraction: Optional[float] = None  # of each head that is turned, its first dimensions; None: all (Phi-2: 0.4)
-    # each so manieth layer turns nothing (Yang et al. 2025, arXiv 2501.18795; SmolLM 3: 4); None: all layers turn
+    scaling: Optional[RotaryScaling] = None  # scaling to a longer context than the trained one; None: no scaling
+    # a dimension pair is (x[2i], x[2i + 1]), as in the paper and DeepSeek; False: (x[i], x[i + K/2])
+    neighbours: bool = False
+    # theta of local layers, which are not scaled; None: theta and scaling of the global layers (Gemma 3: 10,000)
+    local_theta: Optional[float] = None
+    # fraction of each head to rotate, from its first dimension; None: all dimensions (Phi-2: 0.4)
+    fraction: Optional[float] = None
+    # every n-th layer does not rotate (Yang et al. 2025, arXiv 2501.18795; SmolLM 3: 4); None: all layers rotate
     no_rotation_every: Optional[int] = None
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         yield from super().problems(experiment)
         if self.fraction is not None and not 0 < self.fraction < 1:
-            yield f"config.model.position.fraction is {self.fraction}, it must be in (0, 1); None: heads turn in full"
+            yield f"config.model.position.fraction is {self.fraction}, it must be in (0, 1); None rotates whole heads"
         for path, stack in experiment.model.sized.items():
             yield from self._problems_of_heads(path, stack) if stack.num_heads > 0 else ()
         if self.no_rotation_every is not None and self.no_rotation_every < 2:
             yield (
                 f"config.model.position.no_rotation_every is {self.no_rotation_every}, it must be at least 2; "
-                "None: all layers turn"
+                "None rotates in all layers"
             )
 
     def _problems_of_heads(self, path: str, m: "ModelConfig") -> Iterator[str]:
         if m.latent_attention is None and m.dim_per_head % 2:
-            yield f"rotary positions need an even head dimension, {path}.head_dim is {m.dim_per_head}"
+            yield f"rotary positions require an even head dimension, {path}.head_dim is {m.dim_per_head}"
         if self.fraction is not None and self.turned(m.dim_per_head) < 2:
             yield (
-                f"config.model.position.fraction {self.fraction} of a head, {m.dim_per_head} wide, is not one plane: "
-                "raise it, or set it to None"
+                f"config.model.position.fraction {self.fraction} of head dimension {m.dim_per_head} is less than "
+                "one pair of dimensions: increase it, or set it to None"
             )
         elif self.scaling is not None:
             yield from self.scaling.problems_of(self.turned(m.position_dim) // 2)
 
     def turned(self, head_dim: int) -> int:
-        """Returns how many dimensions of a head are turned: two a plane."""
+        """Returns the number of rotated dimensions of a head, two per pair."""
         return head_dim if self.fraction is None else 2 * int(head_dim * self.fraction / 2)
 
 
 @dataclasses.dataclass
 class RelativePositionBuckets(Position):
-    """T5's bias on attention logits, one scalar a head and bucket of distance (Raffel et al. 2020, section 2.1)."""
+    """T5's bias on attention logits, one scalar per head and distance bucket (Raffel et al. 2020, section 2.1)."""
 
-    num_buckets: int = 32  # half of them for exact distances, half for logarithmic ranges
-    max_distance: int = 128  # farther than this, all share the last bucket
+    num_buckets: int = 32  # half of the buckets for exact distances, half for logarithmic ranges
+    max_distance: int = 128  # distances beyond this share the last bucket
 
 
 @dataclasses.dataclass
 class DisentangledPositions(Position):
-    """Relative positions that contents attend to, and that attend to contents (He et al. 2020, section 3.1)."""
+    """Content-to-position and position-to-content attention (He et al. 2020, section 3.1)."""
 
-    num_buckets: int = 256  # of each direction; half of them for exact distances, half for logarithmic ranges
-    max_distance: int = 512  # from here on, all share the last bucket
-    # the context the model is made for, and the absolute positions that a mask decoder knows; auto: the longest row
+    num_buckets: int = 256  # buckets of each direction: half for exact distances, half for logarithmic ranges
+    max_distance: int = 512  # distances from this on share the last bucket
+    # context length of the model, and the number of absolute positions of an enhanced mask decoder; auto: positions of
+    # the longest row
     max_length: Size = 512
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
@@ -181,8 +186,8 @@ class DisentangledPositions(Position):
             )
         for path, stack in m.sized.items():
             if stack.kv_heads != stack.num_heads:
-                yield f"DisentangledPositions need as many key heads as heads, {path}.num_kv_heads is {stack.kv_heads}"
+                yield f"DisentangledPositions require one key head per head, {path}.num_kv_heads is {stack.kv_heads}"
         if m.enhanced_mask_decoder and (m.family != "encoder" or m.norm_at != "post" or m.num_layers < 2):
-            yield "config.model.enhanced_mask_decoder needs an encoder with norm_at='post' and at least 2 layers"
+            yield "config.model.enhanced_mask_decoder requires an encoder with norm_at='post' and at least 2 layers"
         if m.enhanced_mask_decoder and not (m.masked_lm_head or m.generator):
-            yield "config.model.enhanced_mask_decoder needs a masked_lm_head or a generator"
+            yield "config.model.enhanced_mask_decoder requires a masked_lm_head or a generator"

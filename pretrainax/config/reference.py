@@ -1,4 +1,4 @@
-"""Describes the fields of a config: type, default, and the meaning, which is the comment beside the field."""
+"""Describes the fields of a config: type, default, and the comment at the field as its description."""
 
 import ast
 import dataclasses
@@ -16,25 +16,27 @@ from typing import NamedTuple, Optional
 
 from pretrainax.config.choice import Choice, default_of, in_order, written
 
+_FOR_TOOLS = re.compile(r"\s*#\s*(pyright:|type: ignore|fmt:|noqa).*")  # comments for type checkers and linters
+
 
 class FieldReference(NamedTuple):
-    """A field as people read of it."""
+    """A field with formatted type, default and description."""
 
     name: str
-    hint: str  # its type: int | None
-    kinds: list[type]  # the dataclasses that the type names
-    default: Optional[str]  # None: a value must be given
+    hint: str  # formatted type: int | None
+    kinds: list[type]  # dataclasses in the type
+    default: Optional[str]  # None: the field is required
     meaning: str
-    free: bool  # may differ between a run and its resumption
+    free: bool  # the field may change when a run resumes
 
 
 def fields_of(cls: type) -> list[FieldReference]:
-    """Returns the fields of a dataclass, in the order of its calls."""
+    """Returns the fields of a dataclass in constructor order."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    found = []
+    references = []
     for field in in_order(cls):
         default, hint = default_of(field), hints[field.name]
-        found.append(
+        references.append(
             FieldReference(
                 field.name,
                 type_text(hint),
@@ -44,11 +46,11 @@ def fields_of(cls: type) -> list[FieldReference]:
                 bool(field.metadata.get("free")),
             )
         )
-    return found
+    return references
 
 
 def type_text(hint: object) -> str:
-    """Returns a type as it is written in a config: `'layer' | 'rms'`, `int | None`, `tuple[float, ...]`."""
+    """Formats a type as in a config: `'layer' | 'rms'`, `int | None`, `tuple[float, ...]`."""
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return " | ".join(map(repr, kinds))
@@ -64,13 +66,13 @@ def type_text(hint: object) -> str:
 
 
 def docstring_of(file: str | os.PathLike) -> str:
-    """Returns the docstring of a Python file, which is not run."""
-    with open(file, "rb") as f:  # in the encoding that it declares
+    """Returns the docstring of a Python file without running it."""
+    with open(file, "rb") as f:  # ast reads the declared encoding
         return ast.get_docstring(ast.parse(f.read())) or ""
 
 
 def first_sentence(docstring: Optional[str]) -> str:
-    """Returns that of a docstring in one line, without its full stop."""
+    """Returns the first sentence of a docstring on one line, without its period."""
     paragraph = " ".join(inspect.cleandoc(docstring or "").split("\n\n")[0].split())
     return re.split(r"(?<!\.)(?<! al)\. ", paragraph)[0].removesuffix(".")
 
@@ -84,23 +86,24 @@ def _dataclasses_in(hint: object) -> Iterator[type]:
 
 @functools.cache
 def _comments(cls: type) -> dict[str, str]:
-    """Returns the comments beside the fields in the body of a class: those in the lines above, and in their own."""
+    """Returns the comments of the fields in a class body: the comment lines above a field and the trailing comment."""
     if not dataclasses.is_dataclass(cls):
         return {}
     try:
         source = textwrap.dedent(inspect.getsource(cls))
-    except (OSError, TypeError):  # a class without a file
+    except (OSError, TypeError):  # a class without a source file
         return {}
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+    texts = {t.start[0]: _FOR_TOOLS.sub("", t.string).lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+    comments = {line: text for line, text in texts.items() if text}
     lines = source.splitlines()
     (body,) = (node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
-    found = {}
+    comments_of = {}
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             first = node.lineno
             while lines[first - 2].lstrip().startswith("#"):
                 first -= 1
-            own = [comments[n] for n in range(first, (node.end_lineno or first) + 1) if n in comments]
-            found[node.target.id] = " ".join(own)
-    return found
+            parts = [comments[n] for n in range(first, (node.end_lineno or first) + 1) if n in comments]
+            comments_of[node.target.id] = " ".join(parts)
+    return comments_of

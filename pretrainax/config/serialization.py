@@ -1,4 +1,4 @@
-"""Writes configs as JSON, reads them back, and finds what differs between two."""
+"""Serializes configs as JSON, reads them back, and compares two configs."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from pretrainax.files.json_files import read_object
 
 
 def to_json(config: object) -> Any:
-    """Returns a config (or a part of one) as plain dicts and lists; a Choice carries its name as "type"."""
+    """Converts a config (or a part of one) to plain dicts and lists; a Choice stores its class name as "type"."""
     if dataclasses.is_dataclass(config):
         given = ((f, getattr(config, f.name)) for f in dataclasses.fields(config))
         fields = {f.name: to_json(x) for f, x in given if not ("later" in f.metadata and x == f.default)}
@@ -25,7 +25,7 @@ def to_json(config: object) -> Any:
 
 
 def from_json(cls: Any, value: object, path: str = "config") -> Any:
-    """Reads what `to_json` made: an object of type `cls` (a dataclass, an Optional of one, or a plain type)."""
+    """Converts the output of `to_json` to type `cls` (a dataclass, an Optional of one, or a plain type)."""
     if isinstance(value, dict):
         if "type" in value:
             cls = Choice.named(str(value["type"]))
@@ -36,14 +36,14 @@ def from_json(cls: Any, value: object, path: str = "config") -> Any:
         for name in value.keys() - (fields := {f.name for f in dataclasses.fields(cls)}) - {"type"}:
             raise UserError(f"{path}: unknown field {name!r}, {nearest(name, fields)}")
         items = {k: from_json(hints[k], v, f"{path}.{k}") for k, v in value.items() if k != "type"}
-        if wrong := [k for k, item in items.items() if not fits(item, hints[k])]:
-            raise UserError("; ".join(misfit(f"{path}.{k}", items[k], hints[k]) for k in wrong))
+        if invalid := [k for k, item in items.items() if not fits(item, hints[k])]:
+            raise UserError("; ".join(misfit(f"{path}.{k}", items[k], hints[k]) for k in invalid))
         return cls(**items)
     return tuple(from_json(object, v, path) for v in value) if isinstance(value, list) else value
 
 
 def differences(old: Experiment, new: Experiment) -> list[str]:
-    """Returns the fields that change the mathematics and differ: "train.seed: 0 -> 1"."""
+    """Returns the differing fields that change the mathematics of a run: "train.seed: 0 -> 1"."""
     return [f"{path}: {written(a)} -> {written(b)}" for path, a, b in _compare(old, new, "")]
 
 
@@ -59,13 +59,17 @@ def _compare(a: object, b: object, path: str) -> Iterator[tuple[str, object, obj
 
 
 def load(path: str) -> Experiment:
-    """Reads a run's config.json; UserError for one whose values no run can have."""
+    """Reads the config.json of a run.
+
+    Raises:
+      UserError: the file is not a valid config.
+    """
     try:
         experiment = from_json(Experiment, read_object(path))
     except (ValueError, TypeError, RecursionError) as e:
-        raise UserError(f"{path} is no config of a run ({e})") from e
+        raise UserError(f"{path} is not a run config ({e})") from e
     if not isinstance(experiment, Experiment):
-        raise UserError(f"{path} is no config of a run: it is a {type(experiment).__name__}")
+        raise UserError(f"{path} is not a run config: it contains a {type(experiment).__name__}")
     if problems := [*type_problems(experiment), *range_problems(experiment)]:
         raise UserError(f"{path}: {'; '.join(problems)}")
     return experiment

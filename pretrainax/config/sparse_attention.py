@@ -1,4 +1,4 @@
-"""The configuration of attention whose cost is linear in the length, as each token meets a part of its text."""
+"""The config of sparse attention: each token attends to a subset of its document, at a cost linear in the length."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -13,72 +13,80 @@ if TYPE_CHECKING:
 
 
 class SparseAttention(Choice):
-    """Base of the kinds: each has its layer in layers/sparse_attention/."""
+    """Base class of sparse attention configs; layers/sparse_attention/ has a layer for each."""
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         path, m = "config.model.sparse_attention", experiment.model
         if m.family != "encoder":
-            yield f"{path} is for an encoder, config.model.family is {m.family!r}: set it to None"
+            yield f"{path} requires an encoder, config.model.family is {m.family!r}: set it to None"
         if not isinstance(m.position, (LearnedPositions, SinusoidalPositions, RotaryPositions)):
             yield (
-                f"{path} knows no bias on logits, and config.model.position is {type(m.position).__name__}: take "
+                f"{path} does not support logit biases, config.model.position is {type(m.position).__name__}: use "
                 "LearnedPositions, SinusoidalPositions or RotaryPositions"
             )
         if m.kv_heads != m.num_heads:
-            yield f"{path} has keys for each head: config.model.num_kv_heads is {m.num_kv_heads}, set it to None"
+            yield (
+                f"{path} requires one key head per head: config.model.num_kv_heads is {m.num_kv_heads}, set it to None"
+            )
         unset = {"latent_attention": None, "qk_norm": False, "attention_sinks": False, "attention_logit_cap": None}
         for name, value in unset.items():
-            if (found := getattr(m, name)) != value:
-                yield f"{path} goes without config.model.{name}, which is {found}: set it to {value}"
+            if (current := getattr(m, name)) != value:
+                yield f"{path} does not support config.model.{name}, which is {current}: set it to {value}"
 
 
 @dataclasses.dataclass
 class SlidingWindows(SparseAttention):
-    """The window of config.model.window, computed by blocks, and tokens that all others of their text see, and that see
-    them all (Longformer: Beltagy et al. 2020, arXiv 2004.05150, section 3)."""
+    """Sliding-window attention with global tokens (Longformer: Beltagy et al. 2020, arXiv 2004.05150, section 3).
 
-    # with maps of their own to queries, keys and values: the first token of each text | those of a row's question, for
-    # a head that finds its answer | none: a window is all there is
+    Attention within config.model.window is computed in blocks. All tokens of a document attend to its global tokens,
+    and these attend to the whole document.
+    """
+
+    # global tokens, which have separate query, key and value maps: the first token of each document | the question
+    # tokens of a row, for an Extract head | none: only windows
     global_tokens: Literal["first", "question", "none"] = "first"
-    longest_question: int = 65  # tokens at the start of a row that may be of its question, the first one included
+    # tokens at the start of a row that can belong to its question, including the first token
+    longest_question: int = 65
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         yield from super().problems(experiment)
         m, path = experiment.model, "config.model.sparse_attention"
         if m.layer_pattern != ("local",):
-            yield f"{path} is of windows: config.model.layer_pattern is {m.layer_pattern}, set it to ('local',)"
+            yield f"{path} requires local layers: config.model.layer_pattern is {m.layer_pattern}, set it to ('local',)"
         if m.window is not None and m.window % 2:
             yield (
-                f"config.model.window is {m.window}, and {path} has half of it on each side of a token: set it to the "
-                f"even {m.window - 1}, which is the same, or to {m.window + 1}"
+                f"config.model.window is {m.window}, and {path} splits it evenly around a token: "
+                f"set it to {m.window - 1}, which is equivalent, or to {m.window + 1}"
             )
         if self.longest_question < 1:
             yield f"{path}.longest_question is {self.longest_question}, it must be at least 1"
         if self.global_tokens == "question" and not isinstance(m.head, Extract):
-            yield f"{path}.global_tokens is 'question', and no config.model.head Extract asks one: set it to 'first'"
+            yield f"{path}.global_tokens is 'question', which requires config.model.head Extract: set it to 'first'"
         if self.global_tokens == "none" and isinstance(m.head, Extract):
             yield (
-                f"{path}.global_tokens is 'none', and config.model.head Extract looks for an answer whose question is "
-                f"seen within a window of {m.window} alone: set it to 'question'"
+                f"{path}.global_tokens is 'none', and config.model.head Extract would see the question only within "
+                f"a window of {m.window}: set it to 'question'"
             )
-        asks = "config.model.pair_head" if m.pair_head else f"config.model.head {type(m.head).__name__}"
+        head_name = "config.model.pair_head" if m.pair_head else f"config.model.head {type(m.head).__name__}"
         if self.global_tokens == "none" and (
             m.pair_head or (isinstance(m.head, (Classify, Embed)) and m.head.pooling == "cls")
         ):
             yield (
-                f"{path}.global_tokens is 'none', and {asks} reads the first token, which sees no more than its window "
-                f"of {m.window}: set it to 'first'"
+                f"{path}.global_tokens is 'none', and {head_name} reads the first token, which only attends to "
+                f"its window of {m.window}: set it to 'first'"
             )
 
 
 @dataclasses.dataclass
 class RandomBlocks(SparseAttention):
-    """Blocks of a row that meet their neighbours, the first and the last one, and random ones (BigBird: Zaheer et al.
-    2020, arXiv 2007.14062, section 2, with global tokens of the row's own)."""
+    """Block-sparse attention (BigBird: Zaheer et al. 2020, arXiv 2007.14062, section 2).
 
-    size: int = 64  # tokens of a block
-    random: int = 3  # blocks that each block meets beside, other ones for each head and each layer
-    # training: else the first block is in their place, as in transformers' evaluation
+    Each block attends to its neighbors, to the first and last block (the global tokens), and to random blocks.
+    """
+
+    size: int = 64  # tokens per block
+    random: int = 3  # random blocks that each block attends to, drawn per head and layer
+    # always | training: evaluation uses the first block instead of random blocks, as transformers does
     drawn: Literal["always", "training"] = "always"
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
@@ -89,11 +97,15 @@ class RandomBlocks(SparseAttention):
         if self.random < 0:
             yield f"{path}.random is {self.random}, it must be at least 0"
         if "local" in m.layer_pattern:
-            yield f"{path} has its own windows: config.model.layer_pattern is {m.layer_pattern}, set it to ('global',)"
+            yield (
+                f"{path} requires global layers: config.model.layer_pattern is {m.layer_pattern}, set it to ('global',)"
+            )
         if isinstance(m.head, Embed) or (isinstance(m.head, Classify) and m.head.kind == "choice"):
             yield (
-                f"{path} has the blocks of a row, and config.model.head {type(m.head).__name__} asks of several texts "
-                "in one: take SlidingWindows(), or None"
+                f"{path} splits rows into blocks, and config.model.head {type(m.head).__name__} has several "
+                "documents per row: use SlidingWindows() or None"
             )
         if m.position.max_length is None:
-            yield f"{path} draws for the longest row, which {type(m.position).__name__} has not: take LearnedPositions"
+            yield (
+                f"{path} needs a maximum length, which {type(m.position).__name__} does not have: use LearnedPositions"
+            )

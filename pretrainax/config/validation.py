@@ -1,4 +1,4 @@
-"""Finds what is wrong with a config before anything has run: value got, what is allowed, field to set, in one line."""
+"""Validates a config before a run: each problem is one line with the value, the allowed values and the field to set."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ from pretrainax.config.phases import phases_of, problems_of_phases
 from pretrainax.config.values import fields, range_problems, type_problems
 from pretrainax.files.errors import UserError, nearest
 
-_READ = ("tokenizer", "data.source")  # files, as these name them
+_READS_FILES = ("tokenizer", "data.source")  # fields whose choices read files
 _POSITIVE = (
     "model.vocab_size model.num_layers model.d_model model.d_ff model.num_heads data.sequence_length train.steps "
     "train.global_batch_size train.accumulate train.spike_steps evaluate.every "
@@ -25,21 +25,21 @@ _NOT_NEGATIVE = (
     "train.loss_chunk train.rollback_steps train.max_rollbacks train.log_every evaluate.batches evaluate.average"
 ).split()
 
-MOST_PROFILED = 100  # steps of one profile
+MOST_PROFILED = 100  # maximum steps of one profile
 
 
 def get(config: object, path: str) -> Any:
-    """Returns a field of a part: `get(experiment, "train.steps")`."""
+    """Returns a nested field: `get(experiment, "train.steps")`."""
     for name in path.split("."):
         config = getattr(config, name)
     return config
 
 
 def validate(experiment: Experiment, files: bool = True) -> None:
-    """Raises one UserError that lists every problem: value got, values allowed, field to set.
+    """Raises one UserError that lists every problem: the value, the allowed values, and the field to set.
 
     Args:
-      files: False where nothing is read: corpus and tokenizer need not be there, and what they say is not asked for.
+      files: if False, dataset and tokenizer are not read and may be missing; skips the checks of both.
     """
     problems = list(_problems(experiment, files))
     if problems:
@@ -47,10 +47,10 @@ def validate(experiment: Experiment, files: bool = True) -> None:
 
 
 def complete(experiment: Experiment) -> None:
-    """Lets the objective fill in what follows from it, as the head of a task.
+    """Lets the objective set dependent fields, such as the head of a task.
 
     Raises:
-      UserError: values that are not of the types of their fields, which an objective takes for granted.
+      UserError: values of wrong types, which objectives do not check.
     """
     if problems := [*type_problems(experiment), *_word_problems(experiment)]:
         raise UserError("; ".join(problems))
@@ -58,8 +58,8 @@ def complete(experiment: Experiment) -> None:
 
 
 def _problems(e: Experiment, files: bool) -> Iterator[str]:
-    found = list(type_problems(e)) or list(_problems_of_values(e, files)) or list(e.objective.validation_problems(e))
-    yield from found or _phase_problems(e, files)
+    problems = list(type_problems(e)) or list(_problems_of_values(e, files)) or list(e.objective.validation_problems(e))
+    yield from problems or _phase_problems(e, files)
 
 
 def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
@@ -78,10 +78,10 @@ def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
 
 
 def _phase_problems(e: Experiment, files: bool) -> Iterator[str]:
-    """Yields what is wrong with a run's phases, each of which is a config too; that without them is sound."""
-    found = list(problems_of_phases(e))
-    yield from found
-    for phase in phases_of(e) if e.phases and not found else ():
+    """Yields the problems of each phase, whose configs differ from the run's valid config."""
+    problems = list(problems_of_phases(e))
+    yield from problems
+    for phase in phases_of(e) if e.phases and not problems else ():
         for line in _problems_of_values(phase.experiment, files):
             yield f"phase {phase.number} of config.phases ({phase.changes or 'as the config says'}): {line}"
 
@@ -93,7 +93,7 @@ def _word_problems(e: Experiment) -> Iterator[str]:
 
 
 def _choices(config: Any, path: str = "") -> Iterator[tuple[str, Choice]]:
-    """Yields path ("data.source") and value of each choice of a config and its parts."""
+    """Yields path ("data.source") and value of each choice in a config, recursively."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if isinstance(value, Choice):
@@ -104,7 +104,7 @@ def _choices(config: Any, path: str = "") -> Iterator[tuple[str, Choice]]:
 
 def _choice_problems(e: Experiment, files: bool) -> Iterator[str]:
     for path, choice in _choices(e):
-        if files or path not in _READ:
+        if files or path not in _READS_FILES:
             for line in choice.problems(e):
                 yield line.replace("config.objective", f"config.{path}") if path == "evaluate.objective" else line
     for part in (*e.checkpoint.adapt, *e.trackers, *e.callbacks, *e.model.parts):
@@ -119,7 +119,7 @@ def _number_problems(e: Experiment) -> Iterator[str]:
         if (get(e, path) or 0) < 0:
             yield f"config.{path} is {get(e, path)}, it must be at least 0"
     if not e.data.cache_dir:
-        yield "config.data.cache_dir is empty, it must name a folder"
+        yield "config.data.cache_dir is empty, it must be the path of a folder"
     for name in ("dropout_rate", "attention_dropout_rate"):
         if not 0 <= getattr(e.model, name) < 1:
             yield f"config.model.{name} is {getattr(e.model, name)}, it must be in [0, 1)"
@@ -130,25 +130,25 @@ def _number_problems(e: Experiment) -> Iterator[str]:
         )
     if e.mesh.slices < 1:
         yield f"config.mesh.slices is {e.mesh.slices}, it must be at least 1"
-    if e.checkpoint.keep_at != "log" and (never := [n for n in e.checkpoint.keep_at if not 0 <= n <= e.train.steps]):
+    if e.checkpoint.keep_at != "log" and (invalid := [n for n in e.checkpoint.keep_at if not 0 <= n <= e.train.steps]):
         yield (
-            f"config.checkpoint.keep_at has {', '.join(map(str, never))}: they must be steps of the run, from 0 to "
+            f"config.checkpoint.keep_at has {', '.join(map(str, invalid))}: steps must be from 0 to "
             f"config.train.steps, {e.train.steps}"
         )
     if e.checkpoint.fresh_heads and not e.checkpoint.init_from:
-        yield "config.checkpoint.fresh_heads is of heads that config.checkpoint.init_from lacks, which is not set"
+        yield "config.checkpoint.fresh_heads requires config.checkpoint.init_from, which is not set"
 
 
 def _average_problems(e: Experiment) -> Iterator[str]:
     decay = e.train.ema_decay
     if decay is not None and not 0 < decay < 1:
-        yield f"config.train.ema_decay is {decay}, it must be in (0, 1), as 0.999; None: no average is kept"
+        yield f"config.train.ema_decay is {decay}, it must be in (0, 1), such as 0.999; None disables the average"
     if e.evaluate.parameters == "ema" and decay is None:
-        yield "config.evaluate.parameters is 'ema', and config.train.ema_decay is None: set it, as 0.999"
+        yield "config.evaluate.parameters is 'ema', and config.train.ema_decay is None: set it, for example to 0.999"
     if e.evaluate.average > e.checkpoint.keep:
         yield (
-            f"config.evaluate.average is {e.evaluate.average}, and config.checkpoint.keep {e.checkpoint.keep} keeps "
-            "fewer checkpoints: raise config.checkpoint.keep"
+            f"config.evaluate.average is {e.evaluate.average}, and config.checkpoint.keep is {e.checkpoint.keep}: "
+            "increase config.checkpoint.keep to at least the same number"
         )
 
 
@@ -166,7 +166,7 @@ def _attention_problems(m: ModelConfig) -> Iterator[str]:
     elif m.window is not None and m.window < 2:
         yield f"config.model.window is {m.window}, it must be at least 2"
     if m.encoder_window is not None and (m.window is None or m.encoder_window < 2):
-        yield f"config.model.encoder_window is {m.encoder_window}: at least 2, and beside config.model.window only"
+        yield f"config.model.encoder_window is {m.encoder_window}: it must be at least 2, with config.model.window set"
 
 
 def _stack_problems(m: ModelConfig) -> Iterator[str]:
@@ -176,22 +176,23 @@ def _stack_problems(m: ModelConfig) -> Iterator[str]:
     for name, unset in (("encoder_window", None), ("separate_embeddings", False)):
         if getattr(m, name) != unset and m.family != "encoder_decoder":
             yield (
-                f"config.model.{name} is of an encoder_decoder, config.model.family is {m.family!r}: set it to {unset}"
+                f"config.model.{name} requires an encoder_decoder, config.model.family is {m.family!r}: "
+                f"set it to {unset}"
             )
     if m.num_decoder_layers is not None and (m.num_decoder_layers < 1 or m.family != "encoder_decoder"):
-        yield f"config.model.num_decoder_layers is {m.num_decoder_layers}: at least 1, and of an encoder_decoder only"
+        yield f"config.model.num_decoder_layers is {m.num_decoder_layers}: it must be at least 1, in an encoder_decoder"
     if m.embedding_dim is not None and not (m.masked_lm_head or m.replaced_token_head or m.head):
-        yield f"config.model.embedding_dim is {m.embedding_dim}, which only a model with a masked_lm_head can have"
+        yield f"config.model.embedding_dim is {m.embedding_dim}, which requires a masked_lm_head"
 
 
 def _head_problems(m: ModelConfig) -> Iterator[str]:
     if (m.pair_head or m.replaced_token_head) and m.family != "encoder":
-        yield f"config.model.pair_head and replaced_token_head are for an encoder, config.model.family is {m.family!r}"
+        yield f"config.model.pair_head and replaced_token_head require an encoder, config.model.family is {m.family!r}"
     if m.replaced_token_head != (m.generator is not None):
-        yield "config.model.replaced_token_head learns from config.model.generator: set both or neither"
+        yield "config.model.replaced_token_head requires config.model.generator: set both or neither"
     pretraining = ("masked_lm_head", "pair_head", "replaced_token_head", "enhanced_mask_decoder")
     if m.head is not None and (others := [f"config.model.{name}" for name in pretraining if getattr(m, name)]):
-        yield f"config.model.head is {type(m.head).__name__}, beside which there is no other: set {others} to False"
+        yield f"config.model.head is {type(m.head).__name__}, which excludes other heads: set {others} to False"
 
 
 def _layer_problems(e: Experiment) -> Iterator[str]:
@@ -200,27 +201,27 @@ def _layer_problems(e: Experiment) -> Iterator[str]:
         return
     if m.generator is not None:
         yield (
-            f"config.layers is for a model of one encoder ({layers.describe()}), and config.model.generator makes two "
-            "of ELECTRA: leave it as it is, and set it where the discriminator goes on to a task"
+            f"config.layers ({layers.describe()}) does not support config.model.generator, which adds a second "
+            "encoder: use the default, and set config.layers when the discriminator is fine-tuned"
         )
     if not 0 < layers.rate_decay <= 1:
-        yield f"config.layers.rate_decay is {layers.rate_decay}, it must be in (0, 1]; 1: all layers have one rate"
+        yield f"config.layers.rate_decay is {layers.rate_decay}, it must be in (0, 1]; 1 gives all layers the same rate"
     for name in ("unfreeze_every", "unfreeze_warmup"):
         if getattr(layers, name) < 0:
             yield f"config.layers.{name} is {getattr(layers, name)}, it must be at least 0"
     if layers.unfreeze_warmup > 0 and layers.unfreeze_every == 0:
         yield (
-            f"config.layers.unfreeze_warmup is {layers.unfreeze_warmup}, and no layer waits for it: set "
-            "config.layers.unfreeze_every; of all layers together the warm-up is config.schedule.warmup_steps"
+            f"config.layers.unfreeze_warmup is {layers.unfreeze_warmup}, which requires "
+            "config.layers.unfreeze_every. For a warmup of all layers set config.schedule.warmup_steps"
         )
     if not 0 <= layers.frozen <= min(m.stack_blocks):
-        shared = ", which are one by config.model.share_layers" * m.share_layers
-        most = f"{min(m.stack_blocks)}, the blocks of a stack{shared}"
+        shared = ", which config.model.share_layers reduces to 1" * m.share_layers
+        most = f"{min(m.stack_blocks)}, the number of blocks of a stack{shared}"
         yield f"config.layers.frozen is {layers.frozen}, it must be from 0 to {most}"
 
 
 def _spike_problems(e: Experiment) -> Iterator[str]:
-    train, kept = e.train, (e.checkpoint.keep - 1) * min(e.checkpoint.every, e.evaluate.every)
+    train, covered_steps = e.train, (e.checkpoint.keep - 1) * min(e.checkpoint.every, e.evaluate.every)
     if train.spike_deviations <= 0:
         yield f"config.train.spike_deviations is {train.spike_deviations}, it must be greater than 0"
     if train.spike_window < 2:
@@ -228,45 +229,48 @@ def _spike_problems(e: Experiment) -> Iterator[str]:
     if train.on_spike == "rollback" and train.rollback_skip <= train.rollback_steps:
         yield (
             f"config.train.rollback_skip is {train.rollback_skip}, it must be more than config.train.rollback_steps "
-            f"{train.rollback_steps}, or the data of the spike would come again"
+            f"{train.rollback_steps}, or the batches of the spike would repeat"
         )
-    if train.on_spike == "rollback" and kept < train.rollback_steps:
+    if train.on_spike == "rollback" and covered_steps < train.rollback_steps:
         yield (
-            f"config.checkpoint.keep {e.checkpoint.keep} holds the last {kept} steps, config.train.rollback_steps is "
-            f"{train.rollback_steps}: raise config.checkpoint.keep or config.checkpoint.every"
+            f"config.checkpoint.keep {e.checkpoint.keep} covers the last {covered_steps} steps, "
+            f"config.train.rollback_steps is {train.rollback_steps}: increase config.checkpoint.keep or "
+            "config.checkpoint.every"
         )
 
 
 def _watching_problems(e: Experiment) -> Iterator[str]:
-    """Yields what is wrong with `train.stuck_after` and `train.profile_steps`; of more steps no reader opens the trace
-    of a large model."""
-    given, stuck_after = e.train.profile_steps, e.train.stuck_after
+    """Yields the problems of `train.stuck_after` and `train.profile_steps`.
+
+    Trace viewers cannot open longer profiles of a large model.
+    """
+    profile_steps, stuck_after = e.train.profile_steps, e.train.stuck_after
     if stuck_after and not stuck_after >= 60:
-        yield f"config.train.stuck_after is {stuck_after}, it must be at least 60 seconds, or 0: never"
-    if given and re.fullmatch(r"\d{1,10}:\d{1,10}", given) is None:
-        yield f"config.train.profile_steps is {given!r}, it must be its first and its last step, as 10:13"
+        yield f"config.train.stuck_after is {stuck_after}, it must be at least 60 seconds, or 0 to disable it"
+    if profile_steps and re.fullmatch(r"\d{1,10}:\d{1,10}", profile_steps) is None:
+        yield f"config.train.profile_steps is {profile_steps!r}, it must be the first and last step, such as 10:13"
         return
     steps = e.train.profiled
-    if given and not steps:
-        yield f"config.train.profile_steps is {given!r}, the last step must not be before the first"
-    elif given and (steps[0] < 2 or steps[-1] > e.train.steps):
+    if profile_steps and not steps:
+        yield f"config.train.profile_steps is {profile_steps!r}, the last step must not be before the first"
+    elif profile_steps and (steps[0] < 2 or steps[-1] > e.train.steps):
         yield (
-            f"config.train.profile_steps is {given!r}, it must be of steps from 2, as the first one is compiled, to "
-            f"config.train.steps, {e.train.steps}"
+            f"config.train.profile_steps is {profile_steps!r}, steps must be from 2, because the first step compiles, "
+            f"to config.train.steps, {e.train.steps}"
         )
     elif len(steps) > MOST_PROFILED:
-        yield f"config.train.profile_steps is {given!r}, of {len(steps)} steps: set it to at most {MOST_PROFILED}"
+        yield f"config.train.profile_steps is {profile_steps!r}, {len(steps)} steps: the maximum is {MOST_PROFILED}"
 
 
 def _brick_problems(m: ModelConfig) -> Iterator[str]:
     if m.parallel and (m.norm_at != "pre" or m.family == "encoder_decoder"):
         yield (
-            f"config.model.parallel needs norm_at='pre' and one stack, and config.model.norm_at is {m.norm_at!r}, "
-            f"family {m.family!r}: set it to False"
+            f"config.model.parallel requires norm_at='pre' and one stack, config.model.norm_at is {m.norm_at!r} and "
+            f"family is {m.family!r}: set parallel to False"
         )
     if m.input_convolution is not None and (m.input_convolution < 1 or m.input_convolution % 2 == 0):
         yield f"config.model.input_convolution is {m.input_convolution}, it must be odd"
     if m.input_convolution is not None and m.family != "encoder":
-        yield f"config.model.input_convolution is for an encoder, config.model.family is {m.family!r}"
+        yield f"config.model.input_convolution requires an encoder, config.model.family is {m.family!r}"
     if m.replaced_token_context and not m.replaced_token_head:
-        yield "config.model.replaced_token_context is of a replaced_token_head, which this model does not have"
+        yield "config.model.replaced_token_context requires a replaced_token_head, which is False"

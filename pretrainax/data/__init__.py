@@ -1,1 +1,1 @@
-"""From records to batches: sources of text, token shards on disk, objectives, the pipeline. Imports no JAX."""
+"""Builds batches from records: data sources, token shards, packing and objectives. Imports no JAX."""

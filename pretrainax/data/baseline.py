@@ -1,9 +1,10 @@
-"""The score of a model that knows how often each token occurs and how targets are built, on the same targets.
+"""Scores a unigram baseline: the frequency of each token and the form of the targets, on the targets of a validation.
 
-What is free is free for it too. Whether a target is text or a mark (a sentinel, an end), and which mark, it says from
-the last mark that the decoder has read, whether text came after that, and whether the row has no room for more: so the
-first sentinel of span corruption costs nothing, nor which one comes next, nor the end of a full row. Of the text itself
-it knows the frequencies in the whole corpus, which are counted when that is prepared and cost nothing to read.
+The form of a target is either text or one of the special tokens (a sentinel, an end). The baseline predicts the form
+from three facts: the last special token that the decoder has read, whether text followed that token, and whether the
+row is full. So everything that the format determines is free for the baseline too: the first sentinel of span
+corruption, the order of sentinels, and the end of a full row. For text, the baseline knows the token frequencies of the
+whole corpus. Preparation counts them, so reading them costs nothing.
 """
 
 import collections
@@ -16,13 +17,13 @@ from pretrainax.data.batch import HostBatch, is_gathered
 from pretrainax.data.corpus import Corpus
 from pretrainax.tokenization.base import Vocabulary
 
-_WINDOW = 1 << 22  # tokens of a corpus of pairs that are counted at a time, in a tenth of a second
+_WINDOW = 1 << 22  # tokens per chunk while counting a corpus of pairs; a chunk takes 0.1 s
 
 
 def target_counts(corpus: Corpus) -> Iterator[np.ndarray]:
-    """Yields counts of each id, [V], whose sum is how often it occurs in what is predicted of a corpus.
+    """Yields id counts [V] over chunks of a corpus; their sum counts the tokens that the objective predicts.
 
-    Of text that is all of it; of pairs the targets, whose tokens are read for it.
+    All tokens count, except in a corpus of pairs: there only the targets count, and their tokens are read from disk.
     """
     if corpus.parts != "pairs":
         yield corpus.token_counts
@@ -38,60 +39,60 @@ def target_counts(corpus: Corpus) -> Iterator[np.ndarray]:
 def unigram_baseline(
     counts: np.ndarray, train_batches: Iterable[HostBatch], valid_batches: Iterable[HostBatch], vocabulary: Vocabulary
 ) -> dict[str, float]:
-    """Scores token frequencies, and the form of the training targets, on the validation targets.
+    """Scores the token frequencies, and the form of the training targets, on the validation targets.
 
     Args:
-      counts: how often each id occurs in the text of the targets, [V].
+      counts: occurrences of each id in the text of the targets, [V].
 
     Returns:
-      "loss", nats a target, and "accuracy" of its likeliest token, both weighted by loss_weights; "text_loss" and
-      "text_accuracy", of the frequencies alone, where it is told that a target is text; "bits_per_byte" where the
-      batches have target_bytes.
+      "loss" in nats per target and "accuracy" of the most likely token, both weighted by loss_weights; "text_loss" and
+      "text_accuracy" of the frequencies alone, given that the target is text; "bits_per_byte" if the batches have
+      target_bytes.
     """
-    marks = np.array(sorted(vocabulary.special_ids - {vocabulary.unk}), np.int64)
-    number = np.zeros(vocabulary.size, np.int64)  # of a mark, from 1; 0: text
-    number[marks] = np.arange(1, len(marks) + 1)
-    frequency = _smoothed(np.where(number, 0.0, counts), number == 0)  # [V]
-    table = np.zeros((4 * (len(marks) + 1), len(marks) + 1))  # [contexts, outcomes]
+    special_ids = np.array(sorted(vocabulary.special_ids - {vocabulary.unk}), np.int64)
+    special_index = np.zeros(vocabulary.size, np.int64)  # of a special token, from 1; 0: text
+    special_index[special_ids] = np.arange(1, len(special_ids) + 1)
+    frequency = _smoothed(np.where(special_index, 0.0, counts), special_index == 0)  # [V]
+    table = np.zeros((4 * (len(special_ids) + 1), len(special_ids) + 1))  # [contexts, outcomes]
     for batch in train_batches:
-        context, outcome = _form(batch, number)
+        context, outcome = _form(batch, special_index)
         np.add.at(table, (context, outcome), batch["loss_weights"])
     form = _smoothed(table, np.ones_like(table, bool))
-    text = int(frequency.argmax())
-    each = np.concatenate([form[:, :1] * frequency[text], form[:, 1:]], axis=1)  # of the likeliest text, and each mark
-    guesses = np.concatenate([[text], marks])[each.argmax(axis=1)]  # [contexts]
+    top_id = int(frequency.argmax())
+    scores = np.concatenate([form[:, :1] * frequency[top_id], form[:, 1:]], axis=1)  # text column: its top id
+    guesses = np.concatenate([[top_id], special_ids])[scores.argmax(axis=1)]  # [contexts]
 
-    nats = -np.log(np.where(number, 1.0, frequency))  # [V]; that it is a mark, and which one, the form says
+    text_nats = -np.log(np.where(special_index, 1.0, frequency))  # [V]; 0 for special tokens, which the form predicts
     totals = collections.defaultdict(lambda: np.zeros(2))
     for batch in valid_batches:
-        (context, outcome), targets, weights = _form(batch, number), batch["targets"], batch["loss_weights"]
-        loss, of_text = nats[targets] - np.log(form[context, outcome]), weights * (outcome == 0)
-        for name, values, of in (
+        (context, outcome), targets, weights = _form(batch, special_index), batch["targets"], batch["loss_weights"]
+        loss, text_weights = text_nats[targets] - np.log(form[context, outcome]), weights * (outcome == 0)
+        for name, values, value_weights in (
             ("loss", loss, weights),
             ("accuracy", guesses[context] == targets, weights),
-            ("text_loss", nats[targets], of_text),
-            ("text_accuracy", targets == text, of_text),
+            ("text_loss", text_nats[targets], text_weights),
+            ("text_accuracy", targets == top_id, text_weights),
         ):
-            totals[name] += (of * values).sum(), of.sum()
+            totals[name] += (value_weights * values).sum(), value_weights.sum()
         if "target_bytes" in batch:
             totals["bits_per_byte"] += (weights * loss).sum() / math.log(2), batch["target_bytes"].sum()
     return {name: float(total / max(count, 1e-9)) for name, (total, count) in totals.items()}
 
 
-def _form(batch: HostBatch, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what the decoder has read before each target, as a number, and which mark the target is, [B, N] both."""
-    outcome = number[batch["targets"]]
+def _form(batch: HostBatch, special_index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the context of each target as a number and its outcome (0: text, else the special token), [B, N] both."""
+    outcome = special_index[batch["targets"]]
     if is_gathered(batch):
         return np.zeros_like(outcome), outcome
-    read, segments = number[batch["tokens"]], batch["segment_ids"]
-    places = np.arange(read.shape[1])
-    begins = np.ones(read.shape, bool)
+    read_index, segments = special_index[batch["tokens"]], batch["segment_ids"]
+    positions = np.arange(read_index.shape[1])
+    begins = np.ones(read_index.shape, bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    last = np.maximum.accumulate(np.where(begins | (read > 0), places, 0), axis=1)  # a mark, or the segment's start
-    is_full = places == places[-1]
-    return 4 * np.take_along_axis(read, last, axis=1) + 2 * (read == 0) + is_full, outcome
+    last = np.maximum.accumulate(np.where(begins | (read_index > 0), positions, 0), axis=1)  # special, or segment start
+    is_full = positions == positions[-1]
+    return 4 * np.take_along_axis(read_index, last, axis=1) + 2 * (read_index == 0) + is_full, outcome
 
 
 def _smoothed(counts: np.ndarray, possible: np.ndarray) -> np.ndarray:
-    """Returns the probabilities of the last axis, after one more count that all `possible` ones share."""
+    """Returns probabilities over the last axis; all `possible` outcomes share one additional count."""
     return (counts + possible / possible.sum(-1, keepdims=True)) / (counts.sum(-1, keepdims=True) + 1)

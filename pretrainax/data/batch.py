@@ -1,7 +1,8 @@
-"""The contract of a batch: which names the models of a family are given, and what the array of each name holds.
+"""Defines the batch contract: the arrays that each model family reads, with shape and meaning.
 
-`FIELDS` is that contract as a table; `check_batch` holds a batch against it. Data writes batches, models and losses
-read them; both ask here what kind a batch is. Imports no JAX: loader workers make batches too.
+`FIELDS` is the contract as a table, and `check_batch` checks a batch against it. The data pipeline writes batches;
+models and losses read them. Both use the predicates below to find the kind of a batch. The module imports no JAX,
+because loader workers create batches too.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,37 +15,37 @@ from pretrainax.config import ModelConfig, UserError
 if TYPE_CHECKING:
     import jax
 
-# [B, …] each, under the names of FIELDS
-HostBatch = Mapping[str, np.ndarray]  # as data makes it: this process's rows
-Batch = Mapping[str, "jax.Array"]  # as models and losses read it: the global batch on the mesh, or a part of it
-Example = dict[str, np.ndarray]  # one example under the same names, not padded, without the axis B
+# Arrays [B, …] by the names of FIELDS.
+HostBatch = Mapping[str, np.ndarray]  # from the data pipeline: the rows of this process
+Batch = Mapping[str, "jax.Array"]  # for models and losses: the global batch on the mesh, or a part of it
+Example = dict[str, np.ndarray]  # one example with the same names, without padding and without the axis B
 
 
 class Lengths(NamedTuple):
-    """Tokens of one example, or of one row."""
+    """The number of tokens of one example, or of one row."""
 
-    raw: int  # taken from the corpus
-    inputs: int  # read by the encoder, or by the decoder where there is no encoder
-    targets: int  # predicted
+    raw: int  # from the corpus
+    inputs: int  # of the encoder; of the decoder in models without encoder
+    targets: int  # predicted tokens
 
 
 class Field(NamedTuple):
-    """An array of a batch.
+    """Describes an array of a batch.
 
-    shape: B rows, of T tokens each; of S tokens that an encoder reads for a decoder; of N predictions: T, or fewer
-      where they are gathered; L labels of a row; C is `width`.
-    below: the bound of its values: a number, a field of config.model, the length T of a row, or the number of "labels"
-      or of "classes".
+    shape: a letter per axis. B: rows; T: tokens of a row; S: encoder tokens of a row of an encoder-decoder; N:
+      predictions of a row, T unless they are gathered; L: labels of a row; C: `width`.
+    below: the exclusive bound of the values: a number, a field of config.model, "T" (the row length), "labels" (2) or
+      "classes" (config.model.head.num_labels).
     """
 
     name: str
     shape: str
-    families: tuple[str, ...]  # values of config.model.family; (): all of them
+    families: tuple[str, ...]  # values of config.model.family; (): all
     meaning: str
     dtype: type = np.int32
     optional: bool = False
     below: Union[str, int] = ""
-    width: int = 0  # of an axis C
+    width: int = 0  # size of an axis C
 
     def is_of(self, family: str) -> bool:
         """Returns True if models of a family have this array."""
@@ -57,67 +58,67 @@ SHAPES: dict[str, str] = {}  # name of a field -> its shape
 
 
 def register_fields(*fields: Field) -> None:
-    """Adds arrays to the batches of a family."""
+    """Adds fields to the batch contract."""
     FIELDS.extend(fields)
     SHAPES.update({field.name: field.shape for field in fields})
 
 
 register_fields(
-    Field("tokens", "BT", _ALL, "what the model reads; the decoder, where there are two", below="vocab_size"),
-    Field("targets", "BN", _ALL, "the token to predict; of no task with labels", below="vocab_size"),
-    Field("segment_ids", "BT", _ALL, "which text of the row a token is of, from 1; 0 is padding, which nobody sees"),
+    Field("tokens", "BT", _ALL, "input tokens of the model; of the decoder in an encoder-decoder", below="vocab_size"),
+    Field("targets", "BN", _ALL, "token to predict; absent in tasks with labels", below="vocab_size"),
+    Field("segment_ids", "BT", _ALL, "segment (document) of a token, from 1; 0: padding, which no token attends to"),
     Field(
         "text_lengths",
         "B",
         _ALL,
-        "tokens of the one text of a row, from its start; absent: rows may have several",
+        "tokens of the only segment of a row, from the row's start; absent: rows may have several segments",
         optional=True,
     ),
-    Field("positions", "BT", _ALL, "place of a token in its text, from 0", below="position.max_length"),
-    Field("loss_weights", "BN", _ALL, "how much a prediction counts; 0: it is not asked for", np.float32),
-    Field("text_weights", "BN", _ALL, "the same, and 0 where the target is no text", np.float32, optional=True),
+    Field("positions", "BT", _ALL, "position of a token in its segment, from 0", below="position.max_length"),
+    Field("loss_weights", "BN", _ALL, "weight of a prediction in the loss; 0: no prediction", np.float32),
+    Field("text_weights", "BN", _ALL, "loss_weights, set to 0 if the target is not text", np.float32, optional=True),
     Field(
         "denominator",
         "B",
         _ALL,
-        "what the loss of tokens is divided by, summed over the batch; absent: the sum of loss_weights",
+        "denominator of the token loss, summed over the batch; absent: the sum of loss_weights",
         np.float32,
         optional=True,
     ),
-    Field("text_tokens", "B", _ALL, "tokens of text that a row is made of", optional=True),
-    Field("text_bytes", "B", _ALL, "bytes of UTF-8 that these have", optional=True),
-    Field("target_bytes", "B", _ALL, "bytes that the targets have, by their weights", np.float32, optional=True),
-    Field("token_types", "BT", _ENCODER, "which segment of a pair a token is of, 0 or 1", below="num_token_types"),
-    Field("masked_positions", "BN", _ENCODER, "where in the row a prediction is made", optional=True, below="T"),
-    Field("pair_labels", "B", _ENCODER, "what is to be said of the pair of segments", optional=True, below="labels"),
-    Field("replaced", "BT", _ENCODER, "1 where a token is not the text's, if no generator tells", optional=True),
-    Field("prefix_mask", "BT", _DECODER, "1 where a token is seen by those before it too", optional=True),
-    Field("labels", "B", _ALL, "the class of a row, from 0", optional=True, below="classes"),
-    Field("label_values", "BL", _ALL, "of each label 1 or 0, or the numbers to tell", np.float32, optional=True),
-    Field("words", "BT", _ALL, "which word of the row a token tells of, from 1; 0: of none", optional=True),
+    Field("text_tokens", "B", _ALL, "number of text tokens that the row was made from", optional=True),
+    Field("text_bytes", "B", _ALL, "UTF-8 bytes of these tokens", optional=True),
+    Field("target_bytes", "B", _ALL, "UTF-8 bytes of the targets, by their loss_weights", np.float32, optional=True),
+    Field("token_types", "BT", _ENCODER, "segment of a pair that a token belongs to, 0 or 1", below="num_token_types"),
+    Field("masked_positions", "BN", _ENCODER, "positions of the predictions in the row", optional=True, below="T"),
+    Field("pair_labels", "B", _ENCODER, "label of the pair of segments", optional=True, below="labels"),
+    Field("replaced", "BT", _ENCODER, "1 if a token was replaced; absent: a generator replaces tokens", optional=True),
+    Field("prefix_mask", "BT", _DECODER, "1 if earlier tokens attend to this token too", optional=True),
+    Field("labels", "B", _ALL, "class of a row, from 0", optional=True, below="classes"),
+    Field("label_values", "BL", _ALL, "0 or 1 for each label, or the regression targets", np.float32, optional=True),
+    Field("words", "BT", _ALL, "index in the row of the word that a token represents, from 1; 0: none", optional=True),
     Field(
         "word_labels",
         "BT",
         _ALL,
-        "the class of each of these words, in their order",
+        "class of each of these words, in their order",
         optional=True,
         below="classes",
     ),
-    Field("span", "BL", _ALL, "where the answer to a question begins and ends in a row", optional=True, below="T"),
-    Field("question", "BT", _ENCODER, "1 where a token is of the question, from the row's start", optional=True),
-    Field("texts", "B", _ALL, "texts of the row, of a retriever: a query, its passage, hard negatives", optional=True),
-    Field("encoder_tokens", "BS", _BOTH, "what the encoder reads", below="vocab_size"),
-    Field("encoder_segment_ids", "BS", _BOTH, "as segment_ids; the decoder's segment i reads this segment i"),
+    Field("span", "BL", _ALL, "first and last token of the answer to a question", optional=True, below="T"),
+    Field("question", "BT", _ENCODER, "1 from the start of the row to the end of the question", optional=True),
+    Field("texts", "B", _ALL, "sequences in a retriever's row: query, passage, hard negatives", optional=True),
+    Field("encoder_tokens", "BS", _BOTH, "input tokens of the encoder", below="vocab_size"),
+    Field("encoder_segment_ids", "BS", _BOTH, "as segment_ids; decoder segment i attends to encoder segment i"),
     Field("encoder_text_lengths", "B", _BOTH, "as text_lengths", optional=True),
     Field("encoder_positions", "BS", _BOTH, "as positions", below="position.max_length"),
 )
-TOKEN_FIELDS = ("tokens", "encoder_tokens")  # what enters the model
-SEGMENT_FIELDS = ("segment_ids", "encoder_segment_ids")  # and which of it is padding
-LENGTH_FIELDS = {"text_lengths": "segment_ids", "encoder_text_lengths": "encoder_segment_ids"}  # of which segments
+TOKEN_FIELDS = ("tokens", "encoder_tokens")  # inputs of the model
+SEGMENT_FIELDS = ("segment_ids", "encoder_segment_ids")  # with 0 for padding
+LENGTH_FIELDS = {"text_lengths": "segment_ids", "encoder_text_lengths": "encoder_segment_ids"}  # lengths -> segment ids
 
 
-# --- which kind a batch is ------------------------------------------------------------------------------------------
-# Each asks the names alone: `batch` may be a batch, one row of it, an example, or the shapes of a batch.
+# --- kinds of batches -----------------------------------------------------------------------------------------------
+# These functions read only the names: `batch` may be a batch, a row, an example, or the shapes of a batch.
 
 
 def is_encoder_decoder(batch: Collection[str]) -> bool:
@@ -126,7 +127,7 @@ def is_encoder_decoder(batch: Collection[str]) -> bool:
 
 
 def is_gathered(batch: Collection[str]) -> bool:
-    """Returns True if predictions are asked for at `masked_positions` alone (15 % of the head's work)."""
+    """Returns True if the model predicts at `masked_positions` only (15 % of the work of the head)."""
     return "masked_positions" in batch
 
 
@@ -136,27 +137,27 @@ def has_pairs(batch: Collection[str]) -> bool:
 
 
 def has_previous(batch: Collection[str]) -> bool:
-    """Returns True if the token before each is to be predicted too, by what reads from right to left."""
+    """Returns True if a right-to-left model also predicts the token before each position."""
     return "previous" in batch
 
 
 def has_replaced(batch: Collection[str]) -> bool:
-    """Returns True if the batch tells itself which tokens were replaced; else the generator of the model does."""
+    """Returns True if the batch marks the replaced tokens; otherwise the generator of the model replaces tokens."""
     return "replaced" in batch
 
 
 def has_prefix(batch: Collection[str]) -> bool:
-    """Returns True if a decoder sees the prefix of its text from both sides."""
+    """Returns True if a decoder reads a prefix with bidirectional attention."""
     return "prefix_mask" in batch
 
 
 def has_loss(batch: Collection[str]) -> bool:
-    """Returns True if the batch says which predictions count; without, a model is only asked what it says."""
+    """Returns True if the batch has loss weights; without them a model only computes outputs."""
     return "loss_weights" in batch
 
 
 def predicts_tokens(batch: Collection[str]) -> bool:
-    """Returns True if tokens are to be predicted; a task with labels predicts those."""
+    """Returns True if the model predicts tokens; tasks with labels predict labels instead."""
     return "targets" in batch
 
 
@@ -166,71 +167,71 @@ def has_labels(batch: Collection[str]) -> bool:
 
 
 def has_span(batch: Collection[str]) -> bool:
-    """Returns True if rows have an answer to find."""
+    """Returns True if rows have an answer span to extract."""
     return "span" in batch
 
 
 def has_word_labels(batch: Collection[str]) -> bool:
-    """Returns True if the words of rows have labels of a task."""
+    """Returns True if the words of a row have task labels."""
     return "word_labels" in batch
 
 
 def has_texts(batch: Collection[str]) -> bool:
-    """Returns True if a row is a query and its passages, each of which becomes a vector."""
+    """Returns True if a row is a query and its passages; the model maps each to a vector."""
     return "texts" in batch
 
 
 def segments_of(batch: Batch, side: Literal["", "encoder_"] = "") -> "jax.Array":
-    """Returns what says which tokens of a row may see each other: the length of its one text, [B], or segment ids."""
+    """Returns the attention segments: the length of the only segment of each row, [B], or else segment ids."""
     return batch.get(f"{side}text_lengths", batch[f"{side}segment_ids"])
 
 
 def tokens_read(batch: Mapping[str, Any]) -> int:
-    """Counts the tokens that enter the model, padding included; the encoder's and the decoder's."""
+    """Returns the number of input tokens of the model, encoder and decoder, with padding."""
     return sum(batch[name].size for name in TOKEN_FIELDS if name in batch)
 
 
 def padding(batch: HostBatch | Batch) -> tuple[object, int]:
-    """Counts which of the tokens that enter the model are padding, and all of them."""
+    """Returns the number of padding tokens among the input tokens of the model, and the number of input tokens."""
     segments = [batch[name] for name in SEGMENT_FIELDS if name in batch]
     return sum((s == 0).sum() for s in segments), sum(s.size for s in segments)
 
 
 def highest_id(batch: HostBatch) -> int:
-    """Returns the highest id of a token that is read or predicted; a negative one counts as very high."""
+    """Returns the highest token id among inputs and targets; a negative id counts as a very high one."""
     ids = (field.name for field in FIELDS if field.below == "vocab_size" and field.name in batch)
     return max(int(batch[name].view(np.uint32).max()) for name in ids)
 
 
 def lengths_of(batch: Mapping[str, Any]) -> Lengths:
-    """Reads the lengths of the rows off their shapes; `raw`, which these do not tell, is that of the inputs."""
+    """Returns the row lengths from the shapes of a batch; `raw`, which shapes do not show, is set to `inputs`."""
     inputs = batch["encoder_tokens" if is_encoder_decoder(batch) else "tokens"].shape[1]
     return Lengths(inputs, inputs, batch["targets" if predicts_tokens(batch) else "tokens"].shape[1])
 
 
 def row_length(name: str, batch: Mapping[str, Any], lengths: Lengths) -> int:
-    """Returns how long the array of a name is in each row of such a batch. A name of its own is as long as the text."""
+    """Returns the length of a row of the array `name`; a name outside FIELDS has the length of the text."""
     letter = SHAPES.get(name, "BT")[1]
-    if letter == "L":  # the same in each row
+    if letter == "L":  # equal in all rows
         return batch[name].shape[-1]
     return _sizes(lengths, is_encoder_decoder(batch), is_gathered(batch))[letter]
 
 
-def _sizes(lengths: Lengths, two_sides: bool, gathered: bool) -> dict[str, int]:
-    """Returns what the letters of a shape stand for."""
-    text = lengths.targets if two_sides else lengths.inputs
-    return {"T": text, "S": lengths.inputs, "N": lengths.targets if gathered else text}
+def _sizes(lengths: Lengths, has_encoder: bool, are_gathered: bool) -> dict[str, int]:
+    """Returns the size of each letter of a shape."""
+    text_length = lengths.targets if has_encoder else lengths.inputs
+    return {"T": text_length, "S": lengths.inputs, "N": lengths.targets if are_gathered else text_length}
 
 
-# --- the check ------------------------------------------------------------------------------------------------------
+# --- validation -----------------------------------------------------------------------------------------------------
 
 
 def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_size: int) -> None:
-    """Raises UserError, naming key, expected and got, unless `batch` is what `model` takes, as FIELDS say.
+    """Raises UserError with name, expected and actual value if `batch` does not match FIELDS for `model`.
 
     Args:
-      batch: arrays [B, ...]; names that its family does not know are not looked at.
-      lengths: of the objective, for the run's sequence length.
+      batch: arrays [B, ...]; the check ignores names that are not in FIELDS for this family.
+      lengths: of the objective, at the sequence length of the run.
       batch_size: B.
     """
     family = model.family
@@ -238,49 +239,49 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
     sizes["L"] = getattr(model.head, "num_labels", 0)
     has_answers = has_labels(batch) or has_word_labels(batch) or has_span(batch) or has_texts(batch)
     absent = ("targets", "loss_weights") if has_answers else ()
-    needed = ("question",) if model.reads_question else ()
+    required = ("question",) if model.reads_question else ()
     fields = [
-        f for f in FIELDS if f.is_of(family) and (f.name in (*batch, *needed) or not (f.optional or f.name in absent))
+        f for f in FIELDS if f.is_of(family) and (f.name in (*batch, *required) or not (f.optional or f.name in absent))
     ]
     for field in fields:
-        wanted = (
+        expected = (
             f"{np.dtype(field.dtype)} {[field.width if letter == 'C' else sizes[letter] for letter in field.shape]}"
         )
         if field.name not in batch:
-            raise UserError(f"batch has no {field.name!r}, the {family} needs {wanted}")
+            raise UserError(f"batch has no {field.name!r}, the {family} expects {expected}")
         got = batch[field.name]
-        if wanted != f"{got.dtype} {list(got.shape)}":
-            raise UserError(f"batch[{field.name!r}] is {got.dtype} {list(got.shape)}, not {wanted}")
+        if expected != f"{got.dtype} {list(got.shape)}":
+            raise UserError(f"batch[{field.name!r}] is {got.dtype} {list(got.shape)}, not {expected}")
     for field in fields:
         if field.dtype is np.int32:
             _check_values(field, batch[field.name], model, sizes)
     weights = batch.get("loss_weights", np.ones(1))
     if not (np.isfinite(weights).all() and weights.min() >= 0 and weights.max() > 0):
-        raise UserError("batch['loss_weights'] must be finite and not negative, and not all 0")
+        raise UserError("batch['loss_weights'] must be finite, not negative, and not all 0")
 
 
 def _check_values(field: Field, values: np.ndarray, model: ModelConfig, sizes: Mapping[str, int]) -> None:
-    """Raises UserError where an integer is negative, or not below what bounds it."""
+    """Raises UserError if an integer is negative or not below the bound of its field."""
     name, low, high = f"batch[{field.name!r}]", values.min(), values.max()
     if field.below == "vocab_size":
         if low < 0 or high >= model.vocab_size:
             raise UserError(
-                f"{name} has ids from {low} to {high}, config.model.vocab_size {model.vocab_size} takes 0 to "
+                f"{name} has ids from {low} to {high}; config.model.vocab_size {model.vocab_size} allows 0 to "
                 f"{model.vocab_size - 1}"
             )
         return
     if low < 0:
-        raise UserError(f"{name} has {low}, it must not be negative")
+        raise UserError(f"{name} has {low}; it must not be negative")
     if isinstance(field.below, int) and high >= field.below:
-        raise UserError(f"{name} has {high}, it must be below {field.below}")
+        raise UserError(f"{name} has {high}; it must be below {field.below}")
     if field.below == "T" and high >= sizes["T"]:
-        raise UserError(f"{name} has {high}, rows have {sizes['T']} tokens")
+        raise UserError(f"{name} has {high}; rows have {sizes['T']} tokens")
     if field.below == "labels" and high >= 2:
-        raise UserError(f"{name} has {high}, the labels are 0 and 1")
+        raise UserError(f"{name} has {high}; labels must be 0 or 1")
     if field.below == "classes" and high >= sizes["L"]:
-        raise UserError(f"{name} has {high}, config.model.head.num_labels {sizes['L']} takes 0 to {sizes['L'] - 1}")
-    # Without a length positions are not bounded, and without types of tokens they are not looked up.
+        raise UserError(f"{name} has {high}; config.model.head.num_labels {sizes['L']} allows 0 to {sizes['L'] - 1}")
+    # Positions without a maximum length and models without token types have no bound.
     rows = {"position.max_length": model.position.max_length, "num_token_types": model.num_token_types or None}
     limit = rows.get(str(field.below))
     if limit is not None and high >= limit:
-        raise UserError(f"{name} has {high}, config.model.{field.below} {limit} takes 0 to {limit - 1}")
+        raise UserError(f"{name} has {high}; config.model.{field.below} {limit} allows 0 to {limit - 1}")

@@ -1,6 +1,6 @@
-"""Checksums of the files of a cache: kept when they are written, compared when they are read.
+"""Checksums of cache files: stored when a file is written, compared when it is read.
 
-Disks, networks and copies change a byte now and then. A token that is another one looks like any other.
+Disks, networks and copies corrupt a byte now and then, and a wrong token looks like any other token.
 """
 
 import hashlib
@@ -13,16 +13,16 @@ from pretrainax.data.files import digest
 from pretrainax.files.atomic_files import write_atomically
 
 _CHUNK = 1 << 22  # bytes read at a time
-_KEY = "checksum"  # of a JSON file, in it
+_KEY = "checksum"  # key of the checksum inside a JSON file
 
 
 def new() -> "hashlib.blake2b":
-    """Returns what adds up the checksum of a file that is being written."""
+    """Returns a new hash object for a file that is being written."""
     return hashlib.blake2b(digest_size=16)
 
 
 def of_file(path: str, stop: Optional[threading.Event] = None) -> str:
-    """Returns the checksum of a file (about 1 GB/s); of a part of it once `stop` is set."""
+    """Returns the checksum of a file (about 1 GB/s); once `stop` is set, of the part read so far."""
     checksum = new()
     with open(path, "rb", buffering=0) as f:
         while (stop is None or not stop.is_set()) and (chunk := f.read(_CHUNK)):
@@ -31,14 +31,14 @@ def of_file(path: str, stop: Optional[threading.Event] = None) -> str:
 
 
 def write_json(path: str, value: dict[str, Any]) -> None:
-    """Writes an object with a checksum of itself, at once or not at all."""
+    """Writes an object together with its checksum, atomically."""
     write_atomically(path, json.dumps(value | {_KEY: digest(value)}))
 
 
 def read_json(path: str) -> Optional[dict[str, Any]]:
-    """Reads what `write_json` wrote; None where it is missing, cut short or changed.
+    """Reads an object that `write_json` wrote; returns None if the file is missing, truncated or changed.
 
-    An object without a checksum is of a cache that was made before there were any, and is read as it is.
+    Caches from versions before checksums have none; their objects are returned unchecked.
 
     Raises:
       UserError: the path is a folder, or this user may not read the file.

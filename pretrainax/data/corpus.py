@@ -1,4 +1,4 @@
-"""`Corpus`: the token shards that `pretrainax.data.preparation.shards` writes, memory-mapped, or read from a store."""
+"""Defines `Corpus`: the token shards of `pretrainax.data.preparation.shards`, memory-mapped or read from a store."""
 
 import functools
 import json
@@ -17,12 +17,12 @@ from pretrainax.files.object_names import path_below
 from pretrainax.storage.places import twin_around
 from pretrainax.storage.twin import Twin
 
-Window = tuple[int, int]  # place of the first token, tokens
-Piece = tuple[int, int, int]  # shard, place of the first token in it, tokens
+Window = tuple[int, int]  # offset of the first token, number of tokens
+Piece = tuple[int, int, int]  # shard, offset of the first token in the shard, number of tokens
 
 
 class Corpus:
-    """The tokens of one split: documents one after the other, the separator after each. Pickles as its path."""
+    """The tokens of one split: all documents, each followed by the separator. Pickles as its path."""
 
     def __init__(self, directory: str):
         self.directory = directory
@@ -34,61 +34,61 @@ class Corpus:
         except (KeyError, TypeError, ValueError) as e:
             raise UserError(f"{damaged(os.path.join(directory, INDEX))} ({type(e).__name__}: {e})") from e
         self._shards: dict[int, np.ndarray] = {}
-        self.held: Mapping[Piece, np.ndarray] = {}  # what was read ahead of shards that are not here
+        self.held: Mapping[Piece, np.ndarray] = {}  # tokens read ahead from shards that are only in the store
 
     def _read_index(self, index: dict) -> None:
         self.num_tokens: int = index["tokens"]
         self.num_documents: int = index["documents"]
-        self.num_records: int = index.get("records", self.num_documents)  # that documents are windows of
+        self.num_records: int = index.get("records", self.num_documents)  # documents may be windows of records
         self.num_bytes: int = index["bytes"]  # of the text in UTF-8
-        self.skipped: dict[str, int] = index["skipped"]  # reason -> records left out
-        self.parts: Optional[str] = index.get("parts")  # documents are: "sentences" | "pairs" | "records" | None
+        self.skipped: dict[str, int] = index["skipped"]  # reason -> number of skipped records
+        self.parts: Optional[str] = index.get("parts")  # kind of documents: "sentences" | "pairs" | "records" | None
         self.num_parts: int = index.get("num_parts", 0)
         self.fingerprint: str = index["fingerprint"]
-        self.checksums: dict[str, str] = index.get("checksums", {})  # by file; empty where it was made before them
+        self.checksums: dict[str, str] = index.get("checksums", {})  # file -> checksum; {} in older corpora
         self._dtype = np.dtype(index["dtype"])
         self._starts = np.cumsum([0, *index["shards"]])  # [shards + 1] token offsets
         for name in self.checksums:
-            path_below(self.directory, name)  # which raises UserError for a file elsewhere
+            path_below(self.directory, name)  # raises UserError for a file outside the folder
 
     def __reduce__(self):
         return Corpus, (self.directory,)
 
     @functools.cached_property
     def token_counts(self) -> np.ndarray:
-        """int64 [vocabulary]: how often each id occurs."""
+        """int64 [vocabulary]: the number of occurrences of each id."""
         self.check(COUNTS)
         path = os.path.join(self.directory, COUNTS)
         size = os.path.getsize(path) if os.path.isfile(path) else 0
         return _map(path, np.dtype(np.int64), size // 8 or 1)
 
     def tokens(self, start: int, length: int) -> np.ndarray:
-        """Returns int32 [length], from offset `start` on."""
+        """Returns `length` tokens from offset `start`, int32 [length]."""
         if not 0 <= start <= self.num_tokens - length or length < 1:
-            raise ValueError(f"window {start}..{start + length} of a corpus of {self.num_tokens} tokens")
+            raise ValueError(f"invalid window {start}..{start + length} in a corpus of {self.num_tokens} tokens")
         tokens, filled = np.empty(length, np.int32), 0
         for piece in self._pieces(start, length):
             shard, offset, count = piece
             if (mapped := self._map_shard(shard)) is not None:
-                found = mapped[offset : offset + count]
-            elif (found := self.held.get(piece)) is None:
-                found = self._read([piece])[piece]
-            tokens[filled : filled + count] = found
+                values = mapped[offset : offset + count]
+            elif (values := self.held.get(piece)) is None:
+                values = self._read([piece])[piece]
+            tokens[filled : filled + count] = values
             filled += count
         return tokens
 
     def read(self, windows: Iterable[Window]) -> dict[Piece, np.ndarray]:
-        """Reads all that some windows have in a store alone, at once; who sets `held` to it has `tokens` find it."""
+        """Reads the pieces of windows that are only in the store in one call; assign the result to `held`."""
         pieces = dict.fromkeys(piece for window in windows for piece in self._pieces(*window))
         return self._read([piece for piece in pieces if self._map_shard(piece[0]) is None])
 
     @property
     def is_in_store(self) -> bool:
-        """Returns True if some of its tokens are not on this machine."""
+        """Returns True if some token shards are not on this machine."""
         return self._twin is not None and any(self._map_shard(i) is None for i in range(len(self._starts) - 1))
 
     def _pieces(self, start: int, length: int) -> Iterator[Piece]:
-        """Yields the parts of a window, each in a shard."""
+        """Yields the parts of a window, one per shard."""
         shard, stop = int(self._starts.searchsorted(start, "right")) - 1, start + length
         while start < stop:
             first, last = int(self._starts[shard]), min(int(self._starts[shard + 1]), stop)
@@ -97,50 +97,50 @@ class Corpus:
             start, shard = max(start, last), shard + 1
 
     def _read(self, pieces: list[Piece]) -> dict[Piece, np.ndarray]:
-        """Reads pieces from the store."""
+        """Reads pieces from the store in one call."""
         if not pieces:
             return {}
-        assert self._twin is not None  # as all shards of a disk are here
+        assert self._twin is not None  # without a store, all shards are on disk
         size = self._dtype.itemsize
-        ranges = [(self._path(shard), at * size, (at + count) * size) for shard, at, count in pieces]
-        found = self._twin.read_ranges(ranges)
-        return {piece: np.frombuffer(content, self._dtype) for piece, content in zip(pieces, found, strict=True)}
+        ranges = [(self._path(shard), offset * size, (offset + count) * size) for shard, offset, count in pieces]
+        contents = self._twin.read_ranges(ranges)
+        return {piece: np.frombuffer(content, self._dtype) for piece, content in zip(pieces, contents, strict=True)}
 
     def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns tokens from `start` on, and which document of the window each is of, from 1: int32 [length] both."""
+        """Returns tokens from `start`, and segment ids that number their documents from 1; int32 [length] both."""
         tokens = self.tokens(start, length)
         first, last = self.document_ends.searchsorted((start, start + length - 1), "right").tolist()
-        if first == last:  # of one document, as most are
+        if first == last:  # one document, the usual case
             return tokens, np.ones(length, np.int32)
         segment_ids = np.zeros(length, np.int32)
         segment_ids[0] = 1
-        segment_ids[self.document_ends[first:last] - start] = 1  # where a document has ended, the next begins
+        segment_ids[self.document_ends[first:last] - start] = 1  # a document starts where the previous one ends
         return tokens, segment_ids.cumsum(dtype=np.int32)
 
     def document(self, i: int) -> np.ndarray:
-        """Returns the tokens of document i with its separator: int32 [tokens]."""
+        """Returns the tokens of document i and its separator, int32 [tokens]."""
         if not 0 <= i < self.num_documents:
-            raise IndexError(f"document {i} of a corpus of {self.num_documents}")
+            raise IndexError(f"document {i} is outside the corpus of {self.num_documents} documents")
         start = int(self.document_ends[i - 1]) if i else 0
         return self.tokens(start, int(self.document_ends[i]) - start)
 
     @functools.cached_property
     def document_ends(self) -> np.ndarray:
-        """int64 [documents]: the offset behind each document's last token."""
+        """int64 [documents]: the offset after the last token of each document."""
         return _map(os.path.join(self.directory, ENDS), np.dtype(np.int64), self.num_documents)
 
     @functools.cached_property
     def part_ends(self) -> np.ndarray:
-        """int64 [parts]: the offset behind each part's last token; a document ends where its last part does."""
+        """int64 [parts]: the offset after the last token of each part; the last part ends with its document."""
         return _map(os.path.join(self.directory, PARTS), np.dtype(np.int64), self.num_parts)
 
     def note(self, i: int) -> Note:
-        """Returns what is noted of document i of a corpus of records; "parts" are the ends of its texts."""
+        """Returns the note of document i in a corpus of records; its "parts" are the ends of the text fields."""
         start, stop = int(self._note_ends[i - 1]) if i else 0, int(self._note_ends[i])
         return json.loads(self._notes[start:stop].tobytes())
 
     def encoded(self, i: int) -> Encoded:
-        """Returns document i of a corpus of records as its task has made it."""
+        """Returns document i of a corpus of records in the form that its task encoded."""
         note = self.note(i)
         return Encoded(np.split(self.document(i), note["parts"][:-1]), note)
 
@@ -154,24 +154,24 @@ class Corpus:
         return _map(os.path.join(self.directory, NOTES), np.dtype(np.uint8), size)
 
     def check(self, name: str, stop: Optional[threading.Event] = None) -> None:
-        """Raises UserError unless a file of this folder is as it was written. Nothing is known of one without checksum.
+        """Raises UserError if a file of this folder differs from its checksum. Files without checksum pass.
 
-        stop: once it is set, the answer is no longer wanted.
+        stop: when set, the check ends early without a result.
         """
         path = os.path.join(self.directory, name)
         try:
-            is_whole = name not in self.checksums or checksums.of_file(path, stop) == self.checksums[name]
+            is_intact = name not in self.checksums or checksums.of_file(path, stop) == self.checksums[name]
         except OSError as e:
             raise UserError(f"{damaged(path)} ({e.strerror})") from e
-        if not is_whole and not (stop and stop.is_set()):
+        if not is_intact and not (stop and stop.is_set()):
             raise UserError(damaged(path))
 
     def path_of(self, place: int) -> str:
-        """Returns the file that the token at an offset is in."""
+        """Returns the path of the shard that contains the token at an offset."""
         return self._path(int(self._starts.searchsorted(place, "right")) - 1)
 
     def shard_sizes(self) -> dict[str, int]:
-        """Returns the bytes of each file of tokens, by its path."""
+        """Returns the size in bytes of each token shard, by path."""
         sizes = (np.diff(self._starts) * self._dtype.itemsize).tolist()
         return {self._path(shard): size for shard, size in enumerate(sizes)}
 
@@ -179,13 +179,13 @@ class Corpus:
         return f"{base_of(self.directory, shard)}.tokens"
 
     def _map_shard(self, shard: int) -> Optional[np.ndarray]:
-        """Returns the tokens of a shard that is on this machine; None of one that is in a store alone."""
-        if (found := self._shards.get(shard)) is None:
+        """Returns the memory-mapped tokens of a shard, or None if the shard is only in the store."""
+        if (mapped := self._shards.get(shard)) is None:
             path = self._path(shard)
             if self._twin is None or os.path.exists(path):
                 size = int(self._starts[shard + 1] - self._starts[shard])
-                found = self._shards[shard] = _map(path, self._dtype, size)
-        return found
+                mapped = self._shards[shard] = _map(path, self._dtype, size)
+        return mapped
 
     @functools.cached_property
     def _twin(self) -> Optional[Twin]:
@@ -193,7 +193,7 @@ class Corpus:
 
 
 def damaged(path: str) -> str:
-    """Writes the error line of a file of a corpus that is not as it was written."""
+    """Returns the error message for a damaged file of a corpus."""
     return f"{path} is damaged: delete {os.path.dirname(path)} and prepare again"
 
 

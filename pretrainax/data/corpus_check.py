@@ -1,4 +1,4 @@
-"""Compares the files of corpora with their checksums, once, while the training goes on."""
+"""Verifies the checksums of corpus files once, in the background of the training."""
 
 import contextlib
 import os
@@ -11,10 +11,10 @@ from pretrainax.data.corpus import Corpus, damaged
 
 
 class CorpusCheck:
-    """Reads every file once, one after the other, in a thread of the lowest priority: `with CorpusCheck(...) as check`.
+    """Reads every file once, in sequence, in a thread of the lowest priority: `with CorpusCheck(...) as check`.
 
-    The processes of a run share the files out. 100 GB are read at what the disk gives, at most 1 GB/s a process, and no
-    step waits for it: what has been found is asked for by `raise_if_damaged`, before anything is kept.
+    The processes of a run divide the files among themselves. The check reads 100 GB at the speed of the disk, at most 1
+    GB/s per process, and no step waits for it. Call `raise_if_damaged` before saving anything.
     """
 
     def __init__(
@@ -24,12 +24,12 @@ class CorpusCheck:
         process_count: int = 1,
         bring: Callable[[str], bool] = lambda path: True,
     ):
-        """bring: has a file on this machine, of a corpus in a store; or says that it stays there, and is not read."""
+        """bring: makes a file of a corpus in a store local; returns False if the file stays in the store, unchecked."""
         self._bring = bring
-        self.elsewhere = 0  # files that stayed
-        every = [(corpus, name) for corpus in corpora for name in sorted(corpus.checksums)]
-        self._files = every[process_index::process_count]
-        self.left = len(self._files)  # still to be read
+        self.elsewhere = 0  # files that stay in the store
+        files = [(corpus, name) for corpus in corpora for name in sorted(corpus.checksums)]
+        self._files = files[process_index::process_count]
+        self.left = len(self._files)  # unread files
         self.unknown = [corpus.directory for corpus in corpora if not corpus.checksums]
         self._fault: Optional[str] = None
         self._stop = threading.Event()
@@ -43,17 +43,17 @@ class CorpusCheck:
         self._stop.set()
 
     def wait(self) -> None:
-        """Returns when all is read; raises as `raise_if_damaged`."""
+        """Waits until all files are read, then calls `raise_if_damaged`."""
         self._thread.join()
         self.raise_if_damaged()
 
     def raise_if_damaged(self) -> None:
-        """Raises UserError, which names the file, where one that has been read is not as it was written."""
+        """Raises UserError with the path of a damaged file if the check has found one."""
         if self._fault is not None:
             raise UserError(self._fault)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # of this thread alone, which Linux allows
+        with contextlib.suppress(OSError, AttributeError):  # Linux sets the priority of a single thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         for corpus, name in self._files:
             try:

@@ -1,4 +1,4 @@
-"""Files that sources read: which files, their fingerprint, archives, and cutting big ones at lines."""
+"""Finds the files of sources, computes their fingerprints, opens archives, and splits large files at line ends."""
 
 import concurrent.futures
 import contextlib
@@ -22,20 +22,20 @@ from pretrainax.files.paths import is_url
 from pretrainax.files.regular_files import check_regular
 from pretrainax.storage.places import here
 
-SHARD_BYTES = 1 << 24  # of one file in one shard
-ARCHIVES = {".gz": "gzip", ".xz": "xz", ".zst": "zstandard"}  # by ending
-STANDARD_INPUT = "-"  # as a path, where one is read from its begin to its end
-MAX_RECORD_BYTES = 1 << 29  # of one record, where a source does not say
+SHARD_BYTES = 1 << 24  # bytes of a file per shard
+ARCHIVES = {".gz": "gzip", ".xz": "xz", ".zst": "zstandard"}  # file extension -> name
+STANDARD_INPUT = "-"  # as a path: standard input, read once from start to end
+MAX_RECORD_BYTES = 1 << 29  # default limit for one record
 _CHUNK = 1 << 22  # bytes read at a time
 
 
 class Part(NamedTuple):
-    """A shard: a part of a file, or of a split of a data set."""
+    """A shard: a part of a file, or of a split of a dataset."""
 
     place: str  # path of the file, or name of the split
     start: int  # byte, row or record
-    stop: Optional[int]  # None: to the end of an archive
-    split: Optional[str] = None  # only the documents of "train" or "valid" in it; None: all
+    stop: Optional[int]  # None: to the end, for archives
+    split: Optional[str] = None  # only its documents of "train" or "valid"; None: all
 
 
 def digest(*parts: Any) -> str:
@@ -43,7 +43,7 @@ def digest(*parts: Any) -> str:
 
 
 def extra(module: str) -> Any:
-    """Imports a module of a package that is installed with the extra `data`, when a source first needs it."""
+    """Imports a module of a package from the extra `data`, when a source first needs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as e:
@@ -52,7 +52,7 @@ def extra(module: str) -> Any:
 
 
 def find(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
-    """Returns the sorted files of a `path` or `valid_path`: a file, a folder or a glob."""
+    """Returns the sorted files of `path` or `valid_path`, which may be a file, a folder or a glob."""
     field = "path" if split == "train" else "valid_path"
     path = here(os.path.expanduser(getattr(source, field)))
     pattern = path
@@ -60,21 +60,21 @@ def find(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
         pattern = os.path.join(glob.escape(path), "**", "*")
     elif os.path.exists(path):
         return [path]
-    found = [f for f in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(f)]
+    matches = [f for f in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(f)]
     if pattern != path:
-        found = [f for f in found if f.endswith(endings)]
-    if not found:
-        plain = " or ".join(ending for ending in endings if not is_archive(ending))
-        names = f"{plain} file below the folder" if pattern != path else "such file"
+        matches = [f for f in matches if f.endswith(endings)]
+    if not matches:
+        expected_endings = " or ".join(ending for ending in endings if not is_archive(ending))
+        names = f"{expected_endings} file below the folder" if pattern != path else "such file"
         raise UserError(f"{source.config_path}.{field} is {path!r}: no {names}")
-    return found
+    return matches
 
 
 def path_problems(source: Any) -> Iterator[str]:
     for field in ("path", "valid_path"):
         path = getattr(source, field)
         if path is not None and is_url(path):
-            continue  # `find` says what is missing there
+            continue  # `find` reports missing objects of a store
         if path is not None and not glob.has_magic(path) and not os.path.exists(os.path.expanduser(path)):
             yield f"{source.config_path}.{field} is {path!r}, which does not exist"
         elif path is not None and (reader := _other_reader(source, os.path.expanduser(path))):
@@ -85,19 +85,19 @@ def path_problems(source: Any) -> Iterator[str]:
 
 
 def _other_reader(source: Any, path: str) -> Optional[str]:
-    """Names the source that a file is for, by its name or its first line, where that is another one."""
+    """Returns the name of the source class that reads this file, from its name or first line; None if `source` does."""
     if not os.path.isfile(path):
         return None
-    own, by_name = type(source).__name__, Choice.reader_of(path)
-    if own == "TextFiles" and by_name is None and _begins_with_json(path):
+    class_name, by_name = type(source).__name__, Choice.reader_of(path)
+    if class_name == "TextFiles" and by_name is None and _begins_with_json(path):
         return "JsonLines"
-    if own == "JsonLines" and by_name == "TextFiles":  # whose content may be lines of JSON all the same
+    if class_name == "JsonLines" and by_name == "TextFiles":  # the content may still be JSON lines
         return None if _begins_with_json(path) else by_name
-    return None if by_name in (own, "TextFiles") else by_name
+    return None if by_name in (class_name, "TextFiles") else by_name
 
 
 def _begins_with_json(path: str) -> bool:
-    """Says whether the first line of a file is a JSON object."""
+    """Returns True if the first line of a file is a JSON object."""
     with contextlib.suppress(ValueError, RecursionError, OSError, *BROKEN_ARCHIVE), _open(path) as f:
         return isinstance(json.loads(f.readline(1 << 20).decode("utf-8-sig")), dict)
     return False
@@ -109,8 +109,10 @@ def fraction_problems(source: Any) -> Iterator[str]:
 
 
 def settings_of(source: Any) -> dict[str, Any]:
-    """Returns the fields that the text of a source follows from. One that came later counts where it is not as before:
-    what was prepared without it is still good."""
+    """Returns the fields that determine the text of a source.
+
+    A field from a later version counts only if it is not at its default, so that earlier prepared corpora stay valid.
+    """
     settings = to_json(source)
     if settings.get("max_record_bytes") == MAX_RECORD_BYTES:
         del settings["max_record_bytes"]
@@ -118,7 +120,7 @@ def settings_of(source: Any) -> dict[str, Any]:
 
 
 def fingerprint(source: Any, settings: dict, endings: tuple[str, ...]) -> str:
-    """Hashes the settings and the whole content of the files (about 1 GB/s a core): times and sizes miss changes."""
+    """Hashes the settings and all content of the files (about 1 GB/s per core); times and sizes would miss changes."""
     files = find(source, "train", endings)
     held_out = find(source, "valid", endings) if source.valid_path is not None else []
     hashes = hashes_of([*files, *held_out])
@@ -127,7 +129,7 @@ def fingerprint(source: Any, settings: dict, endings: tuple[str, ...]) -> str:
 
 
 def hashes_of(paths: list[str]) -> list[str]:
-    with concurrent.futures.ThreadPoolExecutor() as threads:  # hashing lets other threads run
+    with concurrent.futures.ThreadPoolExecutor() as threads:  # hashing releases the GIL
         return list(threads.map(_hash_file, paths))
 
 
@@ -138,7 +140,7 @@ def _hash_file(path: str) -> str:
 
 
 def fraction(content: bytes) -> float:
-    """Returns a number in [0, 1) that depends on the content alone."""
+    """Returns a number in [0, 1) that depends only on the content."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") / 2**64
 
 
@@ -157,16 +159,16 @@ def is_archive(path: str) -> bool:
 
 
 def with_archives(*endings: str) -> tuple[str, ...]:
-    """Returns `(".txt", ".txt.gz", ...)` of `".txt"`."""
+    """Returns `(".txt", ".txt.gz", ...)` for `".txt"`."""
     return tuple(ending + archive for ending in endings for archive in ("", *ARCHIVES))
 
 
-Stream = Union[io.BufferedReader, gzip.GzipFile, lzma.LZMAFile]  # what `opened` gives
+Stream = Union[io.BufferedReader, gzip.GzipFile, lzma.LZMAFile]  # the type that `opened` yields
 
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Stream]:
-    """Opens a file to read, an archive as its content. Where that is broken, a UserError names file and line."""
+    """Opens a file for reading, an archive as its content; raises UserError with file and line for a broken archive."""
     try:
         with _open(path) as f:
             yield f
@@ -191,13 +193,13 @@ def _open(path: str) -> Stream:
 def _broken_line(path: str) -> int:
     line = 1
     with contextlib.suppress(*BROKEN_ARCHIVE), _open(path) as f:
-        while chunk := f.read1(1 << 16):  # `read` would forget what comes before the break
+        while chunk := f.read1(1 << 16):  # `read` would lose the bytes before the broken part
             line += chunk.count(b"\n")
     return line
 
 
 class _Zstandard(io.RawIOBase):
-    """The content of all frames of a file. zstandard's own reader takes a file that is cut off for a whole one."""
+    """Reads all frames of a file. zstandard's own reader does not detect truncated files."""
 
     def __init__(self, path: str):
         self._content, self._left = self._frames(path), memoryview(b"")
@@ -218,10 +220,10 @@ class _Zstandard(io.RawIOBase):
     @staticmethod
     def _frames(path: str) -> Iterator[bytes]:
         zstandard = extra("zstandard")
-        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # what zstd --long=31 makes
+        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # supports zstd --long=31
         frame, left = None, b""
         with open(path, "rb") as f:
-            while compressed := left or f.read(1 << 9):  # little: it may be the 30,000th part of its content
+            while compressed := left or f.read(1 << 9):  # small, because content may be 30,000 times as large
                 frame = frame or decompressor.decompressobj()
                 try:
                     yield frame.decompress(compressed)
@@ -230,7 +232,7 @@ class _Zstandard(io.RawIOBase):
                 left = frame.unused_data
                 frame = None if frame.eof else frame
         if frame is not None:
-            raise _BrokenArchive("it ends within a frame")
+            raise _BrokenArchive("the file ends inside a frame")
 
 
 # --- lines and characters ------------------------------------------------------------------------------------------
@@ -244,27 +246,27 @@ def _chunks(path: str, stop: int = sys.maxsize) -> Iterator[bytes]:
 
 
 def line_number(path: str, offset: int) -> int:
-    """Returns the line, from 1, of the byte at `offset`."""
+    """Returns the line number, from 1, of the byte at `offset`."""
     return 1 + sum(chunk.count(b"\n") for chunk in _chunks(path, offset))
 
 
 def byte_of_character(path: str, fraction: float) -> int:
-    """Returns the byte at which character int(fraction * characters) of a UTF-8 file starts."""
-    wanted, size = int(fraction * sum(int(_character_starts(chunk).sum()) for chunk in _chunks(path))), 0
+    """Returns the byte offset of character int(fraction * characters) in a UTF-8 file."""
+    remaining, offset = int(fraction * sum(int(_character_starts(chunk).sum()) for chunk in _chunks(path))), 0
     for chunk in _chunks(path):
         starts = np.flatnonzero(_character_starts(chunk))
-        if len(starts) > wanted:
-            return size + int(starts[wanted])
-        wanted, size = wanted - len(starts), size + len(chunk)
-    return size
+        if len(starts) > remaining:
+            return offset + int(starts[remaining])
+        remaining, offset = remaining - len(starts), offset + len(chunk)
+    return offset
 
 
 def _character_starts(chunk: bytes) -> np.ndarray:
-    return (np.frombuffer(chunk, np.uint8) & 0xC0) != 0x80  # all but continuation bytes
+    return (np.frombuffer(chunk, np.uint8) & 0xC0) != 0x80  # all bytes except continuation bytes
 
 
 def ranges(path: str, start: int, stop: int, longest_line: int) -> Iterator[Part]:
-    """Cuts bytes into ranges of about SHARD_BYTES, at a line's end; lines over `longest_line` bytes too (-1: never)."""
+    """Cuts bytes into ranges of about SHARD_BYTES at line ends; cuts lines above `longest_line` bytes (-1: never)."""
     with open(path, "rb") as f:
         while start < stop:
             f.seek(min(start + SHARD_BYTES, stop))
@@ -278,7 +280,7 @@ def ranges(path: str, start: int, stop: int, longest_line: int) -> Iterator[Part
 
 
 def pieces(path: str, start: int, stop: Optional[int], longest_line: int) -> Iterator[tuple[int, bytes]]:
-    """Yields (offset, bytes) of what `ranges` would cut, of archives too, whose offsets are those of the content."""
+    """Yields (offset, bytes) of the ranges of `ranges`; also for archives, with offsets in the decompressed content."""
     stop = sys.maxsize if stop is None else stop
     with opened(path) as f:
         _skip(f, start)
@@ -299,7 +301,7 @@ def _skip(f: Stream, count: int) -> None:
 
 
 def skip_line(f: Stream) -> None:
-    """Reads on to the end of the line, however far that is, and keeps nothing of it."""
+    """Skips to the end of the line in chunks, without storing the line."""
     while (part := f.readline(_CHUNK)) and not part.endswith(b"\n"):
         pass
 

@@ -1,7 +1,7 @@
-"""Lines of any length in little memory: JSON whose long strings stay UTF-8 and are never decoded as a whole.
+"""Parses JSON lines of any length in little memory: long strings stay UTF-8 and are never decoded as a whole.
 
-A Python string takes 4 bytes for each character as soon as one of them is an emoji. A line of 200 MB, its decoded form
-and the string in it would take 1.8 GB; here there are the line and the UTF-8 of its text.
+A Python string takes 4 bytes per character as soon as it contains an emoji. A line of 200 MB, its decoded form and the
+string in it would take 1.8 GB. This module holds only the line and the UTF-8 of its text.
 """
 
 import codecs
@@ -11,16 +11,16 @@ import re
 import sys
 from typing import Any, Union
 
-LONG = 1 << 22  # bytes of a line that is treated so, and of its strings that stay UTF-8
+LONG = 1 << 22  # bytes; longer lines are parsed here, and their longer strings stay UTF-8
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("|\Z)', re.DOTALL)
 _ESCAPE = re.compile(rb"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|\\u\w{4}|\\.", re.DOTALL)
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 
 
 def read_line(f: io.BufferedIOBase, most: int = sys.maxsize) -> Union[bytes, bytearray]:
-    """Returns the next line with its end; a long one as a bytearray, which grows in place.
+    """Returns the next line with its end; a long line as a bytearray, which grows in place.
 
-    Of one with more than `most` bytes, a part that has more; the rest is not read.
+    If a line has more than `most` bytes, returns a prefix with more than `most` bytes and leaves the rest unread.
     """
     line = f.readline(LONG)
     if len(line) < LONG or line.endswith(b"\n"):
@@ -34,19 +34,20 @@ def read_line(f: io.BufferedIOBase, most: int = sys.maxsize) -> Union[bytes, byt
 
 
 def parse(line: bytearray) -> Any:
-    """Does what json.loads does, but the long strings of an object are bytearrays of UTF-8. Empties `line`.
+    """Parses JSON like json.loads, but returns long strings of an object as bytearrays of UTF-8. Empties `line`.
 
-    Raises ValueError where json.loads does, and where a string is not Unicode.
+    Raises:
+      ValueError: the JSON is invalid, or a string is not Unicode.
     """
     short, strings, end = bytearray(), {}, 0
     for match in _STRING.finditer(line):
         start, stop = match.span()
         if stop - start > LONG and match[1]:
-            name = f"\0{len(strings)}\0"  # stands for the string
+            name = f"\0{len(strings)}\0"  # placeholder for the string
             short += line[end:start] + json.dumps(name).encode()
             strings[name], end = _unescaped(line, start + 1, stop - 1), stop
     short += line[end:]
-    match = None  # it holds on to the line
+    match = None  # releases the reference to the line
     line.clear()
     try:
         record = json.loads(short.decode("utf-8-sig").rstrip())
@@ -58,18 +59,18 @@ def parse(line: bytearray) -> Any:
 
 
 def _unescaped(line: bytearray, start: int, stop: int) -> bytearray:
-    """Returns the text of the JSON string without its quotes at line[start:stop]."""
+    """Returns the text of the JSON string in line[start:stop], which excludes the quotes."""
     if _CONTROL.search(line, start, stop):
         raise ValueError("broken JSON in a very long line (control character in a string)")
     text, decode = bytearray(), codecs.getincrementaldecoder("utf-8")().decode
-    known = {}
+    decoded = {}
     with memoryview(line) as view:
         for match in _ESCAPE.finditer(line, start, stop):
             text += view[start : match.start()]
             escape = match[0]
-            if escape not in known:
-                known[escape] = json.loads(b'"%b"' % escape).encode()
-            text += known[escape]
+            if escape not in decoded:
+                decoded[escape] = json.loads(b'"%b"' % escape).encode()
+            text += decoded[escape]
             start = match.end()
         text += view[start:stop]
     with memoryview(text) as view:

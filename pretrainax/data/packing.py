@@ -1,6 +1,6 @@
-"""The ways to fill rows with a corpus: windows across documents, or document by document, several to a row or one.
+"""Packs documents into rows: windows across documents, or document pieces, several or one per row.
 
-`pretrainax.data.row_plan` makes the rows of an epoch of them.
+`pretrainax.data.row_plan` builds the rows of an epoch from a packing.
 """
 
 import dataclasses
@@ -11,37 +11,40 @@ import numpy as np
 
 from pretrainax.config import Experiment, kinds
 
-_BLOCK = 1 << 20  # pieces that are fitted together: bounds memory
-_OPEN = 512  # rows that first-fit looks at
+_BLOCK = 1 << 20  # pieces packed together; bounds memory
+_MAX_OPEN_ROWS = 512  # rows that first-fit searches
 
 
 class Packing(kinds.Packing):
-    """Base of the ways to fill rows."""
+    """Base class of packings, which fill rows with documents."""
 
-    cuts: ClassVar[bool] = True  # rows hold pieces of single documents
-    one_piece: ClassVar[bool] = False  # a row is of one piece
+    cuts: ClassVar[bool] = True  # cuts documents into pieces; a piece never spans documents
+    one_piece: ClassVar[bool] = False  # a row has one piece
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         for pairs in {False, experiment.data.source.pairs}:
             for _, objective in experiment.objective.components(pairs):
                 name, kind = type(objective).__name__, type(self).__name__
                 if not self.cuts and objective.unit != "tokens":
-                    yield f"config.data.packing is {kind}, {name} needs {objective.unit}: FirstFit, BestFit or OneEach"
+                    yield (
+                        f"config.data.packing is {kind}, {name} needs {objective.unit}: "
+                        "set FirstFit, BestFit or OneEach"
+                    )
                 elif self.cuts and not objective.packs and not isinstance(self, OneEach):
-                    yield f"config.data.packing is {kind}, {name} has one example a row: OneEach or None"
+                    yield f"config.data.packing is {kind}, {name} has one example per row: set OneEach or None"
 
     def rows(self, sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
         """Returns the row of each piece, [n] int64, from 0 without gaps.
 
         Args:
-          sizes: [n, 2], how many inputs and targets each has; none exceeds `capacity`, what a row has room for.
+          sizes: [n, 2], inputs and targets of each piece; at most `capacity`, the size of a row.
         """
         raise NotImplementedError
 
 
 @dataclasses.dataclass
 class Windows(Packing):
-    """Documents laid end to end and cut into rows: no padding, and rows begin and end inside of documents."""
+    """Concatenates documents and cuts them into rows: no padding, and rows start and end inside documents."""
 
     cuts: ClassVar[bool] = False
     one_piece: ClassVar[bool] = True
@@ -49,7 +52,7 @@ class Windows(Packing):
 
 @dataclasses.dataclass
 class FirstFit(Packing):
-    """Pieces of documents in their order, each into the oldest of the open rows where it fits (Johnson 1974)."""
+    """Puts document pieces, in their order, into the oldest open row with room for the piece (Johnson 1974)."""
 
     def rows(self, sizes, capacity):
         return _in_blocks(first_fit, sizes, capacity)
@@ -57,7 +60,7 @@ class FirstFit(Packing):
 
 @dataclasses.dataclass
 class BestFit(Packing):
-    """Pieces of documents, long ones first, each into the row that it fills best: hardly any padding (Johnson 1974)."""
+    """Puts document pieces, longest first, into the row that they fill best: hardly any padding (Johnson 1974)."""
 
     def rows(self, sizes, capacity):
         return _in_blocks(best_fit, sizes, capacity)
@@ -65,7 +68,7 @@ class BestFit(Packing):
 
 @dataclasses.dataclass
 class OneEach(Packing):
-    """A piece of a document a row, padded. With `buckets`, a batch is as long as the shortest of them that holds it."""
+    """Puts one document piece into each row, padded. With `buckets`, a batch has the shortest length that fits."""
 
     one_piece: ClassVar[bool] = True
 
@@ -79,7 +82,7 @@ class OneEach(Packing):
         length = experiment.data.sequence_length
         if list(self.buckets) != sorted(set(self.buckets)) or any(not 0 < b < length for b in self.buckets):
             yield (
-                f"config.data.packing.buckets is {self.buckets}, they must rise from at least 1 to below "
+                f"config.data.packing.buckets is {self.buckets}, they must increase, from at least 1 to below "
                 f"config.data.sequence_length {length}"
             )
 
@@ -88,18 +91,18 @@ class OneEach(Packing):
 
 
 def cut_documents(ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts documents that end at `ends` in pieces of at most `longest` tokens: starts int64 [n], lengths int64 [n]."""
+    """Cuts documents that end at `ends` into pieces of at most `longest` tokens; returns starts, lengths: int64 [n]."""
     lengths = np.diff(ends, prepend=0)
     counts = -(-lengths // longest)
     first = np.repeat(np.cumsum(counts) - counts, counts)
-    inside = (np.arange(counts.sum()) - first) * longest  # where a piece begins in its document
-    return np.repeat(ends - lengths, counts) + inside, np.minimum(np.repeat(lengths, counts) - inside, longest)
+    offsets = (np.arange(counts.sum()) - first) * longest  # offset of a piece in its document
+    return np.repeat(ends - lengths, counts) + offsets, np.minimum(np.repeat(lengths, counts) - offsets, longest)
 
 
 def cut_sentences(ends: np.ndarray, sentence_ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts as `cut_documents` does, but pieces end where sentences do; a sentence that is too long by itself is cut."""
+    """Cuts like `cut_documents`, but at sentence ends; only a sentence over `longest` tokens is cut inside."""
     starts, lengths = [], []
-    stop = np.searchsorted(sentence_ends, ends)  # a document's last sentence
+    stop = np.searchsorted(sentence_ends, ends)  # last sentence of each document
     begin, sentence = 0, 0
     sentences = sentence_ends.tolist() if len(sentence_ends) < 1 << 24 else sentence_ends
     for last in stop.tolist():
@@ -109,7 +112,7 @@ def cut_sentences(ends: np.ndarray, sentence_ends: np.ndarray, longest: int) -> 
             while sentence <= last and sentences[sentence] - begin <= longest:
                 end = int(sentences[sentence])
                 sentence += 1
-            if end == begin:  # inside of a sentence
+            if end == begin:  # inside a sentence
                 end = begin + longest
             starts.append(begin)
             lengths.append(end - begin)
@@ -129,14 +132,14 @@ def _in_blocks(fit: Callable, sizes: np.ndarray, capacity: tuple[int, int]) -> n
 
 
 def first_fit(sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
-    """Returns `Packing.rows`, in the order of the pieces."""
+    """Implements `Packing.rows` in the order of the pieces."""
     rows = np.empty(len(sizes), np.int64)
     left, numbers, used = np.zeros((0, 2), np.int64), np.zeros(0, np.int64), 0
     for i, size in enumerate(sizes):
         fits = (left >= size).all(axis=1)
         place = int(fits.argmax()) if len(fits) else 0
         if not len(fits) or not fits[place]:
-            if len(left) == _OPEN:  # the fullest is closed
+            if len(left) == _MAX_OPEN_ROWS:  # close the fullest row
                 fullest = int(left[:, 0].argmin())
                 left, numbers = np.delete(left, fullest, axis=0), np.delete(numbers, fullest)
             left, numbers = np.vstack([left, [capacity]]), np.append(numbers, used)
@@ -147,14 +150,14 @@ def first_fit(sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
 
 
 def best_fit(sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
-    """Returns `Packing.rows`: longest first, equal ones in random order, each where the fewest inputs stay free."""
+    """Implements `Packing.rows`: longest first, equal lengths shuffled, into the row with the fewest inputs left."""
     rows = np.empty(len(sizes), np.int64)
-    open_rows: list[list] = [[] for _ in range(capacity[0] + 1)]  # by inputs left: (row, targets left)
-    some = 0  # bit n: there is a row with n inputs left
+    open_rows: list[list] = [[] for _ in range(capacity[0] + 1)]  # by free inputs: (row, free targets)
+    free_bits = 0  # bit n: a row with n free inputs exists
     used = 0
     inputs, targets = sizes[:, 0].tolist(), sizes[:, 1].tolist()
     for i in np.lexsort((np.random.default_rng(0).random(len(sizes)), -sizes[:, 0])).tolist():
-        candidates = some >> inputs[i] << inputs[i]
+        candidates = free_bits >> inputs[i] << inputs[i]
         while candidates:
             left = (candidates & -candidates).bit_length() - 1
             if open_rows[left][-1][1] >= targets[i]:
@@ -163,12 +166,12 @@ def best_fit(sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
         if candidates:
             row, targets_left = open_rows[left].pop()
             if not open_rows[left]:
-                some ^= 1 << left
+                free_bits ^= 1 << left
         else:
             row, left, targets_left = used, *capacity
             used += 1
         rows[i] = row
         left -= inputs[i]
         open_rows[left].append((row, targets_left - targets[i]))
-        some |= 1 << left
+        free_bits |= 1 << left
     return rows

@@ -1,6 +1,6 @@
-"""The order of an epoch without a table of it.
+"""Permutes the rows of an epoch without a table.
 
-A pure function of a seed and an index, so nothing has to be saved to go on at any row of a run.
+The order is a pure function of a seed and an index, so a run can resume at any row without saved state.
 """
 
 import functools
@@ -18,13 +18,13 @@ def _mix(x: int) -> int:
 
 
 def permute(index: int, size: int, keys: tuple[int, ...]) -> int:
-    """Returns where `index` goes in a pseudo-random order of range(size), without a table of that order.
+    """Returns the position of `index` in a pseudo-random order of range(size), without a table of that order.
 
-    A Feistel network permutes the numbers of as many bits; one that lands outside range(size) is permuted again until
-    it is inside, which keeps the whole one-to-one (Black and Rogaway 2002, section 5). `keys` are an even number of
-    64-bit integers.
+    A Feistel network permutes all numbers with the same number of bits. A result outside range(size) is permuted again
+    until it is inside, which preserves a one-to-one mapping (Black and Rogaway 2002, section 5). `keys` are an even
+    number of 64-bit integers.
     """
-    bits = max(6, (size - 1).bit_length())  # with fewer, some orders come visibly more often than others
+    bits = max(6, (size - 1).bit_length())  # with fewer bits, some orders are visibly more frequent
     while True:
         low, high = bits // 2, bits - bits // 2
         left, right = index >> high, index & (1 << high) - 1
@@ -38,6 +38,6 @@ def permute(index: int, size: int, keys: tuple[int, ...]) -> int:
 
 @functools.lru_cache(maxsize=256)
 def epoch_draws(seed: int, stream: int, epoch: int, offsets: int) -> tuple[int, tuple[int, ...]]:
-    """Draws where the first window of an epoch starts, in range(offsets), and the keys of its permutation."""
+    """Draws the offset of the first window of an epoch, in range(offsets), and the keys of its permutation."""
     rng = np.random.default_rng([seed, 1, epoch, stream])
     return int(rng.integers(offsets)), tuple(rng.integers(2**64, size=_ROUNDS, dtype=np.uint64).tolist())

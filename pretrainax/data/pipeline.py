@@ -1,7 +1,7 @@
-"""From a corpus to batches: which window each row is made of, and the loader.
+"""Builds batches from corpora: selects the window of each row, and loads batches in the background.
 
-Row i of a run is a pure function of (seed, i), so batch s is one of (seed, s): nothing has to be saved to resume, and
-neither the number of processes nor of loader workers changes it.
+Row i of a run is a pure function of (seed, i), and batch s of (seed, s). A run therefore resumes without saved state,
+and the numbers of processes and loader workers do not change its batches.
 """
 
 import concurrent.futures
@@ -35,30 +35,31 @@ if TYPE_CHECKING:
     from pretrainax.data.preparation.prepare import Prepared
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
-_WAITING = 32  # rows that are made at a time, where each waits for text of a store that it draws
-StreamKey = tuple[tuple, int]  # the plan of its rows, and which of the streams with the same plan it is
+_CONCURRENT_ROWS = 32  # rows made concurrently when each waits for text that it draws from a store
+StreamKey = tuple[tuple, int]  # plan key of a stream, and its index among the streams with that key
 
 
 class Taken(NamedTuple):
-    """Says what a stream has given so far."""
+    """The number of rows that a stream has produced so far."""
 
-    number: int  # of the stream among all of the run
+    number: int  # of the stream, among all streams of the run
     rows: int
 
 
 class Batches:
-    """`batches[step]`: this process's rows of the global batch of a step, as a dict of arrays [b, ...].
+    """The batches of a run: `batches[step]` has this process's rows of the global batch, as a dict of arrays [b, ...].
 
     Process p of n holds rows [p * b, (p + 1) * b) with b = global_batch_size / n. Each objective of a mixture has a
-    stream of rows over each corpus; the streams take turns in proportion to their weights: of rows, where a source has
-    pairs of those. A stream uses each of its rows once an epoch; with `shuffle` their order is new each epoch, without
-    they come in order.
+    stream of rows over each corpus. The streams alternate in proportion to their weights. Weights count rows, or pairs
+    if the source has pairs. A stream uses each of its rows once per epoch; with `shuffle` in a new order per epoch,
+    else in order.
 
-    Of a run in phases each has batches of its own, looked up by the step of the run. A stream whose rows are those of a
-    phase before goes on where that left it; another one begins with a new order.
+    In a run with phases, each phase has its own batches, indexed by the step of the run. A stream with the same rows as
+    a stream of an earlier phase continues it; any other stream begins with a new order.
 
-    Raises UserError when a corpus is shorter than one row, when the processes do not divide the batch, and when the
-    vocabulary lacks what the objective needs.
+    Raises:
+      UserError: a corpus is shorter than one row, the processes do not divide the batch, or the vocabulary lacks tokens
+        that the objective requires.
     """
 
     def __init__(
@@ -73,52 +74,52 @@ class Batches:
         process_index: int = 0,
         process_count: int = 1,
     ):
-        """weight_stages: of the corpora; steps: of the whole run; None: every row is as at its end."""
+        """weight_stages: of the corpora; steps: of the whole run; None: every row has the progress of the run's end."""
         rows = options.global_batch_size
         objective.check_vocabulary(vocabulary, options.sequence_length)
         if rows % process_count:
             raise UserError(f"config.train.global_batch_size {rows} is not a multiple of the {process_count} processes")
         self.vocabulary, self.global_batch_size, self.rows = vocabulary, rows, (steps or 0) * rows
         self.local_batch_size = rows // process_count
-        self.no_target_bytes = options.no_target_bytes  # why there are no bits per byte; "": there are
+        self.no_target_bytes = options.no_target_bytes  # reason why there are no bits per byte; "": there are
         self.first_row = process_index * self.local_batch_size
         masks = options.seed if options.mask_seed is None else options.mask_seed
-        self.mask_seed = masks % 2**64  # NumPy takes no negative ones
+        self.mask_seed = masks % 2**64  # NumPy accepts no negative seeds
         options = dataclasses.replace(options, seed=options.seed % 2**64)
-        self.streams, of_corpus = [], []  # the corpus and the weight of each stream
+        self.streams, stream_weights = [], []  # corpus and weight of each stream
         for corpus_number, corpus in enumerate(corpora):
             for weight, component in objective.components(corpus.parts == "pairs"):
                 stream = RowStream(corpus, component, vocabulary, options, number=len(self.streams))
                 self.streams.append(stream)
-                of_corpus.append((corpus_number, weight / stream.examples_per_row))
+                stream_weights.append((corpus_number, weight / stream.examples_per_row))
         if len(self.streams) > 1 and any(len(stream.lengths) > 1 for stream in self.streams):
             raise UserError("config.data.packing has buckets, which the rows of a mixture cannot share: set buckets=()")
-        self._corpora = [corpus_number for corpus_number, _ in of_corpus]
+        self._corpora = [corpus_number for corpus_number, _ in stream_weights]
         self.schedule = MixtureSchedule(
             [
-                (int(start * self.rows), [weights[c] * weight for c, weight in of_corpus])
+                (int(start * self.rows), [weights[c] * weight for c, weight in stream_weights])
                 for start, weights in weight_stages
             ]
         )
-        self.start, self.stop = 0, steps or 0  # updates before these, and at their end
-        self._offsets = np.zeros(len(self.streams), np.int64)  # of each stream, rows beside those of the schedule
-        self._before: dict[StreamKey, Taken] = {}  # of the phases before
+        self.start, self.stop = 0, steps or 0  # updates before the first and after the last batch
+        self._offsets = np.zeros(len(self.streams), np.int64)  # per stream: row offset from the schedule
+        self._before: dict[StreamKey, Taken] = {}  # from earlier phases
         self.rows_per_epoch = sum(stream.plan.rows_per_epoch for stream in self.streams)
         self.lengths = Lengths(*np.max([stream.lengths[-1] for stream in self.streams], axis=0).tolist())
         self._ahead = ReadAhead()
 
     def examples(self, row: int) -> tuple[Objective, list[Example]]:
-        """Returns what row `row` of the run is made of: the examples, not padded, of one objective."""
+        """Returns the objective of row `row` of the run, and the examples of the row without padding."""
         stream, n = self._place(row)
         return stream.objective, stream.examples(n, self.progress(row), CounterRng(self.mask_seed))
 
     def progress(self, row: int) -> float:
-        """Returns how much of the training is done at a row of the run, from 0 to 1."""
+        """Returns the progress of the training at a row of the run, from 0 to 1."""
         return min(row / self.rows, 1.0) if self.rows else 1.0
 
     @property
     def epochs(self) -> tuple[float, ...]:
-        """Tells how often the whole run, or its phase, reads each corpus."""
+        """The number of epochs over each corpus in the whole run, or in this phase."""
         times = [0.0] * (1 + max(self._corpora))
         first, last = (self.schedule.before(n * self.global_batch_size) for n in (self.start, self.stop))
         for corpus, stream, rows in zip(self._corpora, self.streams, last - first, strict=True):
@@ -126,36 +127,36 @@ class Batches:
         return tuple(times)
 
     def follow(self, before: "Optional[Batches]", start: int, stop: int) -> None:
-        """Makes these the batches of some steps of the run, which go on where those of the phase before have ended."""
+        """Restricts the batches to steps of the run; their streams continue from the previous phase."""
         self.start, self.stop = start, stop
         self._before = {} if before is None else before.taken()
-        known = dict(self._before)
-        numbers = [known.setdefault(key, Taken(len(known), 0)) for key in self._keys()]
-        for stream, taken in zip(self.streams, numbers, strict=True):
+        taken_by_key = dict(self._before)
+        taken_by_stream = [taken_by_key.setdefault(key, Taken(len(taken_by_key), 0)) for key in self._keys()]
+        for stream, taken in zip(self.streams, taken_by_stream, strict=True):
             stream.number = taken.number
-        rows = np.array([taken.rows for taken in numbers])
+        rows = np.array([taken.rows for taken in taken_by_stream])
         self._offsets = rows - self.schedule.before(start * self.global_batch_size)
 
     def taken(self) -> "dict[StreamKey, Taken]":
-        """Returns what each stream has given at the end of the phase, of those of earlier phases too."""
+        """Returns the rows that each stream, also of earlier phases, has produced at the end of this phase."""
         rows = (self.schedule.before(self.stop * self.global_batch_size) + self._offsets).tolist()
-        here = zip(self._keys(), self.streams, rows, strict=True)
-        return self._before | {key: Taken(stream.number, count) for key, stream, count in here}
+        current = zip(self._keys(), self.streams, rows, strict=True)
+        return self._before | {key: Taken(stream.number, count) for key, stream, count in current}
 
     def _keys(self) -> "list[StreamKey]":
-        """Returns the name by which other phases know each stream: its rows, and which of those with the same it is."""
+        """Returns the key of each stream in all phases: its plan key, and its index among streams with that key."""
         plans = [stream.plan_key for stream in self.streams]
         return [(plan, plans[:i].count(plan)) for i, plan in enumerate(plans)]
 
     def lengths_of(self, step: int) -> Lengths:
-        """Returns the lengths of the rows of a batch: the longest there are, or those of its bucket."""
+        """Returns the row lengths of a batch: the largest ones, or the lengths of its bucket."""
         if len(self.streams[0].lengths) == 1:
             return self.lengths
         stream, n = self._place(step * self.global_batch_size)
         return stream.row(n)[1]
 
     def statistics(self) -> dict[str, float]:
-        """Adds up what the plans of the streams cut and leave out; the fill is that of the fullest."""
+        """Sums the plan statistics of all streams; the fill is their maximum."""
         total: dict[str, float] = {}
         for stream in self.streams:
             for name, value in stream.plan.statistics.items():
@@ -164,48 +165,48 @@ class Batches:
 
     def __getitem__(self, step: int) -> HostBatch:
         if any(stream.corpus.is_in_store for stream in self.streams):
-            stop = self.stop or self.rows_per_epoch // self.global_batch_size  # a validation is read once
+            stop = self.stop or self.rows_per_epoch // self.global_batch_size  # a validation reads its rows once
             self._ahead.hold(step, stop, self._windows)
         numbers = self._rows(step)
         places = [self._place(row) for row in numbers]
         return self._collated(self._counted(numbers, places), self.lengths_of(step), places)
 
     def _counted(self, numbers: Sequence[int], places: Sequence[tuple[RowStream, int]]) -> list[list[Example]]:
-        """Makes rows of the run, each at its place; where they draw text that is in a store, several at a time."""
+        """Makes rows of the run with text counts, concurrently if they draw text from a store."""
 
-        def made(row: int, place: tuple[RowStream, int], draws: CounterRng) -> list[Example]:
+        def make(row: int, place: tuple[RowStream, int], draws: CounterRng) -> list[Example]:
             stream, n = place
             return stream.counted(n, self.progress(row), draws)
 
         if any(stream.draws_text and stream.corpus.is_in_store for stream in self.streams):
-            own = [CounterRng(self.mask_seed) for _ in numbers]  # which gives one row at a time
-            with concurrent.futures.ThreadPoolExecutor(_WAITING) as pool:
-                return list(pool.map(made, numbers, places, own))
+            generators = [CounterRng(self.mask_seed) for _ in numbers]  # each serves one row at a time
+            with concurrent.futures.ThreadPoolExecutor(_CONCURRENT_ROWS) as pool:
+                return list(pool.map(make, numbers, places, generators))
         draws = CounterRng(self.mask_seed)
-        return [made(row, place, draws) for row, place in zip(numbers, places, strict=True)]
+        return [make(row, place, draws) for row, place in zip(numbers, places, strict=True)]
 
     def _rows(self, step: int) -> range:
-        """Returns which rows of the run the batch of a step has in this process."""
+        """Returns the rows of the run that belong to this process in the batch of a step."""
         first = step * self.global_batch_size + self.first_row
         return range(first, first + self.local_batch_size)
 
     def _windows(self, step: int) -> Iterator[tuple[Corpus, Window]]:
-        """Yields what the rows of a batch read."""
+        """Yields the corpus windows of the rows of a batch."""
         for stream, n in map(self._place, self._rows(step)):
             for window in stream.row(n)[0]:
                 yield stream.corpus, window
 
     def of_stream(self, number: int, rows: range) -> HostBatch:
-        """Returns a batch of one stream alone, as at the end of the training: the first of `rows`, which are its own.
+        """Returns a batch of one stream, as at the end of the training: the first of `rows`, numbered in the stream.
 
-        Where these are fewer than a batch has, the others are empty.
+        If there are fewer rows than a batch has, the remaining rows are empty.
         """
         stream, draws = self.streams[number], CounterRng(self.mask_seed)
-        own = rows[self.first_row :][: self.local_batch_size]
-        stream.hold(own)
-        examples = [stream.counted(n, 1.0, draws) for n in own]
-        empty = [[] for _ in range(self.local_batch_size - len(own))]
-        return self._collated(examples + empty, self.lengths, [(stream, n) for n in own])
+        local_rows = rows[self.first_row :][: self.local_batch_size]
+        stream.hold(local_rows)
+        examples = [stream.counted(n, 1.0, draws) for n in local_rows]
+        empty = [[] for _ in range(self.local_batch_size - len(local_rows))]
+        return self._collated(examples + empty, self.lengths, [(stream, n) for n in local_rows])
 
     def _collated(
         self, rows: Sequence[Sequence[Example]], lengths: Lengths, places: Iterable[tuple[RowStream, int]]
@@ -217,22 +218,22 @@ class Batches:
 
     @functools.cached_property
     def template(self) -> Example:
-        """An array of each name that batches have: those of all objectives of a mixture, if a batch has some or not."""
+        """An example with every array name of the batches, over all objectives of a mixture."""
         draws = CounterRng(self.mask_seed)
-        named = {name: array for s in self.streams for name, array in s.counted(0, 0.0, draws)[0].items()}
+        arrays = {name: array for s in self.streams for name, array in s.counted(0, 0.0, draws)[0].items()}
         objectives = [stream.objective for stream in self.streams]
-        return named | text_lengths(objectives, self.streams[0].options.packing, named)
+        return arrays | text_lengths(objectives, self.streams[0].options.packing, arrays)
 
     def _explain_ids(self, places: Iterable[tuple[RowStream, int]], highest: int) -> str:
-        """Writes the error line of rows with an id that no text has: where in which corpus it is from."""
+        """Returns the error message for rows with an invalid id, with the damaged corpus file if there is one."""
         size = self.vocabulary.size
-        line = f"a batch has the id {highest}, and the tokenizer {size} ids"
+        problem = f"a batch has the id {highest}; the tokenizer has {size} ids"
         for stream, n in places:
             for start, length in stream.row(n)[0]:
-                bad = np.flatnonzero(stream.corpus.tokens(start, length).view(np.uint32) >= size)
-                if len(bad):
-                    return f"{line}: {damaged(stream.corpus.path_of(start + int(bad[0])))}"
-        return f"{line}: config.objective makes one that is none"
+                invalid = np.flatnonzero(stream.corpus.tokens(start, length).view(np.uint32) >= size)
+                if len(invalid):
+                    return f"{problem}: {damaged(stream.corpus.path_of(start + int(invalid[0])))}"
+        return f"{problem}: config.objective creates an invalid id"
 
     def _place(self, row: int) -> tuple[RowStream, int]:
         number, n = self.schedule[row]
@@ -240,13 +241,13 @@ class Batches:
 
 
 class PhaseBatches:
-    """`batches.at(step)` of a run in phases: the batches of the phase that a step is in."""
+    """Provides `batches.at(step)` for a run with phases: the batches of the phase that contains a step."""
 
     def __init__(self, phases: Sequence[Batches]):
         self.phases = phases
 
     def at(self, step: int) -> Batches:
-        """Returns the batches of the phase of the update after `step` updates."""
+        """Returns the batches of the phase that contains the update after `step` updates."""
         return phase_at(self.phases, step)
 
 
@@ -257,16 +258,16 @@ def batches_of(
     process_index: int = 0,
     process_count: int = 1,
 ) -> Batches:
-    """Returns the batches of a config, whose phases do not count.
+    """Returns the batches of a config, without its phases.
 
     Args:
       prepared: prepare.Prepared.
-      split: "train", in an order of the seed, or "valid", always the same ones.
+      split: "train", in an order that depends on the seed, or "valid", always the same batches.
     """
     corpora, data = getattr(prepared, split), experiment.data
     training, tokenizer = split == "train", prepared.tokenizer
     objective = (experiment.objective if training else experiment.validation_objective).adapted(experiment)
-    # A validation of a task has each record, and so no buckets, of whose rows some fill no batch.
+    # A task validates on every record, so it has no buckets: a bucket drops rows that do not fill a batch.
     packing = None if objective.unit == "records" and not training else data.packing
     return Batches(
         corpora,
@@ -291,43 +292,43 @@ def batches_of(
 
 
 def _no_target_bytes(objective: Objective, tokenizer: "Tokenizer", corpora: Sequence[Corpus]) -> str:
-    """Returns why an objective has no bits per byte on these corpora, as the end of a line; "" where it has."""
+    """Returns the reason why an objective has no bits per byte on these corpora; "" if it has."""
     if not objective.is_likelihood:
         others = dict.fromkeys(type(part).__name__ for _, part in objective.components() if not part.is_likelihood)
-        return f"the loss of {' and '.join(others)} is no likelihood of the text"
+        return f"the loss of {' and '.join(others)} is not a likelihood of the text"
     lost = lost_text(tokenizer, corpora)
-    return lost and f"they would be of another text: {lost}"
+    return lost and f"they would measure a different text: {lost}"
 
 
 def phase_batches(
     experiment: Experiment, prepared: "Prepared", process_index: int = 0, process_count: int = 1
 ) -> PhaseBatches:
-    """Returns the batches that a run trains on; without phases they are those of `batches_of`."""
+    """Returns the training batches of a run; without phases, the batches of `batches_of`."""
     processes = process_index, process_count
     if not experiment.phases:
         return PhaseBatches([batches_of(experiment, prepared, "train", *processes)])
-    found: list[Batches] = []
+    phases: list[Batches] = []
     for phase, corpora in zip(phases_of(experiment), prepared.phases, strict=True):
         with naming(phase):
-            own = batches_of(phase.experiment, dataclasses.replace(prepared, train=corpora), "train", *processes)
-        own.follow(found[-1] if found else None, phase.start, phase.stop)
-        found.append(own)
-    return PhaseBatches(found)
+            current = batches_of(phase.experiment, dataclasses.replace(prepared, train=corpora), "train", *processes)
+        current.follow(phases[-1] if phases else None, phase.start, phase.stop)
+        phases.append(current)
+    return PhaseBatches(phases)
 
 
 class BatchOfStep(Protocol):
-    """Gives the batch of each step: `Batches`, or a view of them that counts otherwise."""
+    """Provides the batch of each step: `Batches`, or a view with a different numbering."""
 
     def __getitem__(self, step: int, /) -> HostBatch: ...
 
 
 def iterate(batches: BatchOfStep, start: int, stop: int, workers: int = 0) -> Iterator[HostBatch]:
-    """Yields batches[start], ..., batches[stop - 1], made ahead of time: in a thread, or in `workers` processes.
+    """Yields batches[start], ..., batches[stop - 1], prefetched in a thread, or in `workers` processes.
 
-    A Grain graph whose elements are whole batches, so that their order is that of the steps for any `workers`.
+    The elements of the Grain graph are whole batches, so their order is the order of the steps for any `workers`.
     Worker processes import the program's main module again and start in a few seconds.
     """
-    import grain  # not at the top: it imports JAX, which making a batch does not need
+    import grain  # imported here, because it imports JAX, which making a batch does not need
 
     if not flags.FLAGS.is_parsed():  # Grain reads absl flags, which only programs run by absl.app have parsed
         flags.FLAGS.mark_as_parsed()
@@ -340,18 +341,18 @@ def iterate(batches: BatchOfStep, start: int, stop: int, workers: int = 0) -> It
     iterator = iter(dataset)
     try:
         yield from iterator
-    finally:  # also where the loop that asks for batches is left early: ends the workers, frees what they made ahead
+    finally:  # also if the consumer stops early: ends the workers and frees prefetched batches
         iterator.close()
 
 
 def _start_worker(number: int, count: int) -> None:
-    """Leaves signals to the process that trains, and ends with that one, however it ends."""
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # terminals and SLURM send them to all of a job
-        signal.signal(each, signal.SIG_IGN)
+    """Ignores signals, which the training process handles, and exits when that process ends for any reason."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # terminals and SLURM signal all processes of a job
+        signal.signal(signum, signal.SIG_IGN)
 
     def end_with_parent():
         parent = multiprocessing.parent_process()
-        assert parent is not None  # which only the first process has not
+        assert parent is not None  # only the first process has no parent
         parent.join()
         os._exit(1)
 

@@ -1,9 +1,9 @@
-"""Reads the text of batches to come from a store, in a thread, while those before them are made.
+"""Prefetches the text of upcoming batches from a store, in a thread, while earlier batches are made.
 
-Which text a batch has follows from its step, so that of the next steps is known. It is asked for in groups of steps,
-each twice as large as the one before it, up to MOST_BYTES: the first batch waits for its own text alone, and later
-groups have many rows, of which some lie near each other (`Store.read_ranges`). Two groups are held: that which batches
-are made of, and the next one.
+The step of a batch determines its text, so the text of the next steps can be read early. Reads are in groups of steps.
+Each group is twice as large as the previous group, up to MOST_BYTES. The first batch waits only for its own text, and
+later groups have many rows, some of which are close together (`Store.read_ranges`). Memory holds two groups: the group
+of the current batches, and the next group.
 """
 
 import collections
@@ -16,8 +16,8 @@ import numpy as np
 
 from pretrainax.data.corpus import Corpus, Piece, Window
 
-MOST_BYTES = 16 << 20  # of the text of a group
-MOST_STEPS = 256  # of a group
+MOST_BYTES = 16 << 20  # of text in a group
+MOST_STEPS = 256  # in a group
 
 Windows: TypeAlias = Iterable[tuple[Corpus, Window]]
 Read: TypeAlias = Mapping[Corpus, Mapping[Piece, np.ndarray]]
@@ -29,50 +29,50 @@ class _Group(NamedTuple):
 
 
 class ReadAhead:
-    """`hold(step, …)` has the text of a batch here. Steps that are asked for may lie some way apart, as those of one
-    loader worker of several do: those to come are as far apart as the last two.
+    """Prefetches text: `hold(step, …)` provides the text of a batch.
 
-    Pickles as one that has read nothing. May be asked by several threads, of which each waits for the others.
+    Steps may have a stride, as in one of several loader workers. The prefetched steps have the stride of the last two.
+    Pickles as an empty instance. Several threads may call it; each waits for the others.
     """
 
     def __init__(self):
         self._lock, self._last = threading.Lock(), -1
-        self._now: Optional[_Group] = None  # what batches are made of
+        self._now: Optional[_Group] = None  # the group of the current batches
         self._next: Optional[_Group] = None
 
     def __reduce__(self):
         return ReadAhead, ()
 
     def hold(self, step: int, stop: int, windows_of: Callable[[int], Windows]) -> None:
-        """Returns once `Corpus.held` has what a batch reads, while what the next ones do is on its way.
+        """Waits until `Corpus.held` has the text of a batch, and starts to read the next group.
 
         Args:
-          stop: none of this step or later ones is read ahead.
-          windows_of: what the batch of a step reads.
+          stop: the first step that is not prefetched.
+          windows_of: returns the windows that the batch of a step reads.
         """
         with self._lock:
-            apart, self._last = step - self._last, step
+            stride, self._last = step - self._last, step
             if self._now is None or step not in self._now.steps:
                 is_next = self._next is not None and step in self._next.steps
-                self._now = self._next if is_next else _begin([step], windows_of)
+                self._now = self._next if is_next else _start_group([step], windows_of)
                 assert self._now is not None
                 first, count = self._now.steps[-1], self._count(self._now)
-                apart = apart if 0 < apart <= MOST_STEPS else 1
-                coming = range(first + apart, min(first + apart * count + 1, stop), apart)
-                self._next = _begin(coming, windows_of) if coming else None
+                stride = stride if 0 < stride <= MOST_STEPS else 1
+                next_steps = range(first + stride, min(first + stride * count + 1, stop), stride)
+                self._next = _start_group(next_steps, windows_of) if next_steps else None
             for corpus, held in self._now.read.result().items():
                 corpus.held = held
 
     def _count(self, group: _Group) -> int:
-        """Returns how many steps the group after another one has."""
+        """Returns the number of steps of the group after `group`."""
         size = sum(part.nbytes for held in group.read.result().values() for part in held.values())
         steps = len(group.steps)
         return min(2 * steps, max(MOST_BYTES * steps // max(size, 1), 1), MOST_STEPS)
 
 
-def _begin(steps: Sequence[int], windows_of: Callable[[int], Windows]) -> _Group:
-    """Begins to read the text of some steps."""
-    found: concurrent.futures.Future[Read] = concurrent.futures.Future()
+def _start_group(steps: Sequence[int], windows_of: Callable[[int], Windows]) -> _Group:
+    """Starts to read the text of some steps."""
+    future: concurrent.futures.Future[Read] = concurrent.futures.Future()
 
     def read() -> None:
         try:
@@ -80,9 +80,9 @@ def _begin(steps: Sequence[int], windows_of: Callable[[int], Windows]) -> _Group
             for step in steps:
                 for corpus, window in windows_of(step):
                     windows[corpus].append(window)
-            found.set_result({corpus: corpus.read(asked) for corpus, asked in windows.items()})
-        except BaseException as e:  # of the step that needs it
-            found.set_exception(e)
+            future.set_result({corpus: corpus.read(corpus_windows) for corpus, corpus_windows in windows.items()})
+        except BaseException as e:  # raised by the step that needs the text
+            future.set_exception(e)
 
     threading.Thread(target=read, name="read-ahead", daemon=True).start()
-    return _Group(steps, found)
+    return _Group(steps, future)

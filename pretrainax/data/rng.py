@@ -1,13 +1,13 @@
-"""Random numbers by index: pure functions of a seed, a stream and a place."""
+"""Random numbers by index: pure functions of a seed, a stream and an index."""
 
 import numpy as np
 
 
 class CounterRng:
-    """Random numbers by place: `at(stream, index)` is the generator of (seed, stream, index), ready to draw.
+    """Provides random numbers by index: `at(stream, index)` is the generator of (seed, stream, index), ready to draw.
 
-    The counter of Philox is set (Salmon et al. 2011), which takes a tenth of the time that a new generator takes. It
-    is one object: what it gave before is over when the next is asked for.
+    It sets the counter of Philox (Salmon et al. 2011), which takes a tenth of the time of creating a generator. All
+    calls return one object, so each call invalidates the previous result.
     """
 
     def __init__(self, seed: int):

@@ -1,7 +1,7 @@
-"""The rows of an epoch: which pieces of the corpus each is made of.
+"""Plans the rows of an epoch: the pieces of the corpus in each row.
 
-A plan is made once for a corpus, an objective and a length, and kept beside the corpus; a row is looked up in it. So
-packed rows are as much a function of (seed, index) as windows are.
+A plan is built once for a corpus, an objective and a length, and saved in the folder of the corpus. Each row is a
+lookup in the plan. Packed rows are thus a function of (seed, index), as windows are.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from pretrainax.data.preparation.shards import ENDS, NOTE_ENDS, NOTES, PARTS
 from pretrainax.files.atomic_files import replacing_folder
 from pretrainax.files.object_names import path_below
 
-_FORMAT = 4  # of the files, and of how pieces are cut, left out and counted
+_FORMAT = 4  # version of the files, and of the rules that cut, drop and count pieces
 _STATISTICS = "figures.json"
 
 PermutationKeys = Optional[tuple[int, ...]]  # of an epoch, see permutation.permute; None: in order
@@ -35,45 +35,48 @@ PermutationKeys = Optional[tuple[int, ...]]  # of an epoch, see permutation.perm
 
 class Row(NamedTuple):
     pieces: list[tuple[int, int]]  # (start, length) in the corpus
-    bucket: int = 0  # which of the lengths of a OneEach
+    bucket: int = 0  # index of the length, for OneEach with buckets
 
 
 class RowPlan:
-    """The rows of an epoch, in the order that `keys` give: a row is looked up by its number."""
+    """The rows of an epoch, by row number, in the order that `keys` define."""
 
     rows_per_epoch: int
     pieces_per_row: float = 1.0  # on average
-    offsets: int = 1  # places where an epoch may begin
-    statistics: dict[str, float]  # what was cut and what left out
+    offsets: int = 1  # number of offsets at which an epoch may start
+    statistics: dict[str, float]  # counts of cut and dropped pieces
 
     def row(self, number: int, keys: PermutationKeys, offset: int) -> Row:
         raise NotImplementedError
 
 
 class WindowPlan(RowPlan):
-    """Windows that do not overlap, each used once an epoch. With `shuffle` the first one starts anywhere in its own
-    length; what is left over at either end is less than a window."""
+    """Non-overlapping windows, each used once per epoch.
+
+    With `shuffle`, the first window starts at any offset below the window length. An epoch leaves less than two windows
+    of tokens unused; without `shuffle`, less than one window.
+    """
 
     def __init__(self, num_tokens: int, raw: int, shuffle: bool):
-        spare = raw - 1 if shuffle else 0  # all must fit wherever the first one starts
+        spare = raw - 1 if shuffle else 0  # all windows must fit at any offset
         self._raw, self.statistics = raw, {}
         self.rows_per_epoch = max(1, (num_tokens - spare) // raw)
         self.offsets = min(spare, num_tokens - self.rows_per_epoch * raw) + 1
 
     def row(self, number, keys, offset):
-        place = number if keys is None else permute(number, self.rows_per_epoch, keys)
-        return Row([(offset + place * self._raw, self._raw)])
+        position = number if keys is None else permute(number, self.rows_per_epoch, keys)
+        return Row([(offset + position * self._raw, self._raw)])
 
 
 class TablePlan(RowPlan):
-    """Pieces sorted by row, and where the pieces of each row end: memory-mapped. Pickles as its path."""
+    """Memory-mapped pieces, sorted by row, and the end of the pieces of each row. Pickles as its path."""
 
     def __init__(self, directory: str):
         self.directory = directory
         self._starts, self._lengths, self._ends = (_load(directory, name) for name in ("starts", "lengths", "ends"))
-        figures = checksums.read_json(os.path.join(directory, _STATISTICS))
-        assert figures is not None  # of a plan that is whole
-        self.statistics = figures["statistics"]
+        stored = checksums.read_json(os.path.join(directory, _STATISTICS))
+        assert stored is not None  # the plan is intact
+        self.statistics = stored["statistics"]
         self.rows_per_epoch = len(self._ends)
         self.pieces_per_row = len(self._starts) / max(len(self._ends), 1)
 
@@ -83,15 +86,15 @@ class TablePlan(RowPlan):
     def row(self, number, keys, offset):
         return self._row(number if keys is None else permute(number, self.rows_per_epoch, keys))
 
-    def _row(self, place: int) -> Row:
-        first, last = int(self._ends[place - 1]) if place else 0, int(self._ends[place])
+    def _row(self, position: int) -> Row:
+        first, last = int(self._ends[position - 1]) if position else 0, int(self._ends[position])
         return Row(list(zip(self._starts[first:last].tolist(), self._lengths[first:last].tolist(), strict=True)))
 
 
 class BucketPlan(TablePlan):
-    """A piece a row, sorted by bucket, and all rows of a global batch from one bucket.
+    """One piece per row, sorted by bucket; all rows of a global batch are from the same bucket.
 
-    Of each bucket, what does not fill a batch is left out of the epoch: other pieces in each.
+    Each epoch drops the rows of a bucket that do not fill a batch, different rows in each shuffled epoch.
     """
 
     def __init__(self, directory: str, batch_size: int):
@@ -107,46 +110,46 @@ class BucketPlan(TablePlan):
         return type(self), (self.directory, self._batch_size)
 
     def row(self, number, keys, offset):
-        batch, place = divmod(number, self._batch_size)
+        batch, position = divmod(number, self._batch_size)
         if keys is not None:
             batch = permute(batch, int(self._first_batch[-1]), keys)
         bucket = int(np.searchsorted(self._first_batch, batch, "right")) - 1
-        place += (batch - int(self._first_batch[bucket])) * self._batch_size
+        position += (batch - int(self._first_batch[bucket])) * self._batch_size
         if keys is not None:
-            place = permute(place, self._sizes[bucket], keys)
-        return self._row(self._first_piece[bucket] + place)._replace(bucket=bucket)
+            position = permute(position, self._sizes[bucket], keys)
+        return self._row(self._first_piece[bucket] + position)._replace(bucket=bucket)
 
 
 def make_row_plan(
     corpus: Corpus, objective: Objective, packing: Packing, sequence_length: int, batch_size: int, shuffle: bool
 ) -> RowPlan:
-    """Returns the plan of a corpus, from the disk where it was made before and is whole.
+    """Returns the plan of a corpus; reads it from disk if an intact plan exists.
 
     Raises:
-      UserError: the corpus has not a single row.
+      UserError: the corpus does not fill a single row.
     """
     longest = objective.lengths(sequence_length).raw
     if not packing.cuts:
         if corpus.num_tokens < longest:
             is_valid = os.path.basename(corpus.directory) == "valid"
             raise UserError(
-                f"{'the validation text' if is_valid else 'the corpus'} has {corpus.num_tokens} tokens, one row of "
-                f"config.data.sequence_length {sequence_length} takes {longest}: set a smaller one, or give more text "
-                f"in config.data.source{', or a larger valid_fraction of it' if is_valid else ''}"
+                f"{'the validation text' if is_valid else 'the corpus'} has {corpus.num_tokens} tokens, but one row of "
+                f"config.data.sequence_length {sequence_length} takes {longest}: set a smaller length, or add text "
+                f"in config.data.source{', or set a larger valid_fraction' if is_valid else ''}"
             )
         return WindowPlan(corpus.num_tokens, longest, shuffle)
-    framed = [objective.measure(1)] if objective.unit == "records" else []  # which the model has a part in
-    key = digest(_FORMAT, corpus.fingerprint, to_json(objective), to_json(packing), sequence_length, *framed)
+    measured = [objective.measure(1)] if objective.unit == "records" else []  # depends on the model too
+    key = digest(_FORMAT, corpus.fingerprint, to_json(objective), to_json(packing), sequence_length, *measured)
     directory = _find_or_write(
         os.path.join(corpus.directory, f"rows-{key}"), lambda: _make_tables(corpus, objective, packing, sequence_length)
     )
     buckets = isinstance(packing, OneEach) and packing.buckets
     plan = BucketPlan(directory, batch_size) if buckets else TablePlan(directory)
     if not plan.rows_per_epoch:
-        left_out = ", ".join(f"{count:,} {reason}" for reason, count in plan.statistics.items() if count)
+        dropped = ", ".join(f"{count:,} {reason}" for reason, count in plan.statistics.items() if count)
         raise UserError(
             f"the corpus has no row for {type(objective).__name__} with {type(packing).__name__} and "
-            f"config.train.global_batch_size {batch_size}: {left_out or 'it has no document'}; give more text"
+            f"config.train.global_batch_size {batch_size}: {dropped or 'it has no document'}; add text"
         )
     return plan
 
@@ -155,19 +158,19 @@ def _make_tables(
     corpus: Corpus, objective: Objective, packing: Packing, sequence_length: int
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """Returns the tables of a TablePlan, by name, and its statistics."""
-    for name in (ENDS, PARTS, NOTES, NOTE_ENDS):  # a plan is kept: it must not be made of a damaged file
+    for name in (ENDS, PARTS, NOTES, NOTE_ENDS):  # a plan is reused, so it must not be built from a damaged file
         corpus.check(name)
     lengths_of = [objective.lengths(length) for length in (*getattr(packing, "buckets", ()), sequence_length)]
     capacity = lengths_of[-1]
     if objective.unit == "records":
         starts, lengths = cut_documents(corpus.document_ends, max(corpus.num_tokens, 1))
-        found, inverse = np.unique(lengths, return_inverse=True)
-        table = np.array([objective.measure(n)[1:] for n in found.tolist()]).reshape(-1, 2)
+        unique_lengths, inverse = np.unique(lengths, return_inverse=True)
+        table = np.array([objective.measure(n)[1:] for n in unique_lengths.tolist()]).reshape(-1, 2)
         sizes = np.minimum(table[inverse], capacity[1:])
         cut_short = sum(objective.is_cut(corpus.encoded(i)) for i in range(corpus.num_documents))
     elif objective.unit == "pairs":
         starts, lengths = cut_documents(corpus.document_ends, max(corpus.num_tokens, 1))
-        whole = np.diff(corpus.part_ends, prepend=0).reshape(-1, 2)  # tokens of source and target
+        whole = np.diff(corpus.part_ends, prepend=0).reshape(-1, 2)  # source and target tokens
         cut = np.minimum(whole, objective.pair_room(capacity))
         sizes, cut_short = objective.measure_pairs(cut), int((cut < whole).any(axis=1).sum())
     else:
@@ -178,13 +181,13 @@ def _make_tables(
         table = np.array([(0, 0), *(objective.measure(n)[1:] for n in range(1, capacity.raw + 1))])
         sizes, cut_short = table[lengths], 0
     useful = sizes[:, 1] > 0  # a single token gives a decoder nothing to predict
-    if objective.unit == "tokens":  # of a document that was cut just before its end, the end alone
+    if objective.unit == "tokens":  # drops a piece that is only the last token of a cut document
         begins_document = np.isin(starts, corpus.document_ends) | (starts == 0)
         useful &= (lengths > 1) | begins_document
     starts, lengths, sizes = starts[useful], lengths[useful], sizes[useful]
     rows = packing.rows(sizes, capacity[1:])
     fits = [(sizes <= c[1:]).all(axis=1) for c in lengths_of]
-    bucket = np.argmax(fits, axis=0)  # the first that holds it
+    bucket = np.argmax(fits, axis=0)  # the first bucket that holds the piece
     order = np.lexsort((rows, bucket))
     tables = {
         "starts": starts[order],
@@ -201,43 +204,43 @@ def _make_tables(
 
 
 def _find_or_write(directory: str, make: Callable) -> str:
-    """Returns the directory of a plan, written by `make` where there is none that is whole.
+    """Returns the directory of a plan; `make` builds the plan if no intact one exists.
 
-    Where the corpus may only be read, it is in a folder of this user's own among the temporary files.
+    If the corpus is read-only, the plan is in a private folder of this user among the temporary files.
     """
     private = os.path.join(tempfile.gettempdir(), f"pretrainax-{os.getuid()}")
-    places = {directory: os.path.dirname(directory), os.path.join(private, os.path.basename(directory)): private}
-    for place, folder in places.items():
-        if os.path.isdir(place) and (folder != private or _is_private(folder)):
-            if _is_whole(place):
-                return place
-            logging.warning("%s is damaged: it is made anew", place)
-            shutil.rmtree(place, ignore_errors=True)
+    candidates = {directory: os.path.dirname(directory), os.path.join(private, os.path.basename(directory)): private}
+    for path, folder in candidates.items():
+        if os.path.isdir(path) and (folder != private or _is_private(folder)):
+            if _is_intact(path):
+                return path
+            logging.warning("%s is damaged and will be rebuilt", path)
+            shutil.rmtree(path, ignore_errors=True)
     (tables, statistics), reasons = make(), []
-    for place, folder in places.items():
+    for path, folder in candidates.items():
         try:
             if folder == private:
                 _make_private(folder)
-            with replacing_folder(place) as temporary:
+            with replacing_folder(path) as temporary:
                 _write(temporary, tables, statistics)
-        except OSError as e:  # cannot be written, or is full
-            reasons.append(f"{place}: {e.strerror}")
+        except OSError as e:  # read-only or full
+            reasons.append(f"{path}: {e.strerror}")
             continue
-        return place
-    raise UserError(f"cannot write {'; '.join(reasons)}: set TMPDIR to a folder that can be written")
+        return path
+    raise UserError(f"cannot write {'; '.join(reasons)}: set TMPDIR to a writable folder")
 
 
 def _make_private(folder: str) -> None:
-    """Makes a folder that nobody else can write to; PermissionError where somebody else made one of its name."""
+    """Creates a private folder; raises PermissionError if a folder that others own or can access has its name."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     if not _is_private(folder):
-        raise PermissionError(errno.EPERM, "it is a folder of another user, or one that others can write to", folder)
+        raise PermissionError(errno.EPERM, "the folder belongs to another user, or others can access it", folder)
 
 
 def _is_private(folder: str) -> bool:
-    found = os.lstat(folder)
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    info = os.lstat(folder)
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
 
 
 def _write(directory: str, tables: dict[str, np.ndarray], statistics: dict[str, float]) -> None:
@@ -247,12 +250,12 @@ def _write(directory: str, tables: dict[str, np.ndarray], statistics: dict[str, 
     checksums.write_json(os.path.join(directory, _STATISTICS), {"statistics": statistics, "checksums": sums})
 
 
-def _is_whole(directory: str) -> bool:
-    """Says whether the files of a plan are as they were written."""
+def _is_intact(directory: str) -> bool:
+    """Returns True if the files of a plan match their checksums."""
     try:
-        figures = checksums.read_json(os.path.join(directory, _STATISTICS))
-        return figures is not None and all(
-            checksums.of_file(_file(directory, name)) == wanted for name, wanted in figures["checksums"].items()
+        stored = checksums.read_json(os.path.join(directory, _STATISTICS))
+        return stored is not None and all(
+            checksums.of_file(_file(directory, name)) == expected for name, expected in stored["checksums"].items()
         )
     except (OSError, UserError, KeyError, AttributeError):
         return False

@@ -1,4 +1,4 @@
-"""The rows of one objective over one corpus."""
+"""Produces the rows of one objective over one corpus."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,39 +22,39 @@ from pretrainax.tokenization.base import TextTable, Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class RowOptions:
-    """The ways in which texts become rows: the same for all streams of a run."""
+    """Options for making rows from documents; equal for all streams of a run."""
 
     sequence_length: int
     global_batch_size: int  # rows of a batch over all processes
-    seed: int  # of the order, and of the masks where these have none of their own
+    seed: int  # of the order; also of the masks, if mask_seed is None
     mask_seed: Optional[int] = None
-    shuffle: bool = True  # each epoch in an order of its own; False: in order
-    packing: Optional[Packing] = None  # None: what fits the objective
-    text: Optional[TextTable] = None  # by which text is counted; None: it is not
+    shuffle: bool = True  # each epoch in a different order; False: in order
+    packing: Optional[Packing] = None  # None: `default_packing`
+    text: Optional[TextTable] = None  # for counting text; None: no counts
     token_inputs: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # see `data/token_inputs.py`
-    no_target_bytes: str = "they are not counted"  # why the targets have no bytes; "": they have
+    no_target_bytes: str = "target bytes are not counted"  # reason why the targets have no byte counts; "": they have
 
 
 def default_packing(objective: Objective) -> Packing:
-    """Returns how the texts of an objective fill rows where the config does not say."""
+    """Returns the packing of an objective for configs that do not set one."""
     if objective.unit == "tokens":
         return Windows()
     return BestFit() if objective.packs else OneEach()
 
 
 def text_lengths(objectives: Sequence[Objective], packing: Optional[Packing], names: Iterable[str]) -> Example:
-    """Returns what the template of a batch has beside names of its examples: lengths, where each row has one text."""
-    if not all(one.one_text and (packing or default_packing(one)).one_piece for one in objectives):
+    """Returns template arrays for segment lengths, if each row has one segment; otherwise none."""
+    if not all(objective.one_text and (packing or default_packing(objective)).one_piece for objective in objectives):
         return {}
     return {name: np.array(0, np.int32) for name, ids in LENGTH_FIELDS.items() if ids in names}
 
 
 class RowStream:
-    """`examples(n, …)`: those of row n.
+    """Provides the rows of one objective over one corpus: `examples(n, …)` returns the examples of row n.
 
     Args:
-      objective: bound to the tokenizer, and no mixture.
-      number: of this stream among those of a run: it has random numbers of its own.
+      objective: bound to the tokenizer, and not a mixture.
+      number: of this stream in the run; each stream has its own random numbers.
     """
 
     def __init__(
@@ -70,29 +70,29 @@ class RowStream:
         packing, length = options.packing or default_packing(objective), options.sequence_length
         self.lengths = [objective.lengths(n) for n in (*getattr(packing, "buckets", ()), length)]
         self.plan = make_row_plan(corpus, objective, packing, length, options.global_batch_size, options.shuffle)
-        # What the weights of a mixture count: pairs, however many share a row; of text, rows.
+        # Mixture weights count pairs, even if several share a row; for other text they count rows.
         self.examples_per_row = self.plan.pieces_per_row if objective.unit == "pairs" else 1.0
         self._across_documents = not packing.cuts
-        self.draws_text = objective.pairs_documents  # of other documents, while an example is made
+        self.draws_text = objective.pairs_documents  # from other documents, while making an example
         self._counter = options.text and TextCounter(
             options.text, bytes_per_spelled(options.text, corpus), vocabulary.separator, not options.no_target_bytes
         )
-        batch = options.global_batch_size if len(self.lengths) > 1 else None  # of which each is of one bucket
+        batch = options.global_batch_size if len(self.lengths) > 1 else None  # each batch has one bucket
         raw = tuple(lengths.raw for lengths in self.lengths)
-        self.plan_key = (corpus, objective.unit, str(packing), raw, batch)  # streams with the same have the same rows
+        self.plan_key = (corpus, objective.unit, str(packing), raw, batch)  # equal for streams with the same rows
         if objective.pairs_documents and corpus.num_documents < 2:
             raise UserError(
-                f"{type(objective).__name__} takes text from other documents, and a split of this corpus has one: give "
-                "more in config.data.source, or a larger valid_fraction of it"
+                f"{type(objective).__name__} takes text from other documents, but a split of this corpus has only one: "
+                "add text in config.data.source, or set a larger valid_fraction"
             )
 
     def row(self, n: int) -> tuple[list[tuple[int, int]], Lengths]:
-        """Returns the pieces (start, length) of row n, and the lengths it is padded to."""
+        """Returns the pieces (start, length) of row n, and the lengths to which the row is padded."""
         epoch, place = divmod(n, self.plan.rows_per_epoch)
         if self.options.shuffle:
             seed = self.options.seed
             offset, keys = epoch_draws(seed, self.number, epoch, self.plan.offsets)
-            if self.objective.static:  # the same windows in each epoch, in another order
+            if self.objective.static:  # the same windows in each epoch, in a different order
                 offset, _ = epoch_draws(seed, self.number, 0, self.plan.offsets)
         else:
             offset, keys = 0, None
@@ -100,21 +100,21 @@ class RowStream:
         return pieces, self.lengths[bucket]
 
     def hold(self, rows: Iterable[int]) -> None:
-        """Reads the text of some rows at once, where it is in a store alone."""
+        """Reads the text of some rows in one call, if it is only in a store."""
         if self.corpus.is_in_store:
             self.corpus.held = self.corpus.read(window for n in rows for window in self.row(n)[0])
 
     def examples(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
-        """Makes the examples of row n, not padded. progress: of the training at this row, from 0 to 1."""
-        return [example for example, _ in self._made(n, progress, draws)]
+        """Returns the examples of row n without padding. progress: of the training at this row, from 0 to 1."""
+        return [example for example, _ in self._make(n, progress, draws)]
 
     def counted(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
-        """Makes the same with the arrays beside them that count text, where `options.text` says what is text."""
-        made = self._made(n, progress, draws)
-        return [self._counter.counted(*each) for each in made] if self._counter else [example for example, _ in made]
+        """Returns the same examples with the arrays that count text, if `options.text` is set."""
+        items = self._make(n, progress, draws)
+        return [self._counter.counted(*each) for each in items] if self._counter else [example for example, _ in items]
 
-    def _made(self, n: int, progress: float, draws: CounterRng) -> Iterator[tuple[Example, np.ndarray]]:
-        """Yields each example of row n, and the tokens of its text."""
+    def _make(self, n: int, progress: float, draws: CounterRng) -> Iterator[tuple[Example, np.ndarray]]:
+        """Yields each example of row n with the tokens of its text."""
         pieces, _ = self.row(n)
         rng = draws.at(2 * self.number, n)
         for start, length in pieces:
@@ -138,16 +138,16 @@ class RowStream:
         if unit == "sentences":
             first, last = corpus.part_ends.searchsorted((start, start + length - 1), "right")
             parts = np.minimum(corpus.part_ends[first : last + 1] - start, length)
-            elsewhere = lambda rng: self._text(*self._another(start, rng), progress)  # noqa: E731
+            elsewhere = lambda rng: self._text(*self._draw_elsewhere(start, rng), progress)  # noqa: E731
         return Text(corpus.tokens(start, length), np.ones(length, np.int32), parts, progress, elsewhere)
 
     def record(self, n: int) -> Text:
-        """Returns the record that row n is made of."""
+        """Returns the record of row n."""
         (start, length), *_ = self.row(n)[0]
         return self._text(start, length, progress=1.0)
 
     def note(self, n: int) -> Note:
-        """Returns what is noted of the record that row n is made of."""
+        """Returns the note of the record of row n."""
         (start, _), *_ = self.row(n)[0]
         return self.corpus.note(self._document_at(start))
 
@@ -155,7 +155,7 @@ class RowStream:
         return int(self.corpus.document_ends.searchsorted(start, "right"))
 
     def _pair(self, start: int, length: int, progress: float) -> Text:
-        """Returns source and target, each cut to its room, its end kept."""
+        """Returns source and target, each truncated to its room but with its last token."""
         tokens = self.corpus.tokens(start, length)
         middle = int(self.corpus.part_ends[self.corpus.part_ends.searchsorted(start, "right")]) - start
         cut = []
@@ -166,19 +166,22 @@ class RowStream:
         tokens = np.concatenate(cut)
         return Text(tokens, np.ones(len(tokens), np.int32), np.cumsum([len(part) for part in cut]), progress)
 
-    def _another(self, start: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Draws a text of another document than the one around `start`: from one of the places where, but for the
-        ends of sentences, rows would begin; long documents come up as often as they are long."""
+    def _draw_elsewhere(self, start: int, rng: np.random.Generator) -> tuple[int, int]:
+        """Draws start and length of a text from another document than the document at `start`.
+
+        The text starts at a row start, moved back to the start of a sentence. The probability of a document is
+        proportional to its length.
+        """
         ends, raw = self.corpus.document_ends, self.lengths[-1].raw
-        first, last = _around(ends, start)
-        place = int(rng.integers(self.corpus.num_tokens - (last - first)))  # among the tokens of all others
+        first, last = _part_at(ends, start)
+        place = int(rng.integers(self.corpus.num_tokens - (last - first)))  # among the tokens of all other documents
         place += last - first if place >= first else 0
-        first, last = _around(ends, place)
-        begin, _ = _around(self.corpus.part_ends, first + (place - first) // raw * raw)
+        first, last = _part_at(ends, place)
+        begin, _ = _part_at(self.corpus.part_ends, first + (place - first) // raw * raw)
         return begin, min(last - begin, raw)
 
 
-def _around(ends: np.ndarray, place: int) -> tuple[int, int]:
-    """Returns the first token of what ends at one of `ends` and holds `place`, and the one behind its last."""
+def _part_at(ends: np.ndarray, place: int) -> tuple[int, int]:
+    """Returns start and end of the part that contains `place`; parts end at `ends`."""
     number = int(ends.searchsorted(place, "right"))
     return int(ends[number - 1]) if number else 0, int(ends[number])

@@ -1,7 +1,7 @@
-"""Counts text in examples: what they are made of, which targets are text, and how many bytes these have.
+"""Counts text in examples: tokens and bytes of the source text, text targets, and bytes of the targets.
 
-Text is what a tokenizer makes of text: no sentinel, no end, no [SEP]. So figures of it compare between objectives, and
-per byte between tokenizers, where the ids tell all of it: `lost_text`.
+Text excludes sentinels, end tokens and [SEP]. Text metrics are therefore comparable between objectives. Metrics per
+byte are also comparable between tokenizers, if the ids determine the text (`lost_text`).
 """
 
 from collections.abc import Sequence
@@ -13,50 +13,49 @@ from pretrainax.data.batch import Example, predicts_tokens
 from pretrainax.data.corpus import Corpus
 from pretrainax.tokenization.base import TextTable, Tokenizer
 
-# Texts of as many bytes, which tokenizers are known to take for each other.
+# Strings with equal numbers of bytes that some tokenizers do not distinguish.
 _ALIKE = (("A", "a"), ("\u00c9", "\u00e9"), ("a\nb", "a b"), ("a\tb", "a b"))
-_CUT = 1e-4  # of the bytes: texts above shards.BATCH are tokenized in pieces, each perhaps with a space before it
+_CUT = 1e-4  # fraction of bytes: documents above shards.BATCH are tokenized in pieces, each perhaps with an added space
 
 
 def lost_text(tokenizer: Tokenizer, corpora: Sequence[Corpus]) -> str:
-    """Returns what the ids of corpora do not tell of their text, as the end of a line; "" where they tell all of it."""
+    """Returns the reason why the ids of corpora do not determine their text; "" if they do."""
     vocabulary, table = tokenizer.vocabulary, tokenizer.text_table
     counts = np.sum([corpus.token_counts for corpus in corpora], axis=0)
     if vocabulary.unk is not None and counts[vocabulary.unk]:
         return f"{counts[vocabulary.unk]:,} tokens of the text are unknown to the tokenizer"
-    for one, other in _ALIKE:
-        ids, same = (each.tolist() for each in tokenizer.encode_batch([one, other]))
-        if ids == same and vocabulary.unk not in ids:
-            return f"the tokenizer does not tell {one!r} from {other!r}"
+    for first, second in _ALIKE:
+        ids, other_ids = (each.tolist() for each in tokenizer.encode_batch([first, second]))
+        if ids == other_ids and vocabulary.unk not in ids:
+            return f"the tokenizer does not distinguish {first!r} from {second!r}"
     text = sum(corpus.num_bytes for corpus in corpora)
     spelled = int(counts @ table.num_bytes) - table.adds_space * sum(corpus.num_documents for corpus in corpora)
     if not 0 <= spelled - text <= table.adds_space * _CUT * text:
-        return f"the tokens spell {spelled:,} bytes of a text that has {text:,}"
+        return f"the tokens spell {spelled:,} bytes, but the text has {text:,}"
     return ""
 
 
 def bytes_per_spelled(table: TextTable, corpus: Corpus) -> float:
-    """Returns bytes of a corpus by those that its ids spell: spreads over it what a tokenizer adds and leaves out."""
+    """Returns corpus bytes divided by the bytes that its ids spell; spreads added and lost bytes over the corpus."""
     return corpus.num_bytes / max(int(corpus.token_counts @ table.num_bytes), 1)
 
 
 class TextCounter:
-    """Adds to the examples of a corpus the arrays of a batch that count text.
+    """Adds to the examples of a corpus the arrays that count text.
 
     Args:
       ratio: `bytes_per_spelled` of the corpus.
       separator: the id after each document.
-      with_target_bytes: the loss is a likelihood of the text, and the ids tell all of it.
+      with_target_bytes: the loss is a likelihood of the text, and the ids determine the text.
     """
 
     def __init__(self, table: TextTable, ratio: float, separator: Optional[int], with_target_bytes: bool):
         self._table, self._ratio, self._separator, self._with_target_bytes = table, ratio, separator, with_target_bytes
 
     def counted(self, example: Example, tokens: np.ndarray) -> Example:
-        """Returns `example` with "text_weights" [N], "text_tokens" [], "text_bytes" [] and perhaps "target_bytes" [].
-        Where no tokens are predicted, there are no weights.
+        """Returns `example` with "text_weights" [N], "text_tokens" [], "text_bytes" [] and maybe "target_bytes" [].
 
-        tokens: of the text that it is made of, [raw].
+        Examples that predict no tokens have no weights. tokens: of the source text, [raw].
         """
         is_text, num_bytes, adds_space = self._table
         spelled = int(num_bytes[tokens].sum())

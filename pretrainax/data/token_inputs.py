@@ -1,4 +1,4 @@
-"""Inputs that a model reads besides the ids of tokens, each looked up by the id (ELMo: the characters of a word)."""
+"""Model inputs in addition to token ids, each looked up by the id (ELMo: the characters of a word)."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,7 +13,7 @@ _TABLES: list[tuple[type[ModelPart], str, MakeTable]] = []
 
 
 def register_token_input(part: type[ModelPart], name: str) -> Callable[[MakeTable], MakeTable]:
-    """Adds an input to models with a part: the function returns its table [V, …]; name: of the array in a batch."""
+    """Registers an input of models with a part; the function returns its table [V, …]. name: its array in a batch."""
 
     def register(make: MakeTable) -> MakeTable:
         _TABLES.append((part, name, make))
@@ -23,11 +23,11 @@ def register_token_input(part: type[ModelPart], name: str) -> Callable[[MakeTabl
 
 
 def token_inputs(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-    """Returns the tables [V, …] of a model's inputs, by their names in a batch; most models have none."""
+    """Returns the input tables [V, …] of a model, by name in a batch; most models have none."""
     return {name: make(tokenizer) for part, name, make in _TABLES if model.part(part) is not None}
 
 
 def with_token_inputs(batch: Mapping[str, np.ndarray], tables: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns an example or a batch with each input [B, T, …] int32 that it lacks."""
+    """Returns an example or a batch with each missing input, [B, T, …] int32."""
     missing = {name: table for name, table in tables.items() if name not in batch}
     return {**batch, **{name: table[batch["tokens"]].astype(np.int32) for name, table in missing.items()}}

@@ -1,4 +1,4 @@
-"""The characters of words: what a model reads that has no table of words."""
+"""Computes the characters of words, the input of models without a word table."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, Recurrent
 from pretrainax.data.token_inputs import register_token_input
 from pretrainax.tokenization.base import Tokenizer
 
-# As bilm-tf numbers them, all one higher, as 0 is no word: bytes from 1, and these.
+# The numbers of bilm-tf plus 1, because 0 means no word: bytes from 1, then these.
 BEGIN_OF_TEXT, END_OF_TEXT, BEGIN_OF_WORD, END_OF_WORD, BEHIND = range(257, NUM_CHARACTERS)
 
 
@@ -14,10 +14,11 @@ BEGIN_OF_TEXT, END_OF_TEXT, BEGIN_OF_WORD, END_OF_WORD, BEHIND = range(257, NUM_
 def character_table(tokenizer: Tokenizer) -> np.ndarray:
     """Returns the characters of each id of a tokenizer, [V, C] int16.
 
-    A word has its bytes of UTF-8 between two marks, of a long one the first 48. What no text is, is spelled as it is
-    written, but for begin and end of a text, which are characters of their own, and for padding, which has none.
+    A word has its UTF-8 bytes between two markers, at most the first 48 bytes. Special tokens have the bytes of their
+    spelling. Exceptions are begin and end of text, which are single characters, and padding, which has no characters.
 
-    NOTE So is a word outside of the vocabulary: the ids of a corpus do not tell its characters, which bilm-tf reads.
+    NOTE A word outside the vocabulary has the spelling of the unknown token, because the ids of a corpus do not contain
+    its characters. bilm-tf reads the characters of the word.
     """
     vocabulary = tokenizer.vocabulary
     words = [spelling.removeprefix(b" ") for spelling in tokenizer.spellings()]

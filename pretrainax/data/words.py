@@ -1,4 +1,4 @@
-"""Words in a row of tokens: where they begin, those of a list, and those of similar meaning."""
+"""Finds words in a row of tokens: their starts, words of a list, and words of similar meaning."""
 
 import io
 import os
@@ -15,14 +15,14 @@ from pretrainax.tokenization.base import Tokenizer
 
 
 class Words:
-    """Finds where words begin in a row of tokens, whichever tokenizer wrote them.
+    """Finds the starts of words in a row of tokens, for any tokenizer.
 
-    Words are those of `Tokenizer.word_edges`, each Chinese character being one. With a list, characters that spell a
-    word of it are one word; of several the longest, found from left to right.
+    `Tokenizer.word_edges` defines words; each Chinese character is a word. With a list, characters that spell a word of
+    the list are one word. The search goes from left to right and takes the longest match.
     """
 
     def __init__(self, tokenizer: Tokenizer, word_list: Optional[str] = None):
-        """word_list: a file, a word a line; what follows a white space is not read (jieba's lists have frequencies)."""
+        """word_list: a file with one word per line; ignores text after white space (jieba's lists have frequencies)."""
         self._begins, self._ends = tokenizer.word_edges
         self._size = tokenizer.vocabulary.size
         # The list as an automaton: state * size + token -> the next state; state 0 is the start of a word.
@@ -34,7 +34,7 @@ class Words:
                     self._add(ids)
 
     def starts(self, tokens: np.ndarray) -> np.ndarray:
-        """Tells if a word starts at each of the tokens, [n] int32 -> [n] bool. The first token always starts one."""
+        """Returns the word starts of tokens, [n] int32 -> [n] bool. The first token always starts a word."""
         starts = self._begins[tokens]
         starts[1:] |= self._ends[tokens[:-1]]
         starts[:1] = True
@@ -49,50 +49,50 @@ class Words:
         self._complete.add(state)
 
     def _join(self, tokens: list[int], starts: np.ndarray) -> None:
-        """Takes away the starts within the words of the list."""
+        """Clears the starts inside words of the list."""
         step, complete, size, end = self._next.get, self._complete, self._size, len(tokens)
         may_end = [*starts.tolist(), True]
-        place = 0
-        while place < end:
-            longest = reached = place
-            state = step(tokens[place]) if may_end[place] else None
+        position = 0
+        while position < end:
+            longest = reached = position
+            state = step(tokens[position]) if may_end[position] else None
             while state is not None:
                 reached += 1
                 if state in complete and may_end[reached]:
                     longest = reached
                 state = step(state * size + tokens[reached]) if reached < end else None
-            if longest > place + 1:
-                starts[place + 1 : longest] = False
-            place = max(longest, place + 1)
+            if longest > position + 1:
+                starts[position + 1 : longest] = False
+            position = max(longest, position + 1)
 
 
 class SimilarWords:
-    """For a word's tokens, those of the words of similar meaning that have as many."""
+    """Maps the tokens of a word to words of similar meaning with the same number of tokens."""
 
     def __init__(self, tokenizer: Tokenizer, path: str):
         """path: a JSON file, {word: [similar word, ...]}."""
         self._similar: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for word, others in _table(path).items():
             for ids, *candidates in zip(*(spellings(tokenizer, w) for w in (word, *others)), strict=True):
-                as_long = [other for other in candidates if len(other) == len(ids) and other != ids]
-                if ids and as_long:
-                    self._similar[ids] = as_long
+                same_length = [other for other in candidates if len(other) == len(ids) and other != ids]
+                if ids and same_length:
+                    self._similar[ids] = same_length
         if not self._similar:
             raise UserError(
-                f"config.objective.similar_words: no word of {path} has a similar one of as many tokens in this "
-                "tokenizer"
+                f"config.objective.similar_words: no word of {path} has a similar word with an equal number of "
+                "tokens in this tokenizer"
             )
 
     def of(self, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Returns the similar words; empty where there is none."""
+        """Returns the similar words; empty if there are none."""
         return self._similar.get(ids, [])
 
 
 def spellings(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
-    """Returns the ids of a word at the start of a text, and after a space: two, which may be equal."""
+    """Returns the ids of a word at the start of a text, and after a space; the two may be equal."""
     bare, spaced = (tuple(ids.tolist()) for ids in tokenizer.encode_batch([word, f" {word}"]))
-    mark = tokenizer.encode(" ").tolist()
-    if len(mark) == 1 and bare[:1] == tuple(mark):  # SentencePiece may put a space at the start of each text
+    space_ids = tokenizer.encode(" ").tolist()
+    if len(space_ids) == 1 and bare[:1] == tuple(space_ids):  # SentencePiece may add a space at the start of a text
         bare = bare[1:]
     return [bare, spaced]
 

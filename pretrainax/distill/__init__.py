@@ -1,4 +1,4 @@
-"""Trains a student to be like a teacher: in what it says, and in what it computes on the way."""
+"""Distillation: trains a student on the outputs and hidden states of a teacher."""
 
 from pretrainax.distill.distillation import DistilBERT, Distillation, MiniLM, TinyBERT
 from pretrainax.distill.distilled import MAPS, TEACHER, Compared, Distilled

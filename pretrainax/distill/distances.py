@@ -1,4 +1,4 @@
-"""Distances of a student's states from a teacher's, a number for each token."""
+"""Distances between the states of a student and of a teacher, one value per token."""
 
 from collections.abc import Callable
 
@@ -9,12 +9,12 @@ from pretrainax.layers.attention_mask import FORBIDDEN
 
 
 def squares(student: jax.Array, teacher: jax.Array) -> jax.Array:
-    """Returns the mean square of the difference over the width, [B, T, D] -> [B, T] float32."""
+    """Returns the mean squared difference over the width, [B, T, D] -> [B, T] float32."""
     return jnp.square(student.astype(jnp.float32) - teacher.astype(jnp.float32)).mean(-1)
 
 
 def cosine(student: jax.Array, teacher: jax.Array) -> jax.Array:
-    """Returns 1 - cosine of states, [B, T, D] -> [B, T] float32."""
+    """Returns 1 - cosine similarity of states, [B, T, D] -> [B, T] float32."""
     student, teacher = student.astype(jnp.float32), teacher.astype(jnp.float32)
     product = (student * teacher).sum(-1)
     lengths = jnp.square(student).sum(-1) * jnp.square(teacher).sum(-1)
@@ -22,7 +22,7 @@ def cosine(student: jax.Array, teacher: jax.Array) -> jax.Array:
 
 
 def attention_squares(student: jax.Array, teacher: jax.Array) -> jax.Array:
-    """Returns the mean square of the difference of logits over heads and the keys that a query sees.
+    """Returns the mean squared difference of attention logits over heads and the visible keys of a query.
 
     [B, G, R, T, S] -> [B, T] float32 (Jiao et al. 2020, arXiv 1909.10351, equation 7).
     """
@@ -33,14 +33,15 @@ def attention_squares(student: jax.Array, teacher: jax.Array) -> jax.Array:
 
 
 def relations(student: jax.Array, teacher: jax.Array, heads: int, seen: jax.Array) -> jax.Array:
-    """Returns KL(teacher || student) of the relations among vectors of one kind, the mean over relation heads.
+    """Returns KL(teacher || student) of the self-attention relations of queries, keys or values, a mean over heads.
 
-    A relation is softmax(x xᵀ / sqrt(width)) of a part of the vectors (Wang et al. 2021, arXiv 2012.15828, 3.1).
+    The relations of a relation head are softmax(x xᵀ / sqrt(width)) (Wang et al. 2021, arXiv 2012.15828, 3.1).
 
     Args:
-      student: [B, T, H, K] of its queries, keys or values; teacher: likewise, of any heads and width.
-      heads: parts that the vectors, heads side by side, are cut into.
-      seen: [B, T, T] bool, which tokens a token is related to.
+      student: [B, T, H, K], queries, keys or values of the student.
+      teacher: the same of the teacher; H and K may differ.
+      heads: number of relation heads, which split the concatenated heads of the vectors.
+      seen: [B, T, T] bool, True if a token (axis 1) sees another (axis 2).
 
     Returns:
       [B, T] float32.
@@ -57,7 +58,10 @@ def relations(student: jax.Array, teacher: jax.Array, heads: int, seen: jax.Arra
 def over_layers(
     distance: Callable[[jax.Array, jax.Array], jax.Array], student: jax.Array, teacher: jax.Array
 ) -> jax.Array:
-    """Returns the sum of a distance over layers, [M, B, …] and [N, B, …] -> [B, T]: of N each m · N / M, m from 1."""
+    """Returns the sum of a distance over the M student layers, [M, B, …] and [N, B, …] -> [B, T].
+
+    Student layer m, from 1, is compared with teacher layer m · N / M.
+    """
     step = len(teacher) // len(student)
     return jax.vmap(distance)(student, teacher[step - 1 :: step]).sum(0)
 

@@ -1,4 +1,4 @@
-"""Says what a student is to have in common with its teacher, and how much each part counts."""
+"""The configs of distillation: the loss terms that compare student and teacher, and their weights."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -15,43 +15,48 @@ from pretrainax.models.heads import heads_of
 
 @dataclasses.dataclass
 class Distillation(kinds.DistillConfig):
-    """Trains by own · loss + soft · soft_loss + hidden · hidden_loss + embeddings · embedding_loss
-    + attention · attention_loss + relations · relation_loss, each a mean over predictions or tokens.
+    """Trains a student with a weighted sum of its own loss and of distances from a teacher.
 
-    By default by the student's own loss and the soft targets, as the fine-tuning code of DistilBERT has it.
+    The loss is own · loss + soft · soft_loss + hidden · hidden_loss + embeddings · embedding_loss
+    + attention · attention_loss + relations · relation_loss. Each term is a mean over predictions or tokens. The
+    defaults, the student's own loss and soft targets, are the defaults of the fine-tuning code of DistilBERT.
 
-    soft_loss: T² · KL(teacher || student) of the softmax of logits / T, at the targets, or of a task's labels (Hinton
+    soft_loss: T² · KL(teacher || student) of softmax(logits / T), for the targets or for the labels of a task (Hinton
       et al. 2015, arXiv 1503.02531, section 2).
-    hidden_loss, embedding_loss: the distance of states, through a learned map where the widths differ.
-    attention_loss: mean squares of the difference of the logits of attention, summed over layers (Jiao et al. 2020).
-    relation_loss: KL of the relations among queries, among keys and among values, of one layer (Wang et al. 2021).
+    hidden_loss, embedding_loss: distances of states; a learned linear map joins different widths.
+    attention_loss: mean squared difference of the attention logits, summed over layers (Jiao et al. 2020).
+    relation_loss: KL divergence of the relations of queries, keys and values in one layer (Wang et al. 2021).
     """
 
     teacher: str  # a run, RUN@2000, RUN@best, an export, a Hugging Face directory, hf:org/name[@revision]
     own: float = 0.5  # weight of the student's own loss
     soft: float = 0.5  # weight of the teacher's soft targets
-    temperature: float = 2.0  # of both softmaxes; the higher, the more the unlikely answers count
-    hidden: float = 0.0  # weight of hidden states
-    distance: Literal["cosine", "squares"] = "squares"  # of hidden states: 1 - cosine, or mean squares
-    # last: what heads read | all: of each layer m of M that of the teacher's layer m · N / M, summed
+    temperature: float = 2.0  # T of both softmaxes; a higher T gives unlikely outputs more weight
+    hidden: float = 0.0  # weight of the distance of hidden states
+    distance: Literal["cosine", "squares"] = (
+        "squares"  # of hidden states: 1 - cosine similarity, or mean squared difference
+    )
+    # last: the input of the heads | all: student layer m of M with teacher layer m · N / M, summed over layers
     hidden_layers: Literal["last", "all"] = "all"
-    embeddings: float = 0.0  # weight of the mean squares of what the first layers read
-    attention: float = 0.0  # weight of the logits of self-attention, layers as of `hidden_layers="all"`
-    relations: float = 0.0  # weight of the relations of self-attention in the student's last layer
-    relation_heads: int = 0  # parts that queries, keys and values are cut into; 0: the teacher's attention heads
-    relation_layer: int = 0  # of the teacher, from 1; 0: its last
+    embeddings: float = 0.0  # weight of the mean squared difference of the inputs of the first layers
+    attention: float = 0.0  # weight of the distance of self-attention logits; layers as with `hidden_layers="all"`
+    relations: float = 0.0  # weight of the self-attention relations in the student's last layer
+    relation_heads: int = 0  # number of relation heads; 0: the teacher's number of attention heads
+    relation_layer: int = 0  # layer of the teacher, from 1; 0: the last layer
 
     def wrap(self, experiment: Experiment, train: TrainConfig, teacher: Optional[ModelConfig]) -> Distilled:
-        assert teacher is not None  # a distillation has one
+        assert teacher is not None  # every distillation has a teacher
         compute = compute_for(train)
-        if self.attention:  # no other kernel holds the logits
+        if self.attention:  # other kernels do not materialize the logits
             compute = dataclasses.replace(compute, attention="xla")
-        student, other = (cast(Model, models.build(model, compute)) for model in (experiment.model, teacher))
-        return Distilled(student, other, self, train.loss_chunk)
+        student_model, teacher_model = (
+            cast(Model, models.build(model, compute)) for model in (experiment.model, teacher)
+        )
+        return Distilled(student_model, teacher_model, self, train.loss_chunk)
 
     @property
     def compares_states(self) -> bool:
-        """Returns True if more than answers is compared."""
+        """Returns True if a loss term compares states, not only outputs."""
         return any((self.hidden, self.embeddings, self.attention, self.relations))
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -60,72 +65,75 @@ class Distillation(kinds.DistillConfig):
             if getattr(self, name) < 0:
                 yield f"config.distill.{name} is {getattr(self, name)}, it must be at least 0"
         if not any(getattr(self, name) > 0 for name in weights[1:]):
-            yield f"config.distill has no part to learn from the teacher: set one of {', '.join(weights[1:])} above 0"
+            yield f"config.distill has no loss term of the teacher: set one of {', '.join(weights[1:])} above 0"
         if not self.temperature > 0:
-            yield f"config.distill.temperature is {self.temperature}, it must be above 0; 1: probabilities as they are"
+            yield f"config.distill.temperature is {self.temperature}, it must be above 0 (1: plain probabilities)"
         if not self.teacher:
             yield "config.distill.teacher is empty: set it to a run or a Hugging Face directory"
         if experiment.tuning is not None:
             yield (
-                "config.distill and config.tuning are both set: a student is trained whole; set one of them to None, "
-                "and tune the student after its distillation"
+                "config.distill and config.tuning are both set, but distillation trains all parameters of a student: "
+                "set one of them to None, and tune the student after its distillation"
             )
         if experiment.model.generator is not None:
             yield (
-                "config.distill is for a model of one encoder, and config.model.generator makes two of ELECTRA: set it "
-                "where the discriminator goes on to a task"
+                "config.distill does not support config.model.generator, the second encoder of ELECTRA: distill the "
+                "discriminator when it is fine-tuned on a task"
             )
         if self.attention and experiment.train.attention not in ("auto", "xla"):
             yield (
                 f"config.distill.attention compares logits, which config.train.attention={experiment.train.attention} "
-                "never holds: set that to 'xla' or 'auto', or use config.distill.relations, which any kernel allows"
+                "does not materialize: set it to 'xla' or 'auto', or use config.distill.relations, which needs none"
             )
         others = [head.name for head in heads_of(experiment.model) if head.name not in SOFT_TARGETS]
         if self.soft and others:
             known = ", ".join(SOFT_TARGETS)
-            yield f"config.distill.soft is of the heads {known}, and config.model has {others}: set it to 0"
-        if why := experiment.model.unsupported("distillation"):
-            yield f"config.distill compares what Transformers compute, and config.model {why}: set it to None"
+            yield f"config.distill.soft supports the heads {known}, and config.model has {others}: set it to 0"
+        if reason := experiment.model.unsupported("distillation"):
+            yield f"config.distill needs Transformers, and config.model {reason}: set config.distill to None"
         yield from self._state_problems(experiment.model, "config.model")
 
     def _state_problems(self, model: ModelConfig, name: str) -> Iterator[str]:
-        """Yields what keeps states of a model from being compared."""
+        """Yields the reasons for which the states of a model cannot be compared."""
         if self.compares_states and model.enhanced_mask_decoder:
             yield (
-                f"{name} has enhanced_mask_decoder, whose last layer runs twice: it has no states to compare: set "
-                "config.distill.soft alone"
+                f"{name} has enhanced_mask_decoder, whose last layer runs twice, so its states cannot be compared: set "
+                "only config.distill.soft"
             )
-        for field, why in (("latent_attention", "made in another way"), ("sparse_attention", "not met by all queries")):
+        for field, reason in (
+            ("latent_attention", "projected from a latent vector"),
+            ("sparse_attention", "not visible to all queries"),
+        ):
             if (self.attention or self.relations) and getattr(model, field) is not None:
                 yield (
-                    f"{name} has {field}, whose keys are {why}: set config.distill.attention and "
+                    f"{name} has {field}, whose keys are {reason}: set config.distill.attention and "
                     "config.distill.relations to 0"
                 )
         if self.attention and isinstance(model.position, DisentangledPositions):
             yield (
-                f"{name} has DisentangledPositions, whose attention has no plain logits: set config.distill.attention "
-                "to 0, or use config.distill.relations"
+                f"{name} has DisentangledPositions, which has no plain attention logits: set "
+                "config.distill.attention to 0, or use config.distill.relations"
             )
 
     def teacher_problems(self, student: ModelConfig, teacher: ModelConfig) -> Iterator[str]:
-        """Yields why a student cannot learn from this teacher."""
+        """Yields the reasons for which a student cannot learn from this teacher."""
         name = f"the teacher {self.teacher}"
         if teacher.family != student.family:
             yield (
-                f"{name} is of family {teacher.family!r}, config.model.family is {student.family!r}: set "
-                "config.distill.teacher to one of that family"
+                f"{name} has family {teacher.family!r}, config.model.family is {student.family!r}: set "
+                "config.distill.teacher to a model of that family"
             )
             return
         if AUTO not in (student.vocab_size, teacher.vocab_size) and teacher.vocab_size != student.vocab_size:
             yield (
-                f"{name} has {teacher.vocab_size} ids, config.model.vocab_size is {student.vocab_size}: set that, and "
-                "config.tokenizer to the teacher's"
+                f"{name} has {teacher.vocab_size} ids, config.model.vocab_size is {student.vocab_size}: set it, and "
+                "config.tokenizer, to the values of the teacher"
             )
-        room, wanted = teacher.position.max_length, student.position.max_length
-        if room is not None and isinstance(wanted, int) and wanted > room:
+        limit, length = teacher.position.max_length, student.position.max_length
+        if limit is not None and isinstance(length, int) and length > limit:
             yield (
-                f"{name} reads {room} tokens at most, config.model.position.max_length is {wanted}: set that, and "
-                "config.data.sequence_length, to what it reads"
+                f"{name} reads at most {limit} tokens, config.model.position.max_length is {length}: set it, and "
+                "config.data.sequence_length, to at most that number"
             )
         yield from self._state_problems(teacher, name)
         yield from self._layer_problems(student, teacher, name)
@@ -138,8 +146,8 @@ class Distillation(kinds.DistillConfig):
         layers = [(ours.num_layers, theirs.num_layers) for ours, theirs in pairs]
         if all_layers and (wrong := [(ours, theirs) for ours, theirs in layers if theirs % ours]):
             yield (
-                f"{name} has {wrong[0][1]} layers, which {wrong[0][0]} of config.model.num_layers do not divide: set "
-                "that to a divisor, or config.distill.hidden_layers='last' and config.distill.attention=0"
+                f"{name} has {wrong[0][1]} layers, which config.model.num_layers={wrong[0][0]} does not divide: set it "
+                "to a divisor, or config.distill.hidden_layers='last' and config.distill.attention=0"
             )
         fewest = min(theirs for _, theirs in layers)
         if self.relations and self.relation_layer > fewest:
@@ -149,42 +157,42 @@ class Distillation(kinds.DistillConfig):
         pairs = list(zip(student.stacks.values(), teacher.stacks.values(), strict=True))
         widths = sorted({(ours.d_model, theirs.d_model) for ours, theirs in pairs})
         if (self.hidden or self.embeddings) and len(widths) > 1 and any(ours != theirs for ours, theirs in widths):
-            said = " and ".join(f"{ours} to {theirs}" for ours, theirs in widths)
+            pairs_text = " and ".join(f"{ours} to {theirs}" for ours, theirs in widths)
             yield (
-                f"{name} has stacks of other widths than config.model ({said}), and there is one map for both: set "
-                "config.distill.hidden and embeddings to 0, or use config.distill.relations"
+                f"{name} has stacks with other widths than config.model ({pairs_text}), and both stacks share one map: "
+                "set config.distill.hidden and config.distill.embeddings to 0, or use config.distill.relations"
             )
         heads = [(ours.num_heads, theirs.num_heads) for ours, theirs in pairs]
         if self.attention and (wrong := [(ours, theirs) for ours, theirs in heads if ours != theirs]):
             yield (
                 f"{name} has {wrong[0][1]} attention heads, config.model.num_heads is {wrong[0][0]}: "
-                "config.distill.attention needs as many; config.distill.relations does not"
+                "config.distill.attention needs the same number; config.distill.relations does not"
             )
         for ours, theirs in pairs if self.relations else ():
             parts = self.relation_heads or theirs.num_heads
             widths = [count * m.dim_per_head for m in (ours, theirs) for count in (m.num_heads, m.kv_heads)]
             if uneven := sorted({width for width in widths if width % parts}):
                 yield (
-                    f"config.distill.relation_heads is {parts}, which does not divide queries or keys of width "
-                    f"{uneven}: set it to a divisor of all widths of student and teacher"
+                    f"config.distill.relation_heads is {parts}, which does not divide the widths {uneven} of queries "
+                    f"or keys: set it to a divisor of all widths of student and teacher"
                 )
-                break  # the other stack says the same, or will
+                break  # one line is enough; a problem of the other stack appears after a fix
 
     def _head_problems(self, student: ModelConfig, teacher: ModelConfig, name: str) -> Iterator[str]:
         if not self.soft:
             return
-        theirs = [head.name for head in heads_of(teacher)]
-        if lacking := [head.name for head in heads_of(student) if head.name not in theirs]:
+        available = [head.name for head in heads_of(teacher)]
+        if missing := [head.name for head in heads_of(student) if head.name not in available]:
             yield (
-                f"{name} has no answers of the heads {', '.join(lacking)} that config.model has: take one that was "
-                "trained for the same, or set config.distill.soft to 0"
+                f"{name} lacks the heads {', '.join(missing)} of config.model: set config.distill.teacher to a model "
+                "with these heads, or set config.distill.soft to 0"
             )
-        elif (asked := _task(student)) != (known := _task(teacher)):
-            yield f"{name} answers with {known}, config.model.head is of {asked}: another task"
+        elif (expected := _task(student)) != (actual := _task(teacher)):
+            yield f"{name} has {actual}, config.model.head has {expected}: the tasks must be the same"
 
 
 def _task(model: ModelConfig) -> str:
-    """Tells what a task's head must have in common with a teacher's."""
+    """Describes the properties of a task head that student and teacher must share."""
     if isinstance(model.head, Classify):
         return f"{model.head.num_labels} labels, kind={model.head.kind}"
     return f"{model.head.num_labels} labels" if isinstance(model.head, Tag) else ""
@@ -192,10 +200,11 @@ def _task(model: ModelConfig) -> str:
 
 @dataclasses.dataclass
 class DistilBERT(Distillation):
-    """Has the parts and weights of DistilBERT (Sanh et al. 2019, arXiv 1910.01108, section 3; the released training
-    commands): soft targets, the masked LM, and the cosine of the last hidden states.
+    """The loss of DistilBERT: soft targets, the masked LM, and the cosine distance of the last hidden states.
 
-    NOTE The released code takes soft targets at all tokens; here they are at the targets, where there are logits.
+    The weights are from the released training commands (Sanh et al. 2019, arXiv 1910.01108, section 3).
+
+    NOTE The released code has soft targets for all tokens; here only the masked tokens have logits and soft targets.
     """
 
     own: float = 2.0  # alpha_mlm
@@ -203,31 +212,34 @@ class DistilBERT(Distillation):
     temperature: float = 2.0  # of both softmaxes
     hidden: float = 1.0  # alpha_cos
     distance: Literal["cosine", "squares"] = "cosine"  # of hidden states
-    hidden_layers: Literal["last", "all"] = "last"  # what heads read
+    hidden_layers: Literal["last", "all"] = "last"  # the input of the heads
 
 
 @dataclasses.dataclass
 class TinyBERT(Distillation):
-    """Has the parts and weights of TinyBERT's distillation of layers (Jiao et al. 2020, arXiv 1909.10351, section 3.1):
-    attention, hidden states and embeddings, and no loss of answers. Its second stage for a task, of answers alone, is
-    `Distillation(own=0.0, soft=1.0, temperature=1.0)` from the first one's model.
+    """The loss of TinyBERT's Transformer distillation: attention, hidden states and embeddings, without outputs.
+
+    From Jiao et al. 2020, arXiv 1909.10351, section 3.1. The second stage for a task, with outputs only, is
+    `Distillation(own=0.0, soft=1.0, temperature=1.0)`, from the model of the first stage.
     """
 
-    own: float = 0.0  # the first stage has no loss of answers
-    soft: float = 0.0  # nor of the teacher's
+    own: float = 0.0  # the first stage does not train on outputs
+    soft: float = 0.0  # nor on soft targets
     temperature: float = 1.0  # of both softmaxes
-    hidden: float = 1.0  # equation 8, and 11 with a lambda of 1
+    hidden: float = 1.0  # equation 8, and equation 11 with lambda 1
     embeddings: float = 1.0  # equation 9
     attention: float = 1.0  # equation 7
 
 
 @dataclasses.dataclass
 class MiniLM(Distillation):
-    """Has the relations of MiniLMv2 (Wang et al. 2021, arXiv 2012.15828, section 3.1) and nothing else: among queries,
-    among keys and among values. The number of relation heads is that of teachers of BERT base's size.
+    """The loss of MiniLMv2: only the relations of queries, of keys and of values.
+
+    From Wang et al. 2021, arXiv 2012.15828, section 3.1. The number of relation heads is for teachers with the size of
+    BERT base.
     """
 
-    own: float = 0.0  # relations alone
-    soft: float = 0.0  # relations alone
-    relations: float = 1.0  # of the three kinds together
-    relation_heads: int = 48  # for teachers as large as BERT base; 64 for BERT large
+    own: float = 0.0  # trains only on relations
+    soft: float = 0.0  # trains only on relations
+    relations: float = 1.0  # weight of the sum over queries, keys and values
+    relation_heads: int = 48  # for teachers with the size of BERT base; 64 for BERT large

@@ -1,4 +1,4 @@
-"""Soft targets: how far the answers of a student's heads are from those of a teacher (Hinton et al. 2015)."""
+"""Soft targets: divergences between the outputs of student and teacher heads (Hinton et al. 2015)."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ from pretrainax.models.heads.tag import TaggerOutput, real_words
 from pretrainax.sharding.axes import BATCH_AXES
 from pretrainax.sharding.mesh import axis_size
 
-_LEAST = 1e-30  # of a marginal, so that its logarithm is finite
+_LEAST = 1e-30  # smallest marginal, so that its logarithm is finite
 
 
 def softened(student: jax.Array, teacher: jax.Array, temperature: float) -> jax.Array:
@@ -31,9 +31,9 @@ def softened(student: jax.Array, teacher: jax.Array, temperature: float) -> jax.
 def of_tokens(
     student: LanguageModelOutput, teacher: LanguageModelOutput, batch: Batch, temperature: float, chunk: int
 ) -> jax.Array:
-    """Returns the sum over the targets of a batch, by their weights. Logits exist for some tokens at a time.
+    """Returns the weighted sum over the targets of a batch, computed in chunks to limit the memory for logits.
 
-    chunk: tokens of a device.
+    chunk: tokens per device whose logits exist at a time.
     """
     weights = batch["loss_weights"]  # [B, N]
     rows, length = weights.shape
@@ -44,7 +44,7 @@ def of_tokens(
         x = jnp.pad(x, [(0, 0), (0, step * pieces - length)] + [(0, 0)] * (x.ndim - 2))
         return jnp.moveaxis(x.reshape(rows, pieces, step, *x.shape[2:]), 1, 0)
 
-    @jax.checkpoint  # so that the backward makes the logits of a piece again
+    @jax.checkpoint  # the backward pass recomputes the logits of a chunk
     def add(total: jax.Array, piece: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         ours, theirs, weights = piece
         ours, theirs = (dataclasses.replace(s, features=x).logits() for s, x in ((student, ours), (teacher, theirs)))
@@ -57,35 +57,35 @@ def of_tokens(
 def of_labels(
     student: ClassifierOutput, teacher: ClassifierOutput, batch: Batch, temperature: float, chunk: int
 ) -> jax.Array:
-    """Returns the sum over the rows: of one label of several, or a choice, of each by itself, or squares of numbers."""
+    """Returns the sum over the rows. Multi-label rows average over labels; regressions have squared differences."""
     del chunk
     ours, theirs = student.logits, teacher.logits
     if student.kind in ("single", "choice"):
-        found = softened(ours, theirs, temperature)
-    elif student.kind == "multi":  # a label and its absence are two classes of logits ±x / 2
-        found = softened(*(jnp.stack([x / 2, -x / 2], axis=-1) for x in (ours, theirs)), temperature).mean(-1)
+        losses = softened(ours, theirs, temperature)
+    elif student.kind == "multi":  # each label is a two-class problem with logits ±x / 2
+        losses = softened(*(jnp.stack([x / 2, -x / 2], axis=-1) for x in (ours, theirs)), temperature).mean(-1)
     else:
-        found = jnp.square(ours - theirs).mean(-1)
-    return (found * rows_with_text(batch)).sum()
+        losses = jnp.square(ours - theirs).mean(-1)
+    return (losses * rows_with_text(batch)).sum()
 
 
 def of_pairs(student: jax.Array, teacher: jax.Array, batch: Batch, temperature: float, chunk: int) -> jax.Array:
-    """Returns the sum over the rows, of logits [B, 2]."""
+    """Returns the sum over the rows, for logits [B, 2]."""
     del chunk
     return (softened(student, teacher, temperature) * rows_with_text(batch)).sum()
 
 
 def of_words(student: TaggerOutput, teacher: TaggerOutput, batch: Batch, temperature: float, chunk: int) -> jax.Array:
-    """Returns the sum over the words of a batch; a chain's answer for a word is the marginal of its softened tags."""
+    """Returns the sum over the words of a batch. A CRF compares the marginals of its tags, at this temperature."""
     del chunk
     real = real_words(batch)
 
-    def logs(said: TaggerOutput) -> jax.Array:  # -> [B, W, L]
-        logits = said.logits / temperature
-        if said.transitions is None:
+    def logs(output: TaggerOutput) -> jax.Array:  # -> [B, W, L]
+        logits = output.logits / temperature
+        if output.transitions is None:
             return jax.nn.log_softmax(logits, axis=-1)
-        chances = chain.marginals(logits, real, jax.tree.map(lambda x: x / temperature, said.transitions))
-        return jnp.log(jnp.maximum(chances, _LEAST))
+        marginals = chain.marginals(logits, real, jax.tree.map(lambda x: x / temperature, output.transitions))
+        return jnp.log(jnp.maximum(marginals, _LEAST))
 
     return (temperature**2 * jnp.where(real, divergence(logs(student), logs(teacher)), 0.0)).sum()
 
@@ -93,20 +93,21 @@ def of_words(student: TaggerOutput, teacher: TaggerOutput, batch: Batch, tempera
 def of_spans(
     student: ExtractorOutput, teacher: ExtractorOutput, batch: Batch, temperature: float, chunk: int
 ) -> jax.Array:
-    """Returns the sum over the rows, of each the mean of the begin and the end of an answer."""
+    """Returns the sum over the rows of the mean over the begin and the end of the answer."""
     del chunk
-    ours, theirs = (said.logits.swapaxes(1, 2) for said in (student, teacher))  # [B, T, 2] -> [B, 2, T]
+    ours, theirs = (output.logits.swapaxes(1, 2) for output in (student, teacher))  # [B, T, 2] -> [B, 2, T]
     return (softened(ours, theirs, temperature).mean(1) * rows_with_text(batch)).sum()
 
 
 def of_passages(student: EmbedOutput, teacher: EmbedOutput, batch: Batch, temperature: float, chunk: int) -> jax.Array:
-    """Returns the sum over the queries, whose classes are the passages of the batch: vectors may differ in width."""
+    """Returns the sum over the queries; the passages of the batch are the classes, so the widths may differ."""
     del chunk
-    ours, theirs = (scores(said, batch).reshape(len(said.vectors), -1) for said in (student, teacher))
+    ours, theirs = (scores(output, batch).reshape(len(output.vectors), -1) for output in (student, teacher))
     return jnp.where(batch["texts"] > 0, softened(ours, theirs, temperature), 0.0).sum()
 
 
-# Name of a head -> (student's output, teacher's, batch, temperature, chunk) -> sum over what the head's `count` counts
+# head name -> function (student output, teacher output, batch, temperature, chunk) -> sum over the items that the
+# head's `count` counts
 SOFT_TARGETS: dict[str, Callable[..., jax.Array]] = {
     "lm": of_tokens,
     "pair": of_pairs,

@@ -1,7 +1,7 @@
-"""Takes out of a model what it computes on the way: embeddings, hidden states, queries, keys, values, logits.
+"""Captures intermediate values of a model: embeddings, hidden states, queries, keys, values, attention logits.
 
-No model knows of it. Flax calls what is here around its modules, where it sows what they compute beside what they sow
-themselves; so a scan over layers stacks it, under rematerialisation too.
+The models are unchanged. A Flax interceptor sows the values from inside the modules, so that scans over layers stack
+them, also under rematerialization.
 """
 
 import functools
@@ -23,12 +23,12 @@ _KINDS = ("query", "key", "value")
 
 
 class States(NamedTuple):
-    """Holds what one stack of L layers computes for T tokens of B rows."""
+    """The intermediate values of one stack of L layers for B rows of T tokens."""
 
-    embedded: jax.Array  # [B, T, D], what the first layer reads
-    hidden: jax.Array  # [L, B, T, D], after each layer; after the last one as the heads read it, normed
-    vectors: dict[str, jax.Array]  # "query", "key", "value": [L, B, T, H, K]; empty where nobody asks
-    logits: Optional[jax.Array]  # [L, B, G, R, T, T] float32, of self-attention; None where nobody asks
+    embedded: jax.Array  # [B, T, D], input of the first layer
+    hidden: jax.Array  # [L, B, T, D], outputs of the layers; the last has its norm, as the heads read it
+    vectors: dict[str, jax.Array]  # "query", "key", "value": [L, B, T, H, K]; empty if not captured
+    logits: Optional[jax.Array]  # [L, B, G, R, T, T] float32, of self-attention; None if not captured
 
 
 def run_with_states(
@@ -41,28 +41,28 @@ def run_with_states(
     deterministic: bool,
     rngs: Optional[dict[str, jax.Array]] = None,
 ) -> tuple[Outputs, list[States]]:
-    """Returns what a model says of a batch, and the states of each of its stacks, the encoder's first.
+    """Applies a model to a batch. Returns its outputs and the states of its stacks, the encoder first.
 
-    vectors, logits: whether these are taken.
+    vectors, logits: also capture queries, keys and values, or attention logits.
     """
     with nn.intercept_methods(_Sower(vectors, logits)):
         outputs, sown = model.apply(
             {"params": params}, batch, deterministic=deterministic, rngs=rngs, mutable=["intermediates"]
         )
-    found = sown["intermediates"]
-    names = [name for name in ("encoder", "decoder") if name in found]
-    return cast(Outputs, outputs), [_states(found[n], x) for n, x in zip(names, found["embedded"], strict=True)]
+    values = sown["intermediates"]
+    names = [name for name in ("encoder", "decoder") if name in values]
+    return cast(Outputs, outputs), [_states(values[n], x) for n, x in zip(names, values["embedded"], strict=True)]
 
 
 def _states(stack: PyTree, embedded: jax.Array) -> States:
     def layers(rank: int, *path: str) -> jax.Array:
-        """Returns [L, …] of what all layers have sown; it is [L, 1, …] where they share their parameters."""
+        """Returns the sown values of all layers, [L, …]; they are [L, 1, …] if the layers share their parameters."""
 
-        def found(blocks: PyTree) -> jax.Array:
+        def of_blocks(blocks: PyTree) -> jax.Array:
             (sown,) = functools.reduce(dict.__getitem__, path, blocks)
             return sown.reshape(-1, *sown.shape[-rank:])
 
-        return over_parts(stack, found)
+        return over_parts(stack, of_blocks)
 
     hidden, attention = layers(3, "hidden"), stack["blocks"].get("self_attention", {})
     sown = [kind for kind in _KINDS if f"{kind}_vectors" in attention]
@@ -75,11 +75,11 @@ def _states(stack: PyTree, embedded: jax.Array) -> States:
 
 
 class _Sower:
-    """Called by Flax around each method of each module."""
+    """A Flax interceptor, called around each method of each module."""
 
     def __init__(self, vectors: bool, logits: bool):
         self.vectors, self.logits = vectors, logits
-        self.inside: dict[str, jax.Array] = {}  # of the attention that is being computed
+        self.inside: dict[str, jax.Array] = {}  # outputs by module name, inside the current attention
 
     def __call__(self, call, args, kwargs, context):
         module = context.module
@@ -93,20 +93,22 @@ class _Sower:
             return self._attention(module, call, *args, **kwargs)
         result = call(*args, **kwargs)
         if isinstance(module, (Linear, Norm)) and module.name is not None:
-            self.inside.setdefault(module.name, result)  # a map of queries may be asked again, for positions
+            self.inside.setdefault(
+                module.name, result
+            )  # keeps the first output: positions may call the query projection again
         return result
 
     def _attention(self, module: MultiHeadAttention, call, x, source, mask, positions, *of_cache):
         self.inside = {}
-        y, kept = call(x, source, mask, positions, *of_cache)
+        y, cache = call(x, source, mask, positions, *of_cache)
         for kind in _KINDS if self.vectors else ():
             module.sow("intermediates", f"{kind}_vectors", self.inside[kind])
         if self.logits:
             config, scale = module.config, scale_of(module.config, positions)
             q, k = self.inside["query"], self.inside["key"]
             bias = positions.bias(config, q, k, None, None, scale)
-            turned, _ = positions.rotate(self.inside.get("query_norm", q), k)
-            seen, _ = kept.heads_last()
-            logits = masked_logits(turned, seen, mask, bias, scale, config.attention_logit_cap)
+            rotated, _ = positions.rotate(self.inside.get("query_norm", q), k)
+            keys, _ = cache.heads_last()
+            logits = masked_logits(rotated, keys, mask, bias, scale, config.attention_logit_cap)
             module.sow("intermediates", "logits", logits)
-        return y, kept
+        return y, cache

@@ -1,1 +1,1 @@
-"""The evaluation of checkpoints and models, as the command `pretrainax.evaluate` asks for it."""
+"""Evaluates checkpoints and models for the command `pretrainax.evaluate`."""

@@ -1,4 +1,4 @@
-"""A run's own validation, made again of its checkpoints."""
+"""Repeats the run's own validation for its checkpoints."""
 
 import contextlib
 import functools
@@ -26,32 +26,32 @@ from pretrainax.training.corpora import checked_texts
 from pretrainax.training.metrics import meaning, parts_among
 from pretrainax.training.run import Run
 
-_GIVE_TEXT = "give a text, as --source=\"TextFiles(path='my/folder')\""
+_GIVE_TEXT = "set a data source, such as --source=\"TextFiles(path='my/folder')\""
 
 
 def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Origin, list[Result]]]:
-    """Yields the metrics of each checkpoint of a run; prints them, and samples, where there is one."""
+    """Yields the metrics of each checkpoint of a run; for a single checkpoint also prints them, and samples."""
     if not origins[0].steps:
-        raise UserError(f"{directory} is a Hugging Face directory, without validation text: {_GIVE_TEXT}")
+        raise UserError(f"{directory} is a Hugging Face directory, without a validation split: {_GIVE_TEXT}")
     if isinstance(cli.CONFIG.value.data.source, NoSource):
-        raise UserError(f"{directory}: an imported model comes without text; {_GIVE_TEXT}")
+        raise UserError(f"{directory}: an imported model has no dataset; {_GIVE_TEXT}")
     experiment = cli.experiment()
-    experiment.distill = None  # what a student says is asked without its teacher
+    experiment.distill = None  # a student is validated without its teacher
     ask_in_full(experiment, cli.overrides())
     tokenizer = experiment.tokenizer.path
     fingerprint = load_tokenizer(tokenizer).fingerprint
     for step in [step for origin in origins for step in origin.steps]:
         check_tokenizer(step, fingerprint, tokenizer)
     host.start_jax(experiment)
-    with contextlib.ExitStack() as held:
-        run = held.enter_context(open_run(experiment))
+    with contextlib.ExitStack() as stack:
+        run = stack.enter_context(open_run(experiment))
         note = functools.partial(_note, run)
-        corpus_check = held.enter_context(checked_texts(experiment.data, run.prepared.valid, note))
+        corpus_check = stack.enter_context(checked_texts(experiment.data, run.prepared.valid, note))
         run.start.read_frozen(run, directory, is_new=False)
         for origin in origins:
             params = load_plain(origin.steps, run.abstract_state.params, origin.folder)
             steps = list(map(step_of, origin.steps))
-            trained_as(experiment, steps)  # which refuses the average of what computes otherwise
+            trained_as(experiment, steps)  # raises UserError for an average of checkpoints with different computations
             phase = run.at(max(steps) - 1)
             metrics = phase.validate(params)
             if len(origins) == 1:
@@ -61,45 +61,45 @@ def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Ori
 
 
 def ask_in_full(experiment: Experiment, overridden: Collection[str]) -> None:
-    """Asks a task of all records, also what takes too long in training, unless flags set how it is asked."""
+    """Evaluates a task fully, also metrics that are too slow during training, unless flags override the objective."""
     task = experiment.objective
     if isinstance(task, Task) and not any(path.partition(".")[0] == "objective" for path in overridden):
         experiment.objective = task.evaluated()
 
 
 def _show(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:
-    """Prints the figures of one checkpoint, and samples; called in each process of the run, of which one prints."""
+    """Prints the metrics of one checkpoint, and samples. All processes of the run call it; one prints."""
     say = (lambda line: print(visible(line))) if run.is_primary else lambda line: None
     batches, whole = run.validation.sizes
     rows = [
         ("step", " and ".join(os.path.basename(step) for step in origin.steps)),
         *([("parameters", _which_parameters(origin))] if run.experiment.train.ema_decay is not None else []),
         ("source", f"{run.experiment.data.source}, validation split"),
-        ("batches", f"{batches:,} of {whole:,}, of {run.experiment.train.global_batch_size:,} rows"),
+        ("batches", f"{batches:,} of {whole:,}, with {run.experiment.train.global_batch_size:,} rows each"),
     ]
-    named = [(name, f"{value:,.4f}", meaning(name, metrics)) for name, value in metrics.items()]
-    say(f"{text_table(rows)}\n\n{text_table(named, '<><')}\n")
+    described = [(name, f"{value:,.4f}", meaning(name, metrics)) for name, value in metrics.items()]
+    say(f"{text_table(rows)}\n\n{text_table(described, '<><')}\n")
     show_samples(run, params, say)
 
 
 def _note(run: Run, line: str) -> None:
-    """Prints a line beside the results; called in each process of the run, of which one prints."""
+    """Prints a line to stderr. All processes of the run call it; one prints."""
     if run.is_primary:
         print(visible(line), file=sys.stderr)
 
 
 def _which_parameters(origin: Origin) -> str:
     if origin.folder == EMA:
-        return f"their moving average; as they were trained: --from={origin.directory}@{AS_TRAINED}"
-    return f"as they were trained; their moving average: --from={origin.directory}@{EMA}"
+        return f"moving average; for the trained parameters: --from={origin.directory}@{AS_TRAINED}"
+    return f"as trained; for their moving average: --from={origin.directory}@{EMA}"
 
 
 def _results(run: Run, metrics: dict[str, float]) -> list[Result]:
     batches, whole = run.validation.sizes
     rows = batches * run.experiment.train.global_batch_size
-    asked = {"labels": "labels"} if "labels" in metrics else {"tokens": "loss_tokens"}
+    units = {"labels": "labels"} if "labels" in metrics else {"tokens": "loss_tokens"}
     counts = {"batches": batches, "batches in all": whole, "rows": rows}
-    counts |= {what: int(metrics[name]) for what, name in asked.items()}
+    counts |= {unit: int(metrics[name]) for unit, name in units.items()}
     tokens = {part: {"tokens": int(metrics[f"loss_tokens/{part}"])} for part in parts_among(metrics)}
     source = f"{run.experiment.data.source}, validation split"
     objective = type(run.experiment.validation_objective).__name__
@@ -107,5 +107,5 @@ def _results(run: Run, metrics: dict[str, float]) -> list[Result]:
     return [
         Result(source, measure, value, None, tokens.get(part, counts), how, part)
         for (measure, _, part), value in ((name.partition("/"), value) for name, value in metrics.items())
-        if measure not in asked.values()
+        if measure not in units.values()
     ]

@@ -1,4 +1,4 @@
-"""The scores of models on any text, on records of their task, and on tasks that they were not trained for."""
+"""Scores models on any text, on records of their task, and on tasks without training."""
 
 import dataclasses
 import functools
@@ -29,28 +29,28 @@ Asked = Mapping[str, object]  # the values of flags
 def score_texts(
     asked: Asked, origins: Sequence[Origin], tasks: Sequence[Ready], of_task: bool
 ) -> Iterator[tuple[Origin, list[Result]]]:
-    """Yields the scores of each model: of texts, of spans, of records of its task, of tasks.
+    """Yields the results of each model, on text, spans, records of its task, or tasks without training.
 
     Args:
       asked: the values of the flags of `pretrainax.evaluate`.
-      tasks: of --tasks.
-      of_task: the models have the head of a task.
+      tasks: the tasks of --tasks.
+      of_task: True if the models have the head of a task.
     """
     if is_one_of_many():
-        raise UserError("--source and --tasks are for one process: start this command by itself")
+        raise UserError("--source and --tasks run in one process: start this command without other processes")
     host.keep_compiled((DataConfig if cli.CONFIG.value is None else cli.CONFIG.value.data).cache_dir)
     host.start_devices()
-    before = None
+    previous = None
     for origin in origins:
         loaded = _load(origin)
-        if before is not None:
-            loaded.compiled_as(before)
+        if previous is not None:
+            loaded.compiled_as(previous)
         yield origin, _scores(loaded, asked, tasks, of_task)
-        before = dataclasses.replace(loaded, params=None).compiled_as(loaded)
+        previous = dataclasses.replace(loaded, params=None).compiled_as(loaded)
 
 
 def _load(origin: Origin) -> LoadedModel:
-    """Returns a model as flags want it: of ELECTRA the generator, which is the one that says tokens."""
+    """Loads a model with the dtype and mesh of the flags. ELECTRA gives its generator, which predicts tokens."""
     experiment, overridden = cli.CONFIG.value, cli.overrides()
     dtype = experiment.train.dtype if "train.dtype" in overridden and experiment.train.dtype != "auto" else None
     mesh = make_mesh(experiment.mesh) if any(path.startswith("mesh") for path in overridden) else None
@@ -61,36 +61,36 @@ def _load(origin: Origin) -> LoadedModel:
 
 
 def _scores(loaded: LoadedModel, asked: Asked, tasks: Sequence[Ready], of_task: bool) -> list[Result]:
-    """Returns all that the flags ask of a model."""
+    """Returns all results that the flags select for a model."""
     results = []
     if of_task:
         experiment = cli.CONFIG.value
         source = read_source(asked["source"], experiment)
         return score_records(loaded, experiment, source, asked["split"], asked["documents"], _watched)
     if asked["bytes-of-spans"]:
-        results += _of_spans(loaded, asked)
+        results += _span_results(loaded, asked)
     elif asked["source"] is not None:
         source = read_source(asked["source"], loaded.experiment)
         scoring = Scoring(asked["context"], asked["stride"], asked["by-word"], asked["seed"])
         results += score_source(loaded, source, asked["split"], asked["documents"], scoring, _watched)
-    for of_one in run_tasks(loaded, tasks, asked["examples"]):
-        results += of_one
+    for task_results in run_tasks(loaded, tasks, asked["examples"]):
+        results += task_results
     return results
 
 
-def _of_spans(loaded: LoadedModel, asked: Asked) -> list[Result]:
-    """Returns what a model pays for spans, and by how much that is more than another one pays for the same."""
+def _span_results(loaded: LoadedModel, asked: Asked) -> list[Result]:
+    """Returns the scores of a model on spans, and the differences to the model of --beside."""
     choice = SpanChoice(asked["span-share"], asked["span-bytes"], asked["span-context"], asked["seed"] or 0)
     source, watch = read_source(asked["source"], loaded.experiment), functools.partial(_watched, unit=" spans")
     texts = list(texts_of(source, asked["split"], asked["documents"]))
     name, scores = f"{source}, {SPLITS[asked['split']]}", score_spans(loaded, texts, choice, watch)
-    results = [result for of_form in scores for result in of_form.results(name)]
+    results = [result for score in scores for result in score.results(name)]
     if asked["beside"]:
         other = _load(find_origin(asked["beside"]))
         results += results_beside(scores, score_spans(other, texts, choice, watch), name)
     return results
 
 
-def _watched(things: Iterable, unit: str = " documents") -> Iterable:
-    """Shows on a terminal how many documents were read."""
-    return tqdm(things, desc="scoring", unit=unit, leave=False, disable=not sys.stderr.isatty())
+def _watched(items: Iterable, unit: str = " documents") -> Iterable:
+    """Shows the number of documents on a terminal."""
+    return tqdm(items, desc="scoring", unit=unit, leave=False, disable=not sys.stderr.isatty())

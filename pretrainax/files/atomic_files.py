@@ -62,7 +62,8 @@ def _temporary(path: str) -> str:
 def remove_leftovers(folder: str) -> None:
     """Deletes unfinished writes of killed processes in a folder, not those of running processes.
 
-    Of this machine those are the processes that are no more; of another one, files that nobody has touched for a day.
+    A process of this machine is checked by its PID. Files of other machines count as unfinished after a day without
+    a change.
     """
     with os.scandir(folder) as found:
         for entry in found:

@@ -1,4 +1,4 @@
-"""Untrusted JSON files: every fault raises a UserError that names the file."""
+"""Reads untrusted JSON files; every fault raises a UserError that names the file."""
 
 import json
 from typing import Any, TypeAlias
@@ -6,14 +6,15 @@ from typing import Any, TypeAlias
 from pretrainax.files.errors import UserError
 from pretrainax.files.regular_files import read_bytes
 
-JsonObject: TypeAlias = dict[str, Any]  # of JSON values
+JsonObject: TypeAlias = dict[str, Any]  # the values are JSON values
 
 
 def read_object(path: str) -> JsonObject:
     """Reads a JSON object.
 
     Raises:
-      UserError: it is missing, no regular file, too large, not UTF-8, no JSON, nested too deep, or no object.
+      UserError: the file is missing, not a regular file, too large, not UTF-8, not JSON, nested too deeply, or not an
+        object.
     """
     try:
         value = json.loads(read_bytes(path).decode("utf-8"))

@@ -1,7 +1,7 @@
 """Maps untrusted file names to paths below a folder; no other code does this.
 
-Names of objects in a bucket, of files in a manifest, of shards in an index: whoever writes the list chooses the name.
-Joined to a folder as it stands, `../../.bashrc` is a file outside it.
+The author of a list chooses its names: objects in a bucket, files in a manifest, shards in an index. Joined to a folder
+without checks, `../../.bashrc` is a file outside the folder.
 """
 
 import os
@@ -46,5 +46,5 @@ def path_below(root: str, name: str) -> str:
     if not problem and len(path.encode()) > _LONGEST_PATH:
         problem = f"its path has {len(path.encode()):,} bytes; a path has at most {_LONGEST_PATH:,}"
     if problem:
-        raise UserError(f"the file name {shortened(name)!r} is refused: {problem}")
+        raise UserError(f"invalid file name {shortened(name)!r}: {problem}")
     return path

@@ -42,27 +42,29 @@ def is_url(path: str) -> bool:
 def path_problem(path: str, takes_hub: bool = False) -> str:
     """Returns why a path is invalid for a file or folder; "" if it is valid.
 
-    takes_hub: it may be that of a model of the hub, too.
+    takes_hub: accepts names of Hugging Face Hub models too.
     """
     if is_hub(path):
         if not takes_hub:
             return (
-                "models of the hub are read alone, by --from, config.checkpoint.init_from, config.distill.teacher and "
-                "config.tokenizer.path: give a folder; python -m pretrainax.huggingface export --push=org/name sends a "
-                "model there, and the source HuggingFace(path='org/name') reads a data set"
+                "only --from, config.checkpoint.init_from, config.distill.teacher and config.tokenizer.path accept a "
+                "model of the hub: set a folder. python -m pretrainax.huggingface export --push=org/name uploads a "
+                "model, and the source HuggingFace(path='org/name') reads a dataset"
             )
-        return "" if hub_name(path) else "no model of the hub is named so: write hf:org/name or hf:org/name@revision"
+        return (
+            "" if hub_name(path) else "it is not a valid name of a hub model: write hf:org/name or hf:org/name@revision"
+        )
     scheme = _SCHEME.match(path)
     if scheme and not is_url(path):
         return (
-            f"{scheme[0]}/ is none of the stores that are known ({', '.join(f'{name}://' for name in STORES)}): give "
-            "one of these, a folder of this machine, or one that is mounted (NFS, gcsfuse, mount-s3)"
+            f"{scheme[0]}/ is not a supported store ({', '.join(f'{name}://' for name in STORES)}): set a URL of one "
+            "of these, a local folder, or a mounted folder (NFS, gcsfuse, mount-s3)"
         )
     if scheme:
         return _url_problem(path[scheme.end() + 1 :])
     if "\0" in path:
         return "it contains a zero byte, which paths cannot"
-    return "" if is_utf8(path) else "it is not UTF-8: give that file or folder another name"
+    return "" if is_utf8(path) else "it is not UTF-8: rename the file or folder"
 
 
 def _url_problem(rest: str) -> str:
@@ -72,10 +74,10 @@ def _url_problem(rest: str) -> str:
         return "it names no bucket"
     if _CREDENTIALS.search(bucket):
         return (
-            "it holds a key and its secret, which would be written into the run's files: leave out what is before @, "
-            "and set the environment variables or the configuration file of the store's own tools"
+            "it has a key and a secret, which the files of the run would store: leave out the part before @, and set "
+            "the environment variables or the configuration file of the store's tools"
         )
-    return f"it is no URL of an object or a folder: {problem}" if (problem := name_problem(name)) else ""
+    return f"it is not a valid URL of an object or folder: {problem}" if (problem := name_problem(name)) else ""
 
 
 def is_utf8(text: str) -> bool:
@@ -111,6 +113,6 @@ def define_path(
 ) -> flags.FlagHolder[Optional[str]]:
     """Defines a path flag with ~ expansion; otherwise like `flags.DEFINE_string`.
 
-    takes_hub: or a model of the hub, which `storage.places.here` brings.
+    takes_hub: accepts names of Hugging Face Hub models too, which `storage.places.here` downloads.
     """
     return flags.DEFINE(_PathParser(takes_hub), name, default, help)

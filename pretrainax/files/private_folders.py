@@ -10,22 +10,22 @@ def private_folder(path: str) -> str:
     """Creates or restricts a folder to the current user (mode 0700) and returns it.
 
     Raises:
-      UserError: something else is there, or another user's folder, or the folder cannot be created.
+      UserError: the path is not a folder, belongs to another user, or cannot be created.
     """
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
         found = os.lstat(path)
         if not stat.S_ISDIR(found.st_mode):
-            raise UserError(f"{path} is a link: the program keeps private files there, so it must be a folder")
+            raise UserError(f"{path} is a link: the program stores private files there, so it must be a folder")
         if found.st_uid != os.geteuid():
             raise UserError(
-                f"{path} belongs to user {found.st_uid}, and this is user {os.geteuid()}: the program keeps private "
-                "files there. Remove it, or set XDG_CACHE_HOME to a folder of your own"
+                f"{path} belongs to user {found.st_uid}, but this is user {os.geteuid()}: the program stores private "
+                "files there. Remove it, or set XDG_CACHE_HOME to your own folder"
             )
         if found.st_mode & 0o077:
             os.chmod(path, 0o700)
     except OSError as e:
         raise UserError(
-            f"{path} cannot be made a private folder ({e.strerror}): set XDG_CACHE_HOME to another one"
+            f"{path} cannot be made a private folder ({e.strerror}): set XDG_CACHE_HOME to another folder"
         ) from e
     return path

@@ -1,7 +1,7 @@
 """Reads untrusted files: only regular files, and only up to a size limit.
 
-A file of somebody's model directory may be a link to /dev/zero, or a FIFO that nobody writes to: what opens it would
-fill the memory, or wait for ever. A link to a regular file is as good as the file, as in Hugging Face's cache.
+A file in an untrusted model directory may be a link to /dev/zero, which would fill the memory, or a FIFO without a
+writer, which would block forever. Links to regular files are allowed, because the Hugging Face cache has them.
 """
 
 import os
@@ -9,7 +9,7 @@ import stat
 
 from pretrainax.files.errors import UserError
 
-MOST_BYTES = 1 << 27  # of files that are read at once: descriptions, tokenizers, word lists
+MOST_BYTES = 1 << 27  # size limit of files that are read whole: configs, tokenizers, word lists
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -28,7 +28,7 @@ def check_regular(path: str) -> None:
 
 
 def read_bytes(path: str, most: int = MOST_BYTES) -> bytes:
-    """Reads a regular file; UserError for other kinds of files, or above `most` bytes."""
+    """Reads a regular file; UserError for other kinds of files, or for more than `most` bytes."""
     check_regular(path)
     with open(path, "rb") as f:
         content = f.read(most + 1)

@@ -1,1 +1,1 @@
-"""Uses a trained model: reads it from wherever it lies, and writes, fills in, embeds and scores text with it."""
+"""Inference: loads trained models, and generates, fills in, embeds and classifies text with them."""

@@ -1,6 +1,6 @@
-"""The prompt and the steps of a model that writes: what was read is kept, and each further token is read alone.
+"""Generation with a KV cache: a prefill of the prompt, then steps of one token.
 
-This is the one file of the package that knows how models keep keys and values.
+This is the only file of the package that depends on the KV cache of the models.
 """
 
 import dataclasses
@@ -25,23 +25,23 @@ from pretrainax.sharding.rules import named_sharding, tree_shardings
 
 @flax.struct.dataclass
 class State:
-    """Holds what was read of each row. `step` changes no shape of it."""
+    """The KV cache and the position of each row. `step` does not change the shapes."""
 
     memory: Memory
-    positions: jax.Array  # [B] int32, of the last token in its text
-    segment_ids: jax.Array  # [B] int32, of that text
+    positions: jax.Array  # [B] int32, position of the last token in its text
+    segment_ids: jax.Array  # [B] int32, segment of that text
     encoded_segment_ids: Optional[jax.Array] = None  # [B, S] int32
 
 
 @dataclasses.dataclass(frozen=True)
 class CachedModel:
-    """Steps through text with a decoder, or an encoder-decoder.
+    """A decoder or an encoder-decoder with a KV cache; implements `Stepper`.
 
-    `start`, `step` and `take` are to be called within `jax.jit`, under `jax.set_mesh(loaded.mesh)`; a state that is
-    passed on from one jitted function to the next should be donated, or it is copied.
+    Call `start`, `step` and `take` within `jax.jit`, under `jax.set_mesh(loaded.mesh)`. Donate a state that you pass
+    from one jitted function to the next; otherwise JAX copies it.
 
     Raises:
-      UserError: a model that does not write, or whose positions need more than keys and values.
+      UserError: the model does not generate, or its positions need more than keys and values.
     """
 
     loaded: LoadedModel
@@ -50,11 +50,11 @@ class CachedModel:
         config, mesh = self.loaded.model.config, self.loaded.mesh
         self.loaded.check_plain("write text")
         if why := config.unsupported("generation"):
-            raise UserError(f"{self.loaded.origin} {why}; generation takes a decoder or an encoder-decoder")
+            raise UserError(f"{self.loaded.origin} {why}; generation needs a decoder or an encoder-decoder")
         if config.family == "encoder":
             raise UserError(
                 f"{self.loaded.origin} is an encoder, which writes no text: it fills masks, embeds and scores; "
-                "generation takes a decoder or an encoder-decoder"
+                "generation needs a decoder or an encoder-decoder"
             )
         for field, is_set in (
             ("position", isinstance(config.position, DisentangledPositions)),
@@ -63,7 +63,7 @@ class CachedModel:
             if is_set:
                 raise UserError(
                     f"{self.loaded.origin} has config.model.{field} {getattr(config, field)}, which generation does "
-                    "not know: a token of it needs more of those before than keys and values"
+                    "not support: a token needs more of the previous tokens than keys and values"
                 )
         for axis, why in ((LENGTH_AXIS, "it reads one token at a time"), (PIPELINE_AXIS, "a token needs all layers")):
             if mesh.shape[axis] > 1:
@@ -74,38 +74,39 @@ class CachedModel:
 
     @functools.cached_property
     def params(self) -> PyTree:
-        """Returns the parameters as `start` and `step` take them, in their shards: matrices in the dtype of
-        activations, those of each layer apart, and the output matrix [D, V] on its own where it is the transposed
-        embedding. Made once, and kept beside the loaded ones."""
+        """Returns the sharded parameters for `start` and `step`, cached in addition to the loaded parameters.
+
+        Matrices have the dtype of activations, layers are unstacked, and tied output matrices [D, V] are separate.
+        """
         config, compute, mesh = self.loaded.model.config, self.loaded.model.compute, self.loaded.mesh
         shardings = tree_shardings(mesh, self.loaded.params)
-        params = dict(jax.device_put(self.loaded.params, shardings))  # copies nothing that lies there already
+        params = dict(jax.device_put(self.loaded.params, shardings))  # does not copy arrays that have these shardings
         for stack in {"encoder", "decoder"} & params.keys():
-            params[stack] = self._apart(params[stack], shardings[stack])
+            params[stack] = self._unstacked(params[stack], shardings[stack])
         if config.tie_embeddings:
-            spread = named_sharding(mesh, logical_spec("d_model", "vocab_size"))
-            turn = jax.jit(lambda table: table.T.astype(compute.dtype), out_shardings=spread)
+            sharding = named_sharding(mesh, logical_spec("d_model", "vocab_size"))
+            transpose = jax.jit(lambda table: table.T.astype(compute.dtype), out_shardings=sharding)
             table = "decoder_token_embedding" if config.separate_embeddings else "token_embedding"
-            kernel = turn(params[table]["embedding"])
+            kernel = transpose(params[table]["embedding"])
             params["unembedding"] = {**params.get("unembedding", {}), "kernel": kernel}
         return params
 
-    def _apart(self, stack: PyTree, shardings: PyTree) -> PyTree:
-        """Returns the parameters of a stack with those of each layer apart."""
+    def _unstacked(self, stack: PyTree, shardings: PyTree) -> PyTree:
+        """Returns the parameters of a stack with unstacked layers."""
         mesh, dtype = self.loaded.mesh, self.loaded.model.compute.dtype
         of_layer = jax.tree.map(lambda s: named_sharding(mesh, P(*s.spec[1:])), shardings["blocks"])
-        spread = (of_layer,) * len(jax.tree.leaves(stack["blocks"])[0])
-        cut = jax.jit(lambda blocks: layer_by_layer(_in_dtype(blocks, dtype)), out_shardings=spread)
-        parts = {part: self._apart(stack[part], shardings[part]) for part in (FIRST, BETWEEN) if part in stack}
-        return {**stack, **parts, "blocks": cut(stack["blocks"])}
+        out_shardings = (of_layer,) * len(jax.tree.leaves(stack["blocks"])[0])
+        unstack = jax.jit(lambda blocks: layer_by_layer(_in_dtype(blocks, dtype)), out_shardings=out_shardings)
+        parts = {part: self._unstacked(stack[part], shardings[part]) for part in (FIRST, BETWEEN) if part in stack}
+        return {**stack, **parts, "blocks": unstack(stack["blocks"])}
 
     def start(self, params: PyTree, batch: Batch, room: int) -> tuple[jax.Array, State]:
-        """Returns what the model says after the last token of each prompt, [B, V] float32 logits, and the state.
+        """Returns the logits after the last token of each prompt, [B, V] float32, and the state.
 
         Args:
           params: `self.params`.
-          batch: prompts as data/batch.py has them, padded on the right with segment 0; without targets.
-          room: how many tokens may follow.
+          batch: prompts without targets, in the format of data/batch.py, padded on the right with segment 0.
+          room: maximum number of further tokens.
         """
         config = self.loaded.model.config
         length = batch["tokens"].shape[1]
@@ -130,8 +131,7 @@ class CachedModel:
         return logits, state
 
     def step(self, params: PyTree, state: State, tokens: jax.Array) -> tuple[jax.Array, State]:
-        """Reads one token more of each row, [B]; returns what the model says after it, [B, V] float32 logits, and the
-        state."""
+        """Reads one more token of each row, [B]; returns the next logits, [B, V] float32, and the state."""
         positions = state.positions + 1
         batch = {"tokens": tokens, "positions": positions, "segment_ids": state.segment_ids}
         ids = state.encoded_segment_ids
@@ -140,7 +140,7 @@ class CachedModel:
         return logits, state.replace(memory=memory, positions=positions)
 
     def take(self, state: State, rows: jax.Array) -> State:
-        """Returns the state of `rows` [B'], indices into B; the same one may be there more than once."""
+        """Returns the state of `rows` [B'], indices into B that may repeat."""
         of_rows = lambda x: jnp.take(x, rows, axis=0, mode="clip")  # noqa: E731
         return state.replace(
             memory=state.memory.take(rows),
@@ -152,8 +152,10 @@ class CachedModel:
     def _decode(
         self, params: PyTree, batch: Batch, encoded: Optional[Encoded], memory: Memory
     ) -> tuple[jax.Array, Memory]:
-        """Returns the logits of the one place that is asked for, [B, V] float32, the vocabulary of a row whole; and
-        what the decoder remembers."""
+        """Returns the logits at the single requested position, [B, V] float32, and the KV cache.
+
+        The vocabulary axis of the logits is not sharded.
+        """
         read = () if encoded is None else (encoded,)
         outputs = self._apply(params, batch, *read, memory, method="decode")
         output = outputs.heads["lm"].replace(unembedding=params["unembedding"]["kernel"])
@@ -164,7 +166,7 @@ class CachedModel:
 
 
 def _in_dtype(params: PyTree, dtype: str) -> PyTree:
-    """Returns parameters whose matrices are of the dtype that products cast them to: all but a router's."""
+    """Casts matrices to the dtype of matrix products, except those of routers."""
 
     def cast(path, x):
         *_, module, name = (key.key for key in path)

@@ -1,7 +1,7 @@
-"""Says which tokens may come next: automata over tokens, as tables on the device.
+"""Constrains the next token with automata over tokens, stored as tables on the device.
 
-An automaton is written down over bytes, as strings do not end where tokens do, and becomes one over tokens by what each
-of them writes.
+Strings do not end at token boundaries, so an automaton is first built over bytes. The bytes of each token then give the
+automaton over tokens.
 """
 
 import base64
@@ -23,37 +23,37 @@ from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
 FORBIDDEN = -1
 _REGEX_STATES = os.path.join(os.path.dirname(__file__), "regex_states.py")
-# Budgets of a regular expression: those of published JSON schemas take seconds and 100 states.
+# Limits for a regular expression. Expressions of published JSON schemas take seconds and 100 states.
 _SECONDS, _GIB = 60.0, 6.0
-_LARGEST = 1 << 29  # bytes of its table on the device: 1,000 states of 128,256 tokens
+_LARGEST = 1 << 29  # bytes of the table on the device: 1,000 states of 128,256 tokens
 
 
 class Automaton(NamedTuple):
-    """Tells in each of S states what a token of V leads to. The first state is 0."""
+    """A transition table of S states over V tokens. The initial state is 0."""
 
-    moves: jax.Array  # [S, V] int32; FORBIDDEN: the token may not come here
+    moves: jax.Array  # [S, V] int32, the next state; FORBIDDEN: the state does not allow the token
 
     def step(self, states: jax.Array, tokens: jax.Array) -> jax.Array:
-        """Returns the states [B] after tokens [B], which are not forbidden."""
+        """Returns the states [B] after allowed tokens [B]."""
         return self.moves[states, tokens]
 
 
 def allowed_next(automaton: Automaton, states: jax.Array) -> jax.Array:
-    """Returns which tokens may come in states [B], [B, V] bool."""
+    """Returns the mask of allowed tokens in states [B], [B, V] bool."""
     return automaton.moves[states] != FORBIDDEN
 
 
 def allowed_ids(
     allowed: Sequence[Union[int, str]], banned: Sequence[Union[int, str]], tokenizer: Tokenizer, rows: int
 ) -> np.ndarray:
-    """Returns which ids of a model may be said at all, [rows] bool: none past the vocabulary.
+    """Returns the mask of ids that a model may generate, [rows] bool; False for padding rows after the vocabulary.
 
     Args:
-      allowed: ids, or text of which all tokens are; () allows all, otherwise the end of a text is added.
-      banned: ids, or text that is one token.
+      allowed: ids, or texts whose tokens are all allowed; () allows all ids. Otherwise the end token is added.
+      banned: ids, or texts of one token.
 
     Raises:
-      UserError: an id that there is not, text of several tokens, nothing left.
+      UserError: an id is outside the vocabulary, a banned text has several tokens, or no id remains.
     """
     vocabulary = tokenizer.vocabulary
     mask = np.zeros(rows, bool)
@@ -68,7 +68,7 @@ def allowed_ids(
             raise UserError(f"banned_tokens has {token!r}, which is {len(ids)} tokens: give it to banned_strings")
         mask[ids] = False
     if not mask.any():
-        raise UserError("banned_tokens leaves nothing that may be said: ban fewer, or allow more in allowed_tokens")
+        raise UserError("banned_tokens leaves no token to generate: ban fewer tokens, or allow more in allowed_tokens")
     return mask
 
 
@@ -82,33 +82,34 @@ def _tokens(option: str, token: Union[int, str], tokenizer: Tokenizer) -> list[i
 
 
 def without_strings(banned: Sequence[str], spellings: Sequence[bytes], vocabulary: Vocabulary, rows: int) -> Automaton:
-    """Returns the automaton of texts in which none of the `banned` strings is written, however tokens meet in it.
+    """Returns the automaton of texts that do not contain any `banned` string, at any token boundaries.
 
     Args:
-      spellings: what each id writes, as `Tokenizer.spellings` says.
-      rows: V, ids of the model, of which those past the vocabulary are forbidden.
+      spellings: bytes of each id, from `Tokenizer.spellings`.
+      rows: V, ids of the model; ids after the vocabulary are forbidden.
     """
     moves = over_tokens(_without([text.encode() for text in banned]), spellings)
-    moves[:, list(vocabulary.special_ids)] = 0  # a special piece parts what is before it from what follows
+    moves[:, list(vocabulary.special_ids)] = 0  # a special token separates the text before and after it
     padding = np.full((len(moves), rows - len(spellings)), FORBIDDEN, np.int32)
     return Automaton(jnp.asarray(np.concatenate([moves, padding], axis=1)))
 
 
 def matching(pattern: str, spellings: Sequence[bytes], vocabulary: Vocabulary, rows: int) -> Automaton:
-    """Returns the automaton of texts that match a regular expression as a whole, of which the end is told by the end of
-    the text; made by `regex_states` in a process of its own, with budgets of time and memory.
+    """Returns the automaton of texts that fully match a regular expression.
+
+    It allows the end token only after a full match. `regex_states` computes it in a separate process with limits on
+    time and memory.
 
     Args:
-      spellings, rows: as `without_strings` has them. Special pieces are part of no match.
+      spellings, rows: as in `without_strings`. Special tokens never match.
 
     Raises:
-      UserError: no regular expression, none that these tokens can match, or one that exceeds a budget; the library is
-        not installed.
+      UserError: the expression is invalid, the tokens cannot match it, it exceeds a limit, or the library is missing.
     """
     if importlib.util.find_spec("outlines_core") is None:
         raise UserError("regex needs the library outlines-core: pip install 'pretrainax[regex]'")
     if vocabulary.separator is None:
-        raise UserError("regex needs a vocabulary with an end of text, and this one has none: leave it out")
+        raise UserError("regex needs a vocabulary with an end token, and this vocabulary has none: leave regex out")
     ids: dict[str, list[int]] = {}
     for i, spelling in enumerate(spellings):
         if spelling and i not in vocabulary.special_ids and b"\0" not in spelling:
@@ -130,30 +131,32 @@ def matching(pattern: str, spellings: Sequence[bytes], vocabulary: Vocabulary, r
 
 
 def over_tokens(table: np.ndarray, spellings: Sequence[bytes]) -> np.ndarray:
-    """Returns the moves [S, V] of tokens that write `spellings`, of a table [S, 256] of bytes. None leads away from
-    FORBIDDEN."""
-    table = np.concatenate([table, np.full((1, 256), FORBIDDEN, np.int32)])  # the last row, -1, is that of FORBIDDEN
+    """Returns the transitions [S, V] of tokens with these `spellings` from a table [S, 256] over bytes.
+
+    FORBIDDEN is absorbing.
+    """
+    table = np.concatenate([table, np.full((1, 256), FORBIDDEN, np.int32)])  # the last row, -1, is FORBIDDEN's
     lengths = np.array([len(spelling) for spelling in spellings])
     moves = np.repeat(np.arange(len(table) - 1, dtype=np.int32)[:, None], len(spellings), axis=1)
-    for place in range(lengths.max(initial=0)):
-        reach = np.flatnonzero(lengths > place)
-        byte = np.array([spellings[i][place] for i in reach.tolist()])
-        moves[:, reach] = table[moves[:, reach], byte]
+    for position in range(lengths.max(initial=0)):
+        longer = np.flatnonzero(lengths > position)
+        byte = np.array([spellings[i][position] for i in longer.tolist()])
+        moves[:, longer] = table[moves[:, longer], byte]
     return moves
 
 
 def _without(banned: Sequence[bytes]) -> np.ndarray:
-    """Returns the automaton over bytes of Aho and Corasick (1975), [S, 256]; the ends of the strings are FORBIDDEN.
+    """Returns the automaton of Aho and Corasick (1975) over bytes, [S, 256]; complete strings are FORBIDDEN.
 
-    A state is the longest end of the text so far that some string begins with.
+    A state is the longest suffix of the text so far that is a prefix of some string.
     """
     states = sorted({text[:n] for text in banned for n in range(len(text))}, key=len)  # b"" is the first
-    number = {state: i for i, state in enumerate(states)}
+    index = {state: i for i, state in enumerate(states)}
     table = np.zeros((len(states), 256), np.int32)
     for state in states:
         for byte in range(256):
             text = state + bytes([byte])
-            ends = (text[n:] for n in range(len(text) + 1))
+            suffixes = (text[n:] for n in range(len(text) + 1))
             is_banned = any(text.endswith(other) for other in banned)
-            table[number[state], byte] = FORBIDDEN if is_banned else number[next(e for e in ends if e in number)]
+            table[index[state], byte] = FORBIDDEN if is_banned else index[next(s for s in suffixes if s in index)]
     return table

@@ -1,7 +1,7 @@
-"""Lets a decoder or an encoder-decoder write: prompts in, texts out.
+"""Generates text after prompts with a decoder or an encoder-decoder.
 
-The host looks at what is written between pieces of the device's loop: where a string stops a text, and for those who
-watch. What is written follows from the prompt and its number alone, not from the batch, or from how long pieces are.
+The device generates in chunks of tokens. Between chunks the host looks for stop strings and streams new text. The
+output depends on the prompt and its number alone, not on the batch or the chunk size.
 """
 
 import dataclasses
@@ -31,33 +31,33 @@ from pretrainax.sharding.axes import BATCH_AXES
 from pretrainax.sharding.param_paths import PyTree
 
 Ended = Literal["eos", "stop", "length", "context"]
-OnText = Callable[[int, str], None]  # told the number of a prompt, and what text of it is new
+OnText = Callable[[int, str], None]  # called with the number of a prompt and its new text
 
-_PIECE = 64  # tokens between two looks of the host
-_STOPPING = 16  # where strings may stop a text
-_SHOWN = 4  # where somebody watches
-_CONTEXT = 8  # ids of the prompt before a text, that say how its first word is written
+_CHUNK = 64  # tokens per chunk
+_CHUNK_WITH_STOPS = 16  # tokens per chunk with stop strings
+_CHUNK_STREAMED = 4  # tokens per chunk when streaming
+_CONTEXT = 8  # prompt ids decoded with a text: they determine the spelling of its first word
 
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """Holds one text that was generated."""
+    """One generated text."""
 
-    prompt: int  # the number of its prompt
-    text: str  # without the prompt, the end of the text, and what stopped it
-    ids: tuple[int, ...]  # all that was written, with the end of the text or the stop
-    log_probs: tuple[float, ...]  # of each id, in nats: what the model itself gives it, whatever the options
-    ended: Ended  # eos: the end of a text; stop: a string; length: max_new_tokens; context: no more room in the model
-    score: Optional[float] = None  # of beam search: by which the texts of a prompt are in order
+    prompt: int  # number of the prompt
+    text: str  # without the prompt, the end token and the stop string
+    ids: tuple[int, ...]  # all generated ids, including the end token or the stop string
+    log_probs: tuple[float, ...]  # of each id, in nats: under the model itself, before any sampling options
+    ended: Ended  # eos: end token; stop: stop string; length: max_new_tokens; context: maximum length of the model
+    score: Optional[float] = None  # of beam search; sorts the sequences of a prompt
 
 
 @dataclasses.dataclass
 class Rates:
-    """Adds up how long the device took, for reading prompts and for the steps after that."""
+    """Accumulates the device time of prefill and of decoding steps."""
 
     prompt_tokens: int = 0
-    prefill_seconds: float = 0.0  # compilation included
-    step_tokens: int = 0  # tokens of all texts, without the first of each
+    prefill_seconds: float = 0.0  # including compilation
+    step_tokens: int = 0  # tokens of all sequences, except the first token of each
     steps: int = 0
     step_seconds: float = 0.0
 
@@ -71,22 +71,22 @@ def generate(
     batch_size: int = 16,
     rates: Optional[Rates] = None,
 ) -> list[Generated]:
-    """Returns the texts that a model writes after prompts: `sampling.num_return` of each, best first, prompt by prompt.
+    """Generates `sampling.num_return` sequences for each prompt, in the order of the prompts, best first.
 
-    Special pieces in a prompt are understood: "The <extra_id_0> walks".
+    Prompts may contain special tokens: "The <extra_id_0> walks".
 
     Args:
-      on_text: told of each piece of text when it is there; where a prompt has several texts, of none.
-      first: the number of the first prompt, from which random numbers follow.
-      batch_size: prompts that are on the device at a time.
-      rates: the times of the device are added to it.
+      on_text: called with each new piece of text, unless a prompt has several sequences.
+      first: number of the first prompt; seeds the random numbers.
+      batch_size: prompts on the device at a time.
+      rates: accumulates the device time.
 
     Raises:
-      UserError: an option out of range, a prompt that the model cannot read or that is too long for it, an encoder.
+      UserError: an option is out of range, a prompt is invalid or too long, or the model is an encoder.
     """
     sampling.check()
     if isinstance(prompts, str):
-        raise UserError("prompts is one text, it must be a list of them: write [text]")
+        raise UserError("prompts is one string, it must be a list of strings: write [text]")
     examples = []
     for number, prompt in enumerate(prompts):
         try:
@@ -106,7 +106,7 @@ def write(
     batch_size: int = 16,
     rates: Optional[Rates] = None,
 ) -> list[Generated]:
-    """Returns what `generate` does, after prompts that are examples without predictions, as the model reads them."""
+    """Does the same as `generate` for prompts in the form of model inputs: examples without targets."""
     texts = []
     with jax.set_mesh(loaded.mesh):
         for start in range(0, len(examples), batch_size):
@@ -116,7 +116,7 @@ def write(
 
 
 class Writer:
-    """Holds what is compiled for a model that writes: made once for all checkpoints of a run."""
+    """The compiled generation functions of a model, shared by all checkpoints of a run."""
 
     def __init__(self, loaded: LoadedModel):
         stepper = CachedModel(loaded)
@@ -133,12 +133,12 @@ class Writer:
 
 
 def stepping_params(loaded: LoadedModel) -> PyTree:
-    """Returns the parameters as the functions of a `Writer` take them."""
+    """Returns the parameters in the form that the functions of a `Writer` take."""
     return CachedModel(loaded).params
 
 
 class _Job:
-    """Holds a batch of prompts and what is asked for, as the device takes it."""
+    """A batch of prompts and its options, on the device."""
 
     def __init__(self, loaded: LoadedModel, prompts: Sequence[Example], sampling: Sampling, first: int):
         self.loaded, self.prompts, self.sampling, self.first = loaded, prompts, sampling, first
@@ -149,13 +149,13 @@ class _Job:
         most = loaded.experiment.model.position.max_length
         limits = [min(sampling.max_new_tokens, room_after(p, loaded) or sampling.max_new_tokens) for p in prompts]
         self.room = bucket(max(limits))
-        rows = -len(prompts) % math.prod(loaded.mesh.shape[axis] for axis in BATCH_AXES)  # that fill up the devices
+        rows = -len(prompts) % math.prod(loaded.mesh.shape[axis] for axis in BATCH_AXES)  # padding for the devices
         self.limits = np.array(limits + [0] * rows, np.int32)
         batch = batch_of([*prompts, *[prompts[-1]] * rows], vocabulary.pad or 0, most)
         self.batch = put_batch(batch, loaded.mesh)
 
     def write(self, on_text: Optional[OnText], rates: Rates) -> list[Generated]:
-        """Writes row by row: greedy, or drawn."""
+        """Generates greedily or by sampling."""
         sampling = self.sampling
         copies = sampling.num_return
         numbers = np.arange(len(self.limits) * copies)
@@ -169,7 +169,7 @@ class _Job:
         texts = [
             _Text(self, row // copies, on_text if copies == 1 else None) for row in range(len(self.prompts) * copies)
         ]
-        piece = _SHOWN if on_text else _STOPPING if sampling.stop else _PIECE
+        chunk = _CHUNK_STREAMED if on_text else _CHUNK_WITH_STOPS if sampling.stop else _CHUNK
         while True:
             count, tokens, log_probs, lengths, ended = jax.device_get(
                 (written.count, written.tokens, written.log_probs, written.lengths, written.ended)
@@ -180,14 +180,14 @@ class _Job:
             over = np.array([text.is_over for text in texts] + [True] * (len(limits) - len(texts)))
             if over.all():
                 return [text.generated(log_probs[row], int(limits[row])) for row, text in enumerate(texts)]
-            if (over != ended).any():  # a string has stopped some
+            if (over != ended).any():  # a stop string ended some rows
                 written = written._replace(ended=jax.device_put(over, written.ended.sharding))
             if count == 1:
                 written = clock.compiled(self.writer.go_on(params, written, self.rules, 0))
-            written = self.writer.go_on(params, written, self.rules, piece)
+            written = self.writer.go_on(params, written, self.rules, chunk)
 
     def search(self, on_text: Optional[OnText], rates: Rates) -> list[Generated]:
-        """Searches with beams; what is found is there at the end."""
+        """Generates with beam search, without streaming."""
         sampling = self.sampling
         clock = _Clock(rates, sum(map(tokens_of, self.prompts)))
         penalty, beams = sampling.length_penalty, sampling.num_beams
@@ -202,25 +202,25 @@ class _Job:
                 break
             if count == 1:
                 search = clock.compiled(self.writer.search_on(params, search, self.rules, penalty, 0))
-            search = self.writer.search_on(params, search, self.rules, penalty, _PIECE)
-        found: beam_search.Texts = jax.device_get(search.finished)
+            search = self.writer.search_on(params, search, self.rules, penalty, _CHUNK)
+        finished: beam_search.Texts = jax.device_get(search.finished)
         texts = []
         for number in range(len(self.prompts)):
             for place in range(sampling.num_return):
-                length = int(found.lengths[number, place])
+                length = int(finished.lengths[number, place])
                 if length == 0:
-                    continue  # fewer texts than were asked for are allowed
+                    continue  # the constraints allow fewer sequences than num_return
                 text = _Text(self, number, on_text if place == 0 else None)
-                text.read(found.tokens[number, place, :length].tolist(), True)
-                score = float(found.scores[number, place])
+                text.read(finished.tokens[number, place, :length].tolist(), True)
+                score = float(finished.scores[number, place])
                 texts.append(
-                    text.generated(np.asarray(found.log_probs[number, place]), int(self.limits[number]), score)
+                    text.generated(np.asarray(finished.log_probs[number, place]), int(self.limits[number]), score)
                 )
         return texts
 
 
 class _Text:
-    """Follows one text while it is written: where it stops, and what of it has been shown."""
+    """Tracks one text during generation: stop strings and streamed characters."""
 
     def __init__(self, job: _Job, number: int, on_text: Optional[OnText]):
         self.job, self.number, self.on_text = job, job.first + number, on_text
@@ -230,7 +230,7 @@ class _Text:
         self.is_over, self.stopped, self._shown = False, False, 0
 
     def read(self, ids: list[int], is_over: bool) -> None:
-        """Takes note of all ids so far, and shows what is new."""
+        """Updates the ids of the text and streams the new characters."""
         if self.is_over:
             return
         stops = self.job.sampling.stop
@@ -249,7 +249,7 @@ class _Text:
         return text[: find_stop(text, self.job.sampling.stop)] if self.stopped else text
 
     def _text_of(self, ids: Sequence[int]) -> str:
-        """Returns ids as text, without the end: as they are written after the prompt, where there is one."""
+        """Decodes ids without the end token, in the context of the last prompt ids."""
         decode = self.job.loaded.tokenizer.decode
         ids = [i for i in ids if i != self.job.end]
         return decode([*self.before, *ids])[len(decode(self.before)) :]
@@ -265,14 +265,14 @@ class _Text:
 
 
 class _Clock:
-    """Adds the times between looks at the device to `Rates`: the first is the prefill's."""
+    """Adds the times between device reads to `Rates`; the first interval is the prefill."""
 
     def __init__(self, rates: Rates, prompt_tokens: int):
         rates.prompt_tokens += prompt_tokens
         self.rates, self.last, self.count, self.tokens = rates, time.perf_counter(), 0, 0
 
     def tick(self, count: int, tokens: int) -> None:
-        """Takes note that rows have written `count` tokens each, and `tokens` in all behind their first."""
+        """Records that each row has `count` tokens, and all rows have `tokens` after their first tokens."""
         now, rates = time.perf_counter(), self.rates
         if self.count == 0:
             rates.prefill_seconds += now - self.last
@@ -283,7 +283,7 @@ class _Clock:
         self.last, self.count, self.tokens = now, count, tokens
 
     def compiled(self, written: PyTree) -> PyTree:
-        """Returns what a call of no steps gave, whose time is that of compiling: it belongs to the start."""
+        """Returns the result of a call with zero steps, and counts its compilation time as prefill."""
         written, now = jax.block_until_ready(written), time.perf_counter()
         self.rates.prefill_seconds += now - self.last
         self.last = now
@@ -291,7 +291,7 @@ class _Clock:
 
 
 def rules_of(loaded: LoadedModel, sampling: Sampling) -> Rules:
-    """Returns the options as the device takes them; UserError for tokens that there are not."""
+    """Returns the device form of the options; raises UserError for tokens outside the vocabulary."""
     tokenizer, rows = loaded.tokenizer, loaded.experiment.model.vocab_size
     automata = []
     if sampling.banned_strings or sampling.regex:

@@ -1,4 +1,4 @@
-"""Turns texts into vectors: the last hidden state of their tokens, pooled."""
+"""Embeds texts: pools the last hidden states of their tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, Optional
@@ -16,7 +16,7 @@ from pretrainax.models.encoder import Encoder
 from pretrainax.sharding.param_paths import PyTree
 
 Pooling = Literal["mean", "cls", "last", "max"]
-# of the hidden states [T, D] of a text, its special tokens among them
+# take the hidden states [T, D] of a text with its special tokens
 _POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean": lambda states: states.mean(axis=0),
     "cls": lambda states: states[0],
@@ -28,20 +28,20 @@ _POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def embed(
     loaded: LoadedModel, texts: Sequence[str], pooling: Optional[Pooling] = None, truncate: bool = False
 ) -> np.ndarray:
-    """Returns a vector of each text, [n, d_model] float32, from the hidden states after the last block and its norm.
+    """Returns a vector for each text, [n, d_model] float32, from the hidden states after the last block and its norm.
 
-    Of an encoder-decoder the encoder reads the texts, of a run of ELECTRA the discriminator. Special tokens stand
-    around a text as in training and are pooled with it, as in sentence-transformers. Padding is not: a vector does not
+    An encoder-decoder reads the texts with its encoder, a run of ELECTRA with its discriminator. Texts get the special
+    tokens of training, which are pooled too, as in sentence-transformers. Padding is not pooled, so a vector does not
     depend on the other texts.
 
     Args:
-      pooling: what the vector is: the mean over all tokens; the first one, where that is a [CLS]; the last one (of an
-        encoder the [SEP] or </s> after the text); or the largest of each number over all tokens. None: that of a model
-        trained for retrieval, with the length 1 that it was trained with; of others the mean.
-      truncate: reads of a text that is too long the first part; else it is an error.
+      pooling: "mean" over all tokens, "max" of each dimension over all tokens, "cls" for the first token if it is
+        [CLS], or "last" for the last token (in an encoder, the [SEP] or </s> after the text). None: the pooling and
+        normalization to length 1 of a model trained for retrieval; otherwise mean.
+      truncate: cuts long texts; otherwise a long text is an error.
 
     Raises:
-      UserError: an unknown pooling, or one that the model cannot give; a text without tokens, or with too many.
+      UserError: the pooling is unknown or does not fit the model, or a text has no tokens or too many.
     """
     head = loaded.experiment.model.head
     if pooling is None and isinstance(head, Embed):
@@ -57,27 +57,27 @@ def embed(
 
 
 def pooled(loaded: LoadedModel, rows: Sequence[np.ndarray], pooling: Pooling) -> np.ndarray:
-    """Returns a vector of each row of ids, special ones included: n times [t] -> [n, d_model] float32."""
+    """Returns a vector for each row of ids with special tokens: n arrays [t] -> [n, d_model] float32."""
     loaded.check_plain("give embeddings")
     vectors = np.empty((len(rows), loaded.experiment.model.stream_width), np.float32)
     examples = [read_example(loaded, row) for row in rows]
     for numbers, batch in batches(examples, loaded.mesh, longest(loaded), loaded.tokenizer.vocabulary.pad):
         hidden = np.asarray(loaded.run(last_hidden, batch), np.float32)
-        for number, states in zip(numbers, hidden, strict=False):  # rows after these repeat the last one
+        for number, states in zip(numbers, hidden, strict=False):  # extra rows repeat the last example
             vectors[number] = _POOLINGS[pooling](states[: len(rows[number])])
     return vectors
 
 
 def last_hidden(model: AnyModel, params: PyTree, batch: Batch) -> jax.Array:
-    """Returns the hidden states after the last block and its norm, [B, T, D], of the stack that reads a text.
+    """Returns the hidden states [B, T, D] after the last block and its norm, from the stack that reads the text.
 
-    A mask decoder, which DeBERTa has in pretraining alone, is left out, as in transformers.
+    The mask decoder of DeBERTa is for pretraining only and is skipped, as in transformers.
     """
     config, family = model.config, model.config.family
     if family == "encoder_decoder":
         return model.apply({"params": params}, batch, deterministic=True, method="encode").x
     if family == "encoder":
-        config, params = electra.discriminator(config, params)  # of other encoders config and params themselves
+        config, params = electra.discriminator(config, params)  # returns other encoders unchanged
         model = Encoder(config, model.compute)
-    _, kept = model.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
-    return kept["intermediates"][family]["output"][0]
+    _, state = model.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
+    return state["intermediates"][family]["output"][0]

@@ -1,7 +1,7 @@
-"""Fills holes with text of any length, by beam search: the spans of T5 and BART, the middle of a decoder.
+"""Fills holes with spans of any length by beam search: with T5, BART, or a decoder trained to fill in the middle.
 
-A span is over where the training says so: at the sentinel of the next one (T5), at the token that the text goes on with
-(BART), at the end of text (the middle of a decoder). That token is a part of what is likely or not.
+The training objective determines the end of a span: the sentinel of the next span (T5), the next token of the given
+text (BART), or the end-of-text token (fill in the middle). The score of a span includes this token.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,43 +30,43 @@ Ids: TypeAlias = list[int]
 
 
 class Question(NamedTuple):
-    """Holds what a model reads to fill the next hole, and the id at which that is full."""
+    """The model input for the next hole, and the id that ends its span."""
 
     example: Example
     end: int
 
 
-Ask: TypeAlias = Callable[[Sequence[Ids]], Question]  # told what is in the holes before
+Ask: TypeAlias = Callable[[Sequence[Ids]], Question]  # takes the spans of the previous holes
 
 
 def find_spans(loaded: LoadedModel, holes: Holes, top: int, longest_span: int) -> list[list[tuple[Ids, float]]]:
-    """Returns for each hole the likeliest texts, as ids, with their probabilities, best first.
+    """Returns the most likely spans of each hole as ids with their probabilities, best first.
 
-    One hole after the other, from left to right, each with the best text in those before it.
+    Holes are filled from left to right, with the best span in each previous hole.
 
     Raises:
-      UserError: a model that was not trained to fill holes, or not such ones; a text that is too long.
+      UserError: the model was not trained to fill such holes, or the text is too long.
     """
-    ask, found, tokens = _layout(loaded, holes), [], sum(map(len, holes.ids()))
-    while len(found) < len(holes):
-        example, end = ask([candidates[0][0] for candidates in found])
-        read = len(example["encoder_tokens" if is_encoder_decoder(example) else "tokens"])
-        check_length(loaded, read, "the text", special=read - tokens)
+    ask, spans, tokens = _layout(loaded, holes), [], sum(map(len, holes.ids()))
+    while len(spans) < len(holes):
+        example, end = ask([candidates[0][0] for candidates in spans])
+        length = len(example["encoder_tokens" if is_encoder_decoder(example) else "tokens"])
+        check_length(loaded, length, "the text", special=length - tokens)
         texts = _search(loaded, example, end, max(top, _BEAMS), longest_span + 1)
         written = zip(texts.tokens[0], texts.scores[0], texts.lengths[0], strict=True)
-        found.append([(ids[: n - 1].tolist(), float(np.exp(score))) for ids, score, n in written if n][:top])
-    return found
+        spans.append([(ids[: n - 1].tolist(), float(np.exp(score))) for ids, score, n in written if n][:top])
+    return spans
 
 
 def _search(loaded: LoadedModel, example: Example, end: int, beams: int, limit: int) -> Texts:
-    """Returns the likeliest continuations of an example: ordinary tokens and then `end`, at most `limit` together."""
-    vocabulary, most = loaded.tokenizer.vocabulary, longest(loaded)
-    if most is not None:
-        limit = min(limit, most - len(example["tokens"]) + 1)  # the last token is never read
+    """Returns the most likely continuations of an example: ordinary tokens, then `end`, at most `limit` tokens."""
+    vocabulary, max_length = loaded.tokenizer.vocabulary, longest(loaded)
+    if max_length is not None:
+        limit = min(limit, max_length - len(example["tokens"]) + 1)  # the last token is never read
     if limit < 1:
-        raise UserError(f"the text leaves no room to write in the {most:,} tokens of {loaded.origin}: shorten it")
+        raise UserError(f"the text leaves no room to write in the {max_length:,} tokens of {loaded.origin}: shorten it")
     rules = _spans_until(end, limit, loaded)
-    ((_, batch),) = batches([example], loaded.mesh, most, vocabulary.pad)
+    ((_, batch),) = batches([example], loaded.mesh, max_length, vocabulary.pad)
     limits = np.full(len(batch["tokens"]), limit, np.int32)
     writer, params, room = loaded.keep_compiled(Writer), loaded.keep(stepping_params), bucket(limit)
     with jax.set_mesh(loaded.mesh):
@@ -76,22 +76,22 @@ def _search(loaded: LoadedModel, example: Example, end: int, beams: int, limit: 
 
 
 def _spans_until(end: int, limit: int, loaded: LoadedModel) -> Rules:
-    """Returns the rules of texts of ordinary tokens, and of `end` as the last of at most `limit`."""
+    """Returns the rules for texts of at most `limit` tokens: ordinary tokens and a final `end`."""
     vocabulary, rows = loaded.tokenizer.vocabulary, loaded.experiment.model.vocab_size
     allowed = np.arange(rows) < vocabulary.size
     allowed[list(vocabulary.special_ids)] = False
-    count = np.arange(limit, dtype=np.int32)[:, None]  # of the tokens so far
+    count = np.arange(limit, dtype=np.int32)[:, None]  # tokens so far
     moves = np.where(allowed & (count < limit - 1), count + 1, np.int32(FORBIDDEN))
     moves[:, end], allowed[end] = 0, True
     return Rules(jnp.asarray(allowed), end, (Automaton(jnp.asarray(moves)),))
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- model inputs -----------------------------------------------------------------------------------------------------
 
 
 def _layout(loaded: LoadedModel, holes: Holes) -> Ask:
-    """Returns how this model is asked, by what it was trained for."""
-    objective = _of_spans(loaded)
+    """Returns the function that builds the inputs of this model, according to its training objective."""
+    objective = _span_objective(loaded)
     if objective is not None:
         return _with_sentinels(loaded, holes, objective)
     if (denoising := trained_by(loaded, Denoising)) is not None:
@@ -102,13 +102,13 @@ def _layout(loaded: LoadedModel, holes: Holes) -> Ask:
     kinds = "FillInTheMiddle, DecoderOnly" if family == "decoder" else "SpanCorruption, Denoising"
     raise UserError(
         f"{loaded.origin} is {'a' if family == 'decoder' else 'an'} {family} trained by "
-        f"{type(loaded.experiment.objective).__name__}, which fills no holes: it generates what follows a text; "
-        f"config.objective of one that fills holes is {kinds}"
+        f"{type(loaded.experiment.objective).__name__}, which fills no holes: it generates the continuation of a text; "
+        f"filling holes needs config.objective {kinds}"
     )
 
 
-def _of_spans(loaded: LoadedModel) -> Optional[Objective]:
-    """Returns the objective that takes out spans and has a sentinel for each, bound to the tokenizer; None without."""
+def _span_objective(loaded: LoadedModel) -> Optional[Objective]:
+    """Returns the span-corruption objective with sentinels, bound to the tokenizer; None if there is none."""
     parts = [part for _, part in loaded.experiment.objective.components()]
     for part in parts:
         inner = part.objective if isinstance(part, DecoderOnly) else part
@@ -118,51 +118,51 @@ def _of_spans(loaded: LoadedModel) -> Optional[Objective]:
 
 
 def _with_sentinels(loaded: LoadedModel, holes: Holes, objective: Objective) -> Ask:
-    """Asks as T5 is trained: `A <X> D <Y> F </s>` is read, `<X> B C <Y> E <Z> </s>` written."""
+    """Builds the inputs of T5: it reads `A <X> D <Y> F </s>` and generates `<X> B C <Y> E <Z> </s>`."""
     vocabulary, parts, marks = loaded.tokenizer.vocabulary, holes.ids(), holes.sentinels()
     prompt = objective.prompt(with_marks(parts, marks), vocabulary)
     ends = [*vocabulary.sentinels[1 : len(marks) + 1], vocabulary.eos][: len(marks)]
-    if not len(parts[-1]):  # no text follows that would need another sentinel
+    if not len(parts[-1]):  # no text follows, so training has no further sentinel
         ends[-1] = vocabulary.eos
 
     def ask(spans: Sequence[Ids]) -> Question:
-        said = [i for mark, span in zip(marks, spans, strict=False) for i in (mark, *span)]
-        return Question(_going_on(prompt, [*said, marks[len(spans)]]), ends[len(spans)])
+        written = [i for mark, span in zip(marks, spans, strict=False) for i in (mark, *span)]
+        return Question(_continued(prompt, [*written, marks[len(spans)]]), ends[len(spans)])
 
     return ask
 
 
 def _with_masks(loaded: LoadedModel, holes: Holes, objective: Denoising) -> Ask:
-    """Asks as BART is trained: `<s> A _ D _ F </s>` is read, `<s> A B C D E F </s>` written."""
+    """Builds the inputs of BART: it reads `<s> A _ D _ F </s>` and generates `<s> A B C D E F </s>`."""
     vocabulary, parts = loaded.tokenizer.vocabulary, holes.ids()
     holes.check_masks()
     if not all(map(len, parts[1:-1])):
-        raise UserError(f"two holes of the text stand side by side, {loaded.origin} fills both as one: leave one out")
+        raise UserError(f"two holes of the text stand side by side, {loaded.origin} fills them as one: leave one out")
     prompt = objective.prompt(with_marks(parts, [vocabulary.mask] * len(holes)), vocabulary)
 
     def ask(spans: Sequence[Ids]) -> Question:
-        said = [i for part, span in zip(parts, spans, strict=False) for i in (*part.tolist(), *span)]
-        here, after = (parts[len(spans) + n].tolist() for n in (0, 1))
+        written = [i for part, span in zip(parts, spans, strict=False) for i in (*part.tolist(), *span)]
+        before, after = (parts[len(spans) + n].tolist() for n in (0, 1))
         end = after[0] if after else vocabulary.eos
-        return Question(_going_on(prompt, [vocabulary.bos, *said, *here]), end)
+        return Question(_continued(prompt, [vocabulary.bos, *written, *before]), end)
 
     return ask
 
 
 def _with_both_sides(loaded: LoadedModel, holes: Holes, objective: FillInTheMiddle) -> Ask:
-    """Asks as decoders are trained to fill in the middle: `<PRE> A <SUF> D <MID>` is read, `B C <eot>` written."""
+    """Builds the inputs of fill-in-the-middle decoders: they read `<PRE> A <SUF> D <MID>` and generate `B C <eot>`."""
     vocabulary = loaded.tokenizer.vocabulary
-    holes.sentinels()  # raises where they are not those of the training
+    holes.sentinels()  # raises UserError if the holes do not match the sentinels of training
     if len(holes) > 1:
-        raise UserError(f"the text has {len(holes)} holes, {loaded.origin} fills one between two sides: leave one")
+        raise UserError(f"the text has {len(holes)} holes, {loaded.origin} fills one hole between two texts: leave one")
     (before, after), (first, second, third) = holes.ids(), vocabulary.sentinels[:3]
     start = before_text(loaded.experiment, vocabulary, is_needed=False)
-    read = np.concatenate([start, [first], before, [second], after, [third]]).astype(np.int32)
-    return lambda _: Question(objective.prompt(read, vocabulary), vocabulary.separator)
+    tokens = np.concatenate([start, [first], before, [second], after, [third]]).astype(np.int32)
+    return lambda _: Question(objective.prompt(tokens, vocabulary), vocabulary.separator)
 
 
-def _going_on(prompt: Example, ids: Sequence[int]) -> Example:
-    """Returns a prompt whose decoder has written `ids` already."""
+def _continued(prompt: Example, ids: Sequence[int]) -> Example:
+    """Returns a prompt with `ids` as the generated text so far."""
     tokens = np.append(prompt["tokens"], np.array(ids, np.int32))
     example = prompt | {
         "tokens": tokens,

@@ -1,4 +1,4 @@
-"""Puts around a text what stands there in training, so that a model is asked about what it knows."""
+"""Adds the special tokens of training around a text, so that inputs at inference match the training data."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Optional, TypeVar
@@ -15,7 +15,7 @@ from pretrainax.inference.loaded import LoadedModel
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
 Kind = TypeVar("Kind", bound=Objective)
-_TEXT = -1  # no token: stands for a text
+_TEXT = -1  # placeholder for a text; not a token id
 
 
 class Frame(NamedTuple):
@@ -26,21 +26,21 @@ class Frame(NamedTuple):
 
 
 def frame_of(loaded: LoadedModel) -> Frame:
-    """Returns what stands around a text that `loaded` reads: [CLS] and [SEP], or what stands around its prompts."""
+    """Returns the special tokens around an input text: [CLS] and [SEP], or the special tokens around a prompt."""
     model = loaded.experiment.model
-    if model.family == "encoder" or model.head is not None:  # with the head of a task, of whatever family
+    if model.family == "encoder" or model.head is not None:  # any family with a task head
         frame = frame_of_texts(model.family, loaded.tokenizer.vocabulary)
         return Frame(frame.before, frame.after)
     prompt = framed_prompt(np.array([_TEXT], np.int32), loaded.experiment, loaded.tokenizer)
     row = prompt["encoder_tokens" if is_encoder_decoder(prompt) else "tokens"].tolist()
-    place = row.index(_TEXT)
-    return Frame(tuple(row[:place]), tuple(row[place + 1 :]))
+    position = row.index(_TEXT)
+    return Frame(tuple(row[:position]), tuple(row[position + 1 :]))
 
 
 def framed_prompt(ids: np.ndarray, experiment: Experiment, tokenizer: Tokenizer) -> Example:
-    """Returns what a decoder or an encoder-decoder reads of the ids [n] of a text: an example without predictions.
+    """Returns the input of a decoder or an encoder-decoder for the ids [n] of a text: an example without targets.
 
-    Of several objectives the first one says it, without the mode that tells them apart.
+    In a mixture, the first objective determines the format, without its mode token.
     """
     objectives = [objective for _, objective in experiment.objective.components()]
     objective = objectives[0].adapted(experiment).bind(tokenizer) if len(objectives) == 1 else objectives[0]
@@ -50,15 +50,16 @@ def framed_prompt(ids: np.ndarray, experiment: Experiment, tokenizer: Tokenizer)
 
 
 def before_text(experiment: Experiment, vocabulary: Vocabulary, is_needed: bool) -> list[int]:
-    """Returns the ids that stand before a text that a decoder reads from left to right: one, or none.
+    """Returns the ids before a text that a causal decoder reads: one id, or none.
 
-    A decoder of ours has read documents one after the other, each after the separator of the one before, unless its
-    rows hold pieces of documents or it sees no other document. One of others reads what their tokenizer puts there.
+    A decoder trained here has read each document after the separator of the previous document, unless its rows hold
+    pieces of documents or attention is masked between documents. An imported decoder reads the BOS token that its
+    tokenizer adds.
 
     Args:
-      is_needed: something has to be read before the first token of the text: where that is asked for (scores), or
-        there is none (an empty prompt). Then the text of a model of others begins with <|endoftext|> too, which ends
-        each document of its training, and which transformers puts before no prompt.
+      is_needed: the first token of the text needs a token before it, as for scoring or for an empty prompt. Imported
+        models then also read <|endoftext|>. This token ends each document of their training data, and transformers
+        does not add it before prompts.
     """
     if isinstance(experiment.data.source, NoSource):
         if is_needed:
@@ -71,7 +72,7 @@ def before_text(experiment: Experiment, vocabulary: Vocabulary, is_needed: bool)
 
 
 def _reads_on(experiment: Experiment) -> bool:
-    """Returns True if a text was seen after the end of another one in training."""
+    """Returns True if the model was trained on documents that follow the end of another document."""
     return any(
         isinstance(objective, CausalLM)
         and not objective.mask_documents
@@ -81,13 +82,13 @@ def _reads_on(experiment: Experiment) -> bool:
 
 
 def trained_by(loaded: LoadedModel, kind: type[Kind]) -> Optional[Kind]:
-    """Returns the objective of this kind that the model was trained by, alone or in a mixture; None without one."""
+    """Returns the training objective of this kind, alone or from a mixture; None if there is none."""
     parts = (part for _, part in loaded.experiment.objective.components())
     return next((part for part in parts if isinstance(part, kind)), None)
 
 
 def longest(loaded: LoadedModel) -> Optional[int]:
-    """Returns how many tokens the model reads, special ones included; None where its positions set no limit."""
+    """Returns the maximum input length in tokens, with special tokens; None if the positions set no limit."""
     model, tuning = loaded.experiment.model, loaded.experiment.tuning
     return model.position.max_length if tuning is None else min(tuning.limits(model).values(), default=None)
 
@@ -95,12 +96,17 @@ def longest(loaded: LoadedModel) -> Optional[int]:
 def check_length(
     loaded: LoadedModel, tokens: int, what: str, remedy: str = "shorten it", special: Optional[int] = None
 ) -> None:
-    """Raises UserError where `what` has more tokens than the model reads, `special` ones included; None: its frame."""
-    most = longest(loaded)
-    if most is not None and tokens > most:
+    """Raises UserError if `what` exceeds the maximum input length.
+
+    Args:
+      tokens: length of `what`, including special tokens.
+      special: number of special tokens in it; None: those of `frame_of`.
+    """
+    limit = longest(loaded)
+    if limit is not None and tokens > limit:
         special = sum(map(len, frame_of(loaded))) if special is None else special
         raise UserError(
-            f"{what} is {tokens - special:,} tokens, {loaded.origin} reads at most {most - special:,}"
+            f"{what} is {tokens - special:,} tokens, {loaded.origin} reads at most {limit - special:,}"
             + (f" and {special} special ones" if special else "")
             + f": {remedy}"
         )
@@ -109,21 +115,21 @@ def check_length(
 def framed_rows(
     loaded: LoadedModel, texts: Sequence[str], truncate: bool = False, remedy: str = "shorten it"
 ) -> list[np.ndarray]:
-    """Returns the ids that the model reads of each text, n times int32 [t], those that stand around it included.
+    """Returns the input ids of each text with their special tokens, n arrays int32 [t].
 
     Args:
-      truncate: of a text that is too long the first part is read; else it is an error, which says `remedy`.
+      truncate: cuts long texts at the end; otherwise a long text raises an error that suggests `remedy`.
 
     Raises:
-      UserError: a text without tokens, or with too many; one text in place of a list.
+      UserError: a text has no tokens or too many, or `texts` is a string.
     """
     if isinstance(texts, str):
-        raise UserError("texts is one text, it must be a list of them: write [text]")
-    (before, after), most = frame_of(loaded), longest(loaded)
+        raise UserError("texts is one string, it must be a list of strings: write [text]")
+    (before, after), limit = frame_of(loaded), longest(loaded)
     rows = []
     for number, ids in enumerate(loaded.tokenizer.encode_batch(list(texts))):
-        if truncate and most is not None:
-            ids = ids[: most - len(before) - len(after)]
+        if truncate and limit is not None:
+            ids = ids[: limit - len(before) - len(after)]
         row = np.concatenate([before, ids, after]).astype(np.int32)
         if not len(row):
             raise UserError(f"texts[{number}] is {texts[number]!r}, which has no tokens: leave it out")
@@ -133,12 +139,12 @@ def framed_rows(
 
 
 def read_example(loaded: LoadedModel, tokens: np.ndarray) -> Example:
-    """Returns the example of a row [n] that the model reads, or of two stacks its encoder."""
-    side = "encoder_" if loaded.experiment.model.family == "encoder_decoder" else ""
+    """Returns an example of the ids [n]; an encoder-decoder reads them with its encoder."""
+    prefix = "encoder_" if loaded.experiment.model.family == "encoder_decoder" else ""
     example = {
-        f"{side}tokens": tokens.astype(np.int32),
-        f"{side}segment_ids": np.ones(len(tokens), np.int32),
-        f"{side}positions": np.arange(len(tokens), dtype=np.int32),
+        f"{prefix}tokens": tokens.astype(np.int32),
+        f"{prefix}segment_ids": np.ones(len(tokens), np.int32),
+        f"{prefix}positions": np.arange(len(tokens), dtype=np.int32),
     }
     if loaded.experiment.model.num_token_types:
         example["token_types"] = np.zeros(len(tokens), np.int32)

@@ -1,4 +1,4 @@
-"""Reads texts with holes, "The [MASK] walks in <extra_id_1> park", and puts into them what a model says."""
+"""Parses texts with holes, "The [MASK] walks in <extra_id_1> park", and fills in model outputs."""
 
 import re
 from collections.abc import Sequence
@@ -9,22 +9,22 @@ import numpy as np
 from pretrainax.config import UserError
 from pretrainax.tokenization.base import Tokenizer
 
-PLAIN = "[MASK]"  # understood for every model, however its tokenizer writes a mask
+PLAIN = "[MASK]"  # supported for every model, in addition to the mask of its tokenizer
 _SENTINEL = re.compile("<extra_id_([0-9]+)>")
-_GUARD = "|"  # hardly ever a part of a longer piece
+_GUARD = "|"  # rarely part of a longer token
 
 
 class Holes:
-    """The text between the holes, as it was written and as ids, and how each hole is written."""
+    """The parts of a text between its holes, and the notation of each hole."""
 
     def __init__(self, tokenizer: Tokenizer, text: str):
-        """Raises UserError where `text` has no hole."""
+        """Raises UserError if `text` has no hole."""
         self.tokenizer = tokenizer
-        split = re.split(f"({_written(tokenizer)})", text)
-        self.parts, self.marks = split[::2], split[1::2]
+        pieces = re.split(f"({_holes_pattern(tokenizer)})", text)
+        self.parts, self.marks = pieces[::2], pieces[1::2]
         if not self.marks:
             raise UserError(
-                f"the text has no hole to fill in: write {_own(tokenizer) or PLAIN} where a word is missing"
+                f"the text has no hole to fill in: write {_mask_of(tokenizer) or PLAIN} where a word is missing"
             )
         self._spellings = tokenizer.spellings()
         self._takes_space = takes_space(self._spellings)
@@ -34,93 +34,93 @@ class Holes:
         return len(self.marks)
 
     def sentinels(self) -> list[int]:
-        """Returns the id of each hole for a model that fills in spans: a mask is the next sentinel.
+        """Returns the sentinel id of each hole, for a model that fills in spans; a mask counts as the next sentinel.
 
         Raises:
-          UserError: sentinels that the vocabulary lacks, or in another order than in training.
+          UserError: the vocabulary lacks a sentinel, or sentinels are not in the order of training.
         """
-        known = self.tokenizer.vocabulary.sentinels
+        available = self.tokenizer.vocabulary.sentinels
         for number, mark in enumerate(self.marks):
-            named = _SENTINEL.fullmatch(mark)
-            if number >= len(known) or (named and int(named[1]) >= len(known)):
-                has = f"<extra_id_0> to <extra_id_{len(known) - 1}>" if known else "no sentinels"
-                raise UserError(f"hole {number + 1} is {mark}, the tokenizer has {has}: take fewer holes")
-            if named and int(named[1]) != number:
+            sentinel = _SENTINEL.fullmatch(mark)
+            if number >= len(available) or (sentinel and int(sentinel[1]) >= len(available)):
+                has = f"<extra_id_0> to <extra_id_{len(available) - 1}>" if available else "no sentinels"
+                raise UserError(f"hole {number + 1} is {mark}, the tokenizer has {has}: use fewer holes")
+            if sentinel and int(sentinel[1]) != number:
                 raise UserError(
-                    f"hole {number + 1} is {mark}, it must be <extra_id_{number}>, as the model was trained: number "
-                    f"the holes from 0, or write {PLAIN} for each"
+                    f"hole {number + 1} is {mark}, it must be <extra_id_{number}> as in training: number the holes "
+                    f"from 0, or write {PLAIN} for each"
                 )
-        return list(known[: len(self)])
+        return list(available[: len(self)])
 
     def check_masks(self) -> None:
-        """Raises UserError where a hole is a sentinel, and the model fills in masks."""
-        if named := next(filter(_SENTINEL.fullmatch, self.marks), None):
-            raise UserError(f"the text has {named}, which the model was not trained to fill in: write {PLAIN} instead")
+        """Raises UserError if a hole is a sentinel; for models that fill in masks."""
+        if sentinel := next(filter(_SENTINEL.fullmatch, self.marks), None):
+            raise UserError(f"the text has {sentinel}, which the model was not trained to fill in: write {PLAIN}")
 
     def ids(self) -> list[np.ndarray]:
-        """Returns the ids of the text before, between and after the holes, as of one text: one more than holes."""
+        """Returns the ids of the parts before, between and after the holes, encoded as one text."""
         return ids_between(self.tokenizer, self.parts, [self._takes_space] * len(self))
 
     def spelled(self, ids: Sequence[int]) -> str:
-        """Returns what ids write, with the space before the first word where the tokenizer has one there."""
+        """Decodes ids, and retains a leading space that belongs to the first token."""
         pieces = self.tokenizer.special_pieces
         parts = [pieces[i].encode() if i in pieces else self._spellings[i] for i in ids]
         return b"".join(parts).decode("utf-8", "replace")
 
     def filled(self, spans: Sequence[Sequence[int]]) -> str:
-        """Returns the text with the ids of each span in its hole, and all else as it was written."""
+        """Returns the text with a span of ids in each hole; the rest of the text is unchanged."""
         text = self.parts[0]
         for span, part in zip(spans, self.parts[1:], strict=True):
             text = self._joined(text, self.spelled(span)) + part
         return text
 
-    def _joined(self, text: str, said: str) -> str:
+    def _joined(self, text: str, span: str) -> str:
         if not self._takes_space:
-            return text + said
-        if not said.startswith(" "):  # it goes on where the text ends
-            return text.removesuffix(" ") + said
+            return text + span
+        if not span.startswith(" "):  # continues the last word
+            return text.removesuffix(" ") + span
         has_space = not text or text[-1].isspace()
-        # Without spaces among its ids a tokenizer writes "(paris" and "( paris" alike.
-        return text + said[1:] if has_space or not (self._keeps_space or text[-1].isalnum()) else text + said
+        # A tokenizer whose ids ignore spaces encodes "(paris" and "( paris" alike.
+        return text + span[1:] if has_space or not (self._keeps_space or text[-1].isalnum()) else text + span
 
 
 def has_hole(tokenizer: Tokenizer, text: str) -> bool:
-    """Returns True if something in a text stands for what is missing."""
-    return re.search(_written(tokenizer), text) is not None
+    """Returns True if a text contains a mask or a sentinel."""
+    return re.search(_holes_pattern(tokenizer), text) is not None
 
 
-def _written(tokenizer: Tokenizer) -> str:
-    """Returns how holes are written, as a regular expression without groups."""
+def _holes_pattern(tokenizer: Tokenizer) -> str:
+    """Returns the regular expression of holes, without groups."""
     sentinel = _SENTINEL.pattern.replace("(", "(?:")
-    return "|".join([sentinel, *map(re.escape, filter(None, {PLAIN, _own(tokenizer)}))])
+    return "|".join([sentinel, *map(re.escape, filter(None, {PLAIN, _mask_of(tokenizer)}))])
 
 
-def _own(tokenizer: Tokenizer) -> Optional[str]:
+def _mask_of(tokenizer: Tokenizer) -> Optional[str]:
     mask = tokenizer.vocabulary.mask
     return None if mask is None else tokenizer.special_pieces[mask]
 
 
-# --- the ids of text around what is no text ---------------------------------------------------------------------------
+# --- ids of the text around special tokens ----------------------------------------------------------------------------
 
 
 def takes_space(spellings: Sequence[bytes]) -> bool:
-    """Returns True if the space before a hole is of what goes into it, as " park" is one piece."""
+    """Returns True if tokens include the space before a word, as in " park", so that it belongs to the hole."""
     return any(spelling[:1] == b" " and spelling.strip() for spelling in spellings)
 
 
 def ids_between(tokenizer: Tokenizer, parts: Sequence[str], trimmed: Sequence[bool]) -> list[np.ndarray]:
-    """Returns the ids of the parts of a text before, between and after marks, as of one text.
+    """Returns the ids of the parts of a text before, between and after marks, encoded as one text.
 
     Args:
-      trimmed: of each mark, whether it takes the space before it: one fewer than parts.
+      trimmed: for each mark, True if it absorbs the space before it; one fewer than parts.
     """
     spaced = (part.removesuffix(" ") if trim else part for part, trim in zip(parts, trimmed, strict=False))
-    first, *others = [*spaced, parts[-1]]
-    return [_encode(tokenizer, first), *(_encode_after(tokenizer, part) for part in others)]
+    first, *rest = [*spaced, parts[-1]]
+    return [_encode(tokenizer, first), *(_encode_after(tokenizer, part) for part in rest)]
 
 
 def with_marks(parts: Sequence[np.ndarray], marks: Sequence[int]) -> np.ndarray:
-    """Returns the ids of a text, int32 [n], of its parts with a mark between each two."""
+    """Joins the ids of the parts of a text with a mark between adjacent parts, int32 [n]."""
     row = list(parts[0])
     for mark, part in zip(marks, parts[1:], strict=True):
         row += [mark, *part]
@@ -128,7 +128,7 @@ def with_marks(parts: Sequence[np.ndarray], marks: Sequence[int]) -> np.ndarray:
 
 
 def _encode_after(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """Returns the ids of a text that goes on after something: without the space that some tokenizers put first."""
+    """Encodes a continuation, without the leading space that some tokenizers add to a text."""
     guard, guarded = tokenizer.encode(_GUARD), tokenizer.encode(_GUARD + text)
     follows = len(guard) <= len(guarded) and bool((guarded[: len(guard)] == guard).all())
     return guarded[len(guard) :] if follows else _encode(tokenizer, text)

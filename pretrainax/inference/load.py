@@ -1,4 +1,4 @@
-"""Loads a trained model from where it lies: `load("runs/mine")` gives its config, parameters and tokenizer."""
+"""Loads trained models: `load("runs/mine")` returns config, parameters and tokenizer."""
 
 import dataclasses
 import os
@@ -27,28 +27,28 @@ from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
 
 DType = Literal["float32", "bfloat16"]
-_SHARE = 0.5  # of a device's memory that parameters may take if each device is to hold all of them
+_SHARE = 0.5  # maximum share of a device's memory for replicated parameters
 
 
 def load(
     directory: str | os.PathLike[str], dtype: Optional[DType] = None, mesh: Optional[jax.sharding.Mesh] = None
 ) -> LanguageModel:
-    """Returns the model that a directory holds, ready to be asked.
+    """Loads the model of a directory, ready for inference.
 
-    Of a run of ELECTRA it is the discriminator, whose `generator` is the other of the two.
+    A run of ELECTRA gives the discriminator; its `generator` is the masked LM.
 
     Args:
-      directory: a run ("runs/mine": its newest checkpoint that verifies, with the parameters that it validates;
-        "runs/mine@2000": that of a step; "runs/mine@best": by validation loss; "runs/mine@average": the mean of all
-        that are kept; "runs/mine@ema": the moving average of the parameters; "runs/mine@trained": as they were
-        trained), an export, a Hugging Face directory, or a model of the Hugging Face Hub ("hf:org/name",
-        "hf:org/name@revision").
-      dtype: of activations and matrix products; None: the run's own, which is float32 on a CPU and bfloat16 elsewhere
-        unless its config says otherwise. Parameters are float32.
-      mesh: the devices that share the parameters, as `sharding.mesh.make_mesh` makes it; None: see `default_mesh`.
+      directory: a run, an export, a Hugging Face directory, or a model of the Hugging Face Hub ("hf:org/name",
+        "hf:org/name@revision"). For a run, "runs/mine" is the newest checkpoint that verifies, with the parameters
+        that validation uses; "runs/mine@2000" is the checkpoint of a step; "runs/mine@best" has the best validation
+        loss; "runs/mine@average" is the mean of all saved checkpoints; "runs/mine@ema" has the moving average of the
+        parameters, and "runs/mine@trained" the trained parameters.
+      dtype: of activations and matrix products; None: the dtype of the run, by default float32 on CPU and bfloat16
+        elsewhere. Parameters are float32.
+      mesh: the devices that share the parameters, from `sharding.mesh.make_mesh`; None: see `default_mesh`.
 
     Raises:
-      UserError: in one line, whatever keeps the directory from being used.
+      UserError: the directory cannot be used; one line with the reason.
     """
     return load_origin(find_origin(os.fspath(directory)), dtype, mesh)
 
@@ -56,14 +56,14 @@ def load(
 def load_origin(
     origin: Origin, dtype: Optional[DType] = None, mesh: Optional[jax.sharding.Mesh] = None
 ) -> LanguageModel:
-    """Returns what `load` does, of what a directory was found to stand for."""
+    """Loads the model of a resolved origin, like `load`."""
     if dtype is not None and dtype not in typing.get_args(DType):
         raise UserError(f"dtype is {dtype!r}, {nearest(str(dtype), typing.get_args(DType))}")
-    experiment, tokenizer, params, mesh = (_of_run if origin.steps else _of_huggingface)(origin, mesh)
+    experiment, tokenizer, params, mesh = (_load_run if origin.steps else _load_huggingface)(origin, mesh)
     compute = _compute(experiment, dtype, mesh)
 
     def model(config: ModelConfig, params: PyTree, generator: Optional[LanguageModel] = None) -> LanguageModel:
-        if config.experts is not None:  # what is said of a text is not to depend on others that want the same expert
+        if config.experts is not None:  # outputs for a text must not depend on texts that need the same expert
             config = dataclasses.replace(config, experts=dataclasses.replace(config.experts, capacity=None))
         described = dataclasses.replace(experiment, model=config)
         built = models.build(config, compute)
@@ -78,10 +78,10 @@ def load_origin(
 
 
 def experiment_of(origin: Origin) -> Experiment:
-    """Returns the config of what a directory was found to stand for, whose parameters are not read.
+    """Returns the config of a resolved origin, without reading its parameters.
 
     Raises:
-      UserError: a Hugging Face directory that cannot be used.
+      UserError: a Hugging Face directory cannot be used.
     """
     if origin.steps:
         experiment = config_lib.load(os.path.join(origin.directory, "config.json"))
@@ -91,7 +91,7 @@ def experiment_of(origin: Origin) -> Experiment:
     return evaluation_of(source.config, read_tokenizer(origin.directory).vocabulary, folder, source.labels)
 
 
-def _of_run(
+def _load_run(
     origin: Origin, mesh: Optional[jax.sharding.Mesh]
 ) -> tuple[Experiment, Tokenizer, PyTree, jax.sharding.Mesh]:
     folder = os.path.join(os.path.abspath(origin.directory), "tokenizer")
@@ -104,11 +104,11 @@ def _of_run(
     params = start.load_run(origin.directory, experiment, origin.steps, mesh, origin.folder)
     experiment.distill = None
     if experiment.tuning is not None and cast(Tuning, experiment.tuning).is_mergeable:
-        experiment.tuning = None  # the parameters are those of a plain model
+        experiment.tuning = None  # `load_run` has merged the parameters into those of a plain model
     return experiment, tokenizer, params, mesh
 
 
-def _of_huggingface(
+def _load_huggingface(
     origin: Origin, mesh: Optional[jax.sharding.Mesh]
 ) -> tuple[Experiment, Tokenizer, PyTree, jax.sharding.Mesh]:
     verify_files(origin.directory)
@@ -123,17 +123,17 @@ def _of_huggingface(
 
 
 def default_mesh(params: PyTree, devices: Sequence[Device], room: Optional[int] = None) -> jax.sharding.Mesh:
-    """Returns the mesh that a model is loaded on unless a user gives one.
+    """Returns the default mesh for loading a model.
 
-    Each device has all parameters where they fit into half of its memory, and its share of the rows of a batch. A
-    larger model is split over all devices: along `tensor`, where its sizes allow that, else along `fsdp`.
+    If the parameters fit into half of the memory of a device, each device holds all parameters and a share of the rows
+    of a batch. A larger model is sharded over all devices: along `tensor` if its sizes allow this, otherwise `fsdp`.
 
     Args:
       params: arrays or shapes.
-      room: bytes of memory of a device; None: what it says, and where it says nothing (a CPU), enough.
+      room: memory of a device in bytes; None: as reported by the device, or unlimited if it reports nothing (CPU).
 
     Raises:
-      UserError: too large for one device, and sizes that these devices do not divide; names the fields.
+      UserError: the model is too large for one device, and the devices do not divide its sizes; lists the fields.
     """
     if room is None:
         room = (devices[0].memory_stats() or {}).get("bytes_limit")
@@ -151,7 +151,7 @@ def default_mesh(params: PyTree, devices: Sequence[Device], room: Optional[int] 
 
 
 def _compute(experiment: Experiment, dtype: Optional[DType], mesh: jax.sharding.Mesh) -> Compute:
-    """Returns how the model runs here, whatever machine it was trained on."""
+    """Returns the compute settings for this machine, independent of the machine of the training."""
     with jax.set_mesh(mesh):
         train = for_this_machine(experiment.train)
     return Compute(dtype=dtype or train.dtype, scan_unroll=train.scan_unroll)

@@ -1,4 +1,4 @@
-"""A model that is ready to be asked: its config, parameters and tokenizer, on a mesh."""
+"""A model that is ready for inference: config, parameters and tokenizer, on a mesh."""
 
 import dataclasses
 import functools
@@ -28,81 +28,92 @@ Answer = TypeVar("Answer")
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class LoadedModel:
-    """Holds what every use of a model needs. `load` makes it of a directory, and a run of what it has trained."""
+    """A model with its config, parameters, tokenizer and mesh.
 
-    experiment: Experiment  # the run's, or what an import says; its `model` has numbers where a config had "auto"
-    model: AnyModel  # of a run of ELECTRA its two encoders; `load` parts them
-    params: PyTree  # float32, in their shards
+    `load` creates it from a directory; a run creates it from the model in training.
+    """
+
+    experiment: Experiment  # config of the run or of the import; "auto" fields of its `model` have values
+    model: AnyModel  # both encoders of an ELECTRA run; `load` separates them
+    params: PyTree  # float32, sharded
     tokenizer: Tokenizer
     mesh: jax.sharding.Mesh
-    origin: str  # where from, for people: "runs/mine, step 2,000"
+    origin: str  # for messages: "runs/mine, step 2,000"
 
     def __repr__(self) -> str:
-        """Returns one line for people: where the model is from, and what it is."""
+        """Returns a line with the origin, family, size and devices of the model."""
         model, devices = self.experiment.model, f"{self.mesh.size} × {self.mesh.devices.flat[0].device_kind}"
         numbers = sum(x.size for x in jax.tree.leaves(self.params))
         shape = f"{model.family}, {large_number(numbers)} parameters, {model.vocab_size:,} ids"
         return f"{type(self).__name__}({self.origin}: {shape}, {devices})"
 
     def __call__(self, batch: Mapping[str, np.ndarray], hidden: bool = False) -> Outputs:
-        """Returns what the heads say of a batch as data/batch.py describes it, without dropout.
+        """Returns the model outputs for a batch, without dropout; compiled once per set of shapes.
 
-        Compiled once for each set of shapes. `.logits` are [B, N, V] float32; `.hidden` is the stream after each block
-        of each stack, [L, B, T, D], where `hidden` asks for it, and of a model that is one encoder, decoder, or pair.
+        Args:
+          batch: in the format of data/batch.py.
+          hidden: adds `.hidden`, the residual stream after each block of each stack, [L, B, T, D]. This needs a model
+            that is one encoder, decoder or encoder-decoder.
+
+        Returns:
+          Outputs with `.logits`, [B, N, V] float32.
         """
         if hidden:
             self.check_plain("give hidden states")
-        return self.run(_with_hidden, batch) if hidden else self.ask(_everything, batch)
+        return self.run(_with_hidden, batch) if hidden else self.ask(_outputs, batch)
 
     def ask(self, question: Callable[[Outputs, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
-        """Returns what a function makes of the outputs for a batch, and of the batch: arrays that are all that is kept.
+        """Returns `question(outputs, batch)`, compiled together with the model, so that only its result is stored.
 
-        question: a function at the top of a file, compiled with the model once for each set of shapes.
+        Args:
+          question: a module-level function; compiled once per set of shapes.
         """
-        return self.run(_asking(question), batch)
+        return self.run(_with_outputs(question), batch)
 
     def run(self, work: Callable[[AnyModel, PyTree, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
-        """Returns `work(model, params, batch)`, for what is not among the outputs; compiled as `ask` is."""
+        """Returns `work(model, params, batch)`, compiled like `ask`; for results that are not part of the outputs."""
         with jax.set_mesh(self.mesh):
             return self._compiled(work)(self.params, self._put(with_token_inputs(batch, self._token_inputs)))
 
     def keep(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
-        """Returns `make(self)`, which is made once: what a use of the model needs again, such as what it compiled."""
-        return cast(Answer, self._kept(make))
+        """Returns `make(self)` from a cache of this model, such as parameters in another layout."""
+        return cast(Answer, self._cache(make))
 
     @functools.cached_property
-    def _kept(self) -> Callable[[Callable[["LoadedModel"], object]], object]:
+    def _cache(self) -> Callable[[Callable[["LoadedModel"], object]], object]:
         return functools.cache(lambda make: make(self))
 
     def keep_compiled(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
-        """Returns `make` of this model without its parameters, made once for all checkpoints of a run: functions that
-        take parameters, and are compiled."""
-        return cast(Answer, self._made(make))
+        """Returns `make(model)` from a cache that all checkpoints of a run share.
+
+        `make` gets this model without parameters and returns compiled functions that take the parameters.
+        """
+        return cast(Answer, self._shared_cache(make))
 
     @functools.cached_property
-    def _made(self) -> Callable[[Callable[["LoadedModel"], object]], object]:
+    def _shared_cache(self) -> Callable[[Callable[["LoadedModel"], object]], object]:
         bare = dataclasses.replace(self, params=None)
         return functools.cache(lambda make: make(bare))
 
     def forget(self) -> None:
-        """Lets go of what `keep` has made, which is as large as the parameters where a model has written."""
-        self.__dict__.pop("_kept", None)
+        """Clears the cache of `keep`, which is as large as the parameters once the model has generated text."""
+        self.__dict__.pop("_cache", None)
 
     def compiled_as(self, other: Self) -> Self:
-        """Returns this model, that of another checkpoint of one run, after it has taken what `other` has compiled."""
-        self.__dict__["_compiled"], self.__dict__["_made"] = other._compiled, other._made
+        """Returns this model with the compiled functions of `other`, another checkpoint of the same run."""
+        self.__dict__["_compiled"], self.__dict__["_shared_cache"] = other._compiled, other._shared_cache
         return self
 
     def check_plain(self, purpose: str) -> None:
-        """Raises UserError where a tuning stands beside the model, as its parameters are none of a plain one."""
+        """Raises UserError if a tuning wraps the model, because its parameters do not fit a plain model."""
         if isinstance(self.model, Adapted):
             raise UserError(
-                f"{self.origin} is a model with {self.model.tuning}, which can be evaluated, scored and asked by "
-                f"predict; it cannot {purpose}: for that, tune it by LoRA"
+                f"{self.origin} is a model with {self.model.tuning}, which supports evaluate, score and predict; it "
+                f"cannot {purpose}: for that, tune it by LoRA"
             )
 
     def _put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Spreads the rows over the mesh; a number of rows that it does not divide is whole on each device."""
+        """Shards the rows over the mesh; replicates them if the mesh does not divide their number."""
         if len(next(iter(batch.values()))) % axis_size(BATCH_AXES):
             return jax.device_put(dict(batch), NamedSharding(self.mesh, PartitionSpec()))
         return put_batch(batch, self.mesh)
@@ -113,29 +124,29 @@ class LoadedModel:
 
     @functools.cached_property
     def _compiled(self) -> Callable[[Callable[..., PyTree]], Callable[..., PyTree]]:
-        model = self.model  # and not `self`, whose parameters `compiled_as` would keep in memory
+        model = self.model  # not `self`: `compiled_as` would hold its parameters in memory
         return functools.cache(lambda work: jax.jit(functools.partial(work, model)))
 
 
 @functools.cache
-def _asking(question: Callable[[Outputs, Batch], Answer]) -> Callable[[AnyModel, PyTree, Batch], Answer]:
+def _with_outputs(question: Callable[[Outputs, Batch], Answer]) -> Callable[[AnyModel, PyTree, Batch], Answer]:
     return lambda model, params, batch: question(model.apply({"params": params}, batch, deterministic=True), batch)
 
 
-def _everything(outputs: Outputs, batch: Batch) -> Outputs:
+def _outputs(outputs: Outputs, batch: Batch) -> Outputs:
     return outputs
 
 
 def _with_hidden(model: AnyModel, params: PyTree, batch: Batch) -> Outputs:
-    stacks = cast(nn.Module, model)  # and no `Electra`, whose two encoders each have their own
-    outputs, kept = stacks.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
-    return outputs.replace(hidden=hidden_states(kept["intermediates"]))
+    module = cast(nn.Module, model)  # not `Electra`, which has two encoders
+    outputs, state = module.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
+    return outputs.replace(hidden=hidden_states(state["intermediates"]))
 
 
 def check_language_model(loaded: LoadedModel) -> None:
-    """Raises UserError where a model has the head of a task in the place of that over the vocabulary."""
+    """Raises UserError if the model has a task head instead of a language-model head."""
     if (head := loaded.experiment.model.head) is not None:
         raise UserError(
-            f"{loaded.origin} has the head {head} of a task, and says nothing of tokens: it neither writes nor fills "
-            "in nor scores text; its own validation is python -m pretrainax.evaluate --from=DIR"
+            f"{loaded.origin} has the task head {head} and no language-model head: it cannot generate, fill in or "
+            "score text; evaluate it with python -m pretrainax.evaluate --from=DIR"
         )

@@ -1,4 +1,4 @@
-"""Files of records that a model is asked about, and of what it says of each: JSON lines, TSV and CSV."""
+"""Reads records for prediction and writes predictions: JSON lines, TSV and CSV."""
 
 import collections
 import contextlib
@@ -23,24 +23,24 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.visible import visible
 from pretrainax.tasks import Task
 
-STANDARD = files.STANDARD_INPUT  # as a path: what comes from the command before, or goes to the one behind
-_NAMED = 20  # bad records that are named, at most
+STANDARD = files.STANDARD_INPUT  # as a path: standard input or output
+_NAMED = 20  # maximum number of bad records in the log
 _READERS = {reader.__name__: reader for reader in (JsonLines, Tsv, Csv)}
 
 
 class Asked(NamedTuple):
-    """A record of a file that a model is asked about."""
+    """An input record."""
 
     where: str  # file and line
-    fields: JsonObject  # its own
-    record: Record  # what the task reads of it
+    fields: JsonObject  # all fields of the record
+    record: Record  # the part that the task reads
 
 
 class Input:
-    """The records of --input, one after the other.
+    """The records of --input, in order.
 
     Raises:
-      UserError: no such file, or one that is read in another way.
+      UserError: the file does not exist or has another format.
     """
 
     def __init__(self, given: str, experiment: Experiment, skip_bad: bool):
@@ -53,7 +53,7 @@ class Input:
             self._paths = files.find(self._source, "train", self._source.endings)
 
     def records(self, task: Task) -> Iterator[Asked]:
-        """Yields the records; a bad one is a UserError with file and line, or is counted in `bad` and named."""
+        """Yields the records; a bad record raises UserError with file and line, or is logged and counted in `bad`."""
         for path in self._paths:
             shard = files.Part(path, 0, None)
             for number, row in self._source.rows(shard):
@@ -62,10 +62,10 @@ class Input:
                     fields = self._source.parse(row)
                     record = task.ask(fields)
                     texts = tuple(plain(text, collections.Counter()) for text in record.texts)
-                    "".join(texts).encode()  # half of a surrogate pair is no text
+                    "".join(texts).encode()  # fails for half of a surrogate pair
                 except (ValueError, RecursionError) as e:
                     if not self._skip_bad:
-                        raise UserError(f"{where}: {e}; --skip_bad leaves out and counts such records") from e
+                        raise UserError(f"{where}: {e}; --skip_bad leaves out and counts bad records") from e
                     self._leave_out(f"{where}: {e}")
                     continue
                 yield Asked(where, fields, Record(texts, record.note))
@@ -75,73 +75,73 @@ class Input:
         if self.bad <= _NAMED:
             print(visible(f"left out: {line}"), file=sys.stderr)
         elif self.bad == _NAMED + 1:
-            print("left out: and more, which are counted at the end", file=sys.stderr)
+            print("left out: more records; the end of the output has their number", file=sys.stderr)
 
 
 def _source_of(given: str) -> RecordLines:
-    """Returns what reads --input: a source is given as in a config, or follows from the ending of a file."""
+    """Returns the data source of --input: a config expression, or the source for the file extension."""
     if re.fullmatch(r"\w+\(.*\)", given, re.DOTALL):
         source = Source.parse(given)
     else:
         name = Choice.reader_of(os.path.expanduser(given)) or "JsonLines"
         source = _READERS.get(name, JsonLines)(path=given)
         if name not in _READERS and not os.path.isdir(given) and name != "TextFiles":
-            raise UserError(f"--input={given} is for {name}, which is not read here: {_WAYS}")
+            raise UserError(f"--input={given} needs {name}, which predict does not support: {_FORMATS}")
     if not isinstance(source, RecordLines):
-        raise UserError(f"--input={given} is {type(source).__name__}, which is not read here: {_WAYS}")
+        raise UserError(f"--input={given} is {type(source).__name__}, which predict does not support: {_FORMATS}")
     return source
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-_WAYS = "give JSON lines (or - for those of the standard input), .tsv, .csv, or \"Csv(path='FILE', delimiter=';')\""
+_FORMATS = "give JSON lines (- for standard input), .tsv, .csv, or \"Csv(path='FILE', delimiter=';')\""
 
 
 class Output:
-    """Writes what is said of records, a line each."""
+    """Writes one line of predictions per record."""
 
     def __init__(self, file: BinaryIO, format: str):
         self._file, self._format = file, format
-        self._columns: Optional[list[str]] = None  # of a table: those of the first record
+        self._columns: Optional[list[str]] = None  # of a table: the columns of the first record
 
     def add(self, asked: Asked, said: JsonObject) -> None:
-        """Writes the fields of a record, and beside them what is said of it."""
-        if taken := [name for name in said if name in asked.fields]:
+        """Writes the fields of a record together with its prediction."""
+        if duplicates := [name for name in said if name in asked.fields]:
             raise UserError(
-                f"{asked.where}: the record has a field {taken[0]!r} already, which is written here: rename it"
+                f"{asked.where}: the record has a field {duplicates[0]!r} already, which is an output field: rename it"
             )
         line = self._row(asked, said) if self._format == "csv" else _json(asked.fields | said)
-        self._file.write(f"{line}\n".encode("utf-8", "backslashreplace"))  # as JSON writes half of a surrogate pair
+        self._file.write(f"{line}\n".encode("utf-8", "backslashreplace"))  # for halves of surrogate pairs, as in JSON
 
-    def _row(self, asked: Asked, said: JsonObject) -> str:
-        flat = {name: value for name, value in asked.fields.items()}
-        for name, value in said.items():
-            flat |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}
+    def _row(self, asked: Asked, prediction: JsonObject) -> str:
+        row = {name: value for name, value in asked.fields.items()}
+        for name, value in prediction.items():
+            row |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}
         if self._columns is None:
-            self._columns = list(flat)
+            self._columns = list(row)
             self._file.write(f"{_table_line(self._columns)}\n".encode())
-        if sorted(flat) != sorted(self._columns):
-            other = sorted(set(flat) ^ set(self._columns))[0]
+        if sorted(row) != sorted(self._columns):
+            other = sorted(set(row) ^ set(self._columns))[0]
             raise UserError(
-                f"{asked.where}: the field {other!r} is not in all records, and a table has the same columns in each "
-                "line: take --format=jsonl"
+                f"{asked.where}: the field {other!r} is not in all records, but all lines of a table have the same "
+                "columns: set --format=jsonl"
             )
-        return _table_line([_cell(flat[name]) for name in self._columns])
+        return _table_line([_cell(row[name]) for name in self._columns])
 
 
 @contextlib.contextmanager
 def writing(path: str, format: str) -> Iterator[Output]:
-    """Yields the output of a path, which is there when all is written, or not at all; of "-", the standard output.
+    """Yields an output file that is created atomically at the end; "-" is the standard output.
 
     Raises:
-      UserError: a folder where nothing can be written.
+      UserError: the folder is not writable.
     """
     if path == STANDARD:
         try:
             yield Output(sys.stdout.buffer, format)
             sys.stdout.buffer.flush()
-        except BrokenPipeError:  # `| head` has read enough: what follows is for nobody
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # which Python flushes at its end
+        except BrokenPipeError:  # `| head` has closed the pipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
             sys.exit(128 + signal.SIGPIPE)
         return
     try:
@@ -152,7 +152,7 @@ def writing(path: str, format: str) -> Iterator[Output]:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=lambda text: text.decode())  # very long texts are UTF-8
+    return json.dumps(value, ensure_ascii=False, default=lambda text: text.decode())  # very long texts are UTF-8 bytes
 
 
 def _cell(value: object) -> str:
@@ -162,16 +162,15 @@ def _cell(value: object) -> str:
 
 
 def _harmless(cell: str) -> str:
-    """Returns a cell with ' before what a spreadsheet would run as a formula, as OWASP's CSV Injection has it.
+    """Prefixes a cell with ' if a spreadsheet would run it as a formula (OWASP, CSV Injection).
 
-    Numbers stay as they are.
+    Numbers are unchanged.
     """
     return f"'{cell}" if cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell) else cell
 
 
 def _table_line(cells: list[str]) -> str:
     line = io.StringIO()
-    csv.writer(line).writerow(
-        map(_harmless, cells)
-    )  # whose own line end, \\r\\n, has both characters quoted within a cell
+    # csv quotes cells with any character of its line end, \r\n, so both characters are safe within a cell.
+    csv.writer(line).writerow(map(_harmless, cells))
     return line.getvalue().removesuffix("\r\n")

@@ -1,4 +1,4 @@
-"""Files of prompts, and of the texts that were written after them, which a command that was cut short goes on with."""
+"""Reads files of prompts and writes files of generated text, which an interrupted command resumes."""
 
 import dataclasses
 import json
@@ -14,10 +14,10 @@ from pretrainax.inference.decoding import Generated
 
 
 def read_prompts(path: str) -> list[str]:
-    """Returns the prompts of a file of JSON lines: a string each, or an object with a "prompt".
+    """Reads the prompts of a JSON lines file; each line is a string or an object with "prompt".
 
     Raises:
-      UserError: no such file, or what is wrong with a line of it, with its number.
+      UserError: the file cannot be read, or a line is invalid; gives the line number.
     """
     try:
         check_regular(path)
@@ -33,48 +33,48 @@ def read_prompts(path: str) -> list[str]:
             raise UserError(f'{path}, line {number} is no JSON ({e}): write "a prompt" or {{"prompt": "…"}}') from e
         prompt = value.get("prompt") if isinstance(value, dict) else value
         if not isinstance(prompt, str):
-            raise UserError(f'{path}, line {number} holds no prompt: write "a prompt" or {{"prompt": "…"}}')
+            raise UserError(f'{path}, line {number} has no prompt: write "a prompt" or {{"prompt": "…"}}')
         prompts.append(prompt)
     return prompts
 
 
 class Outputs:
-    """A file with a line of JSON for each prompt, in their order; beside it, the settings it was made with.
+    """A JSON lines file with one line per prompt, in order, and a second file with the settings.
 
     Raises:
-      UserError: what is there was made with other settings, or of other prompts.
+      UserError: an existing file has other settings or other prompts.
     """
 
     def __init__(self, path: str, settings: JsonObject, prompts: Sequence[str]):
         self.path = path
-        beside = f"{path}.settings.json"
+        settings_path = f"{path}.settings.json"
         settings = json.loads(json.dumps(settings))
         try:
             if os.path.exists(path):
-                self._check_settings(beside, settings)
+                self._check_settings(settings_path, settings)
             else:
-                write_atomically(beside, json.dumps(settings, indent=2) + "\n")
+                write_atomically(settings_path, json.dumps(settings, indent=2) + "\n")
             self.file: IO[bytes] = open(path, "ab+")
         except OSError as e:
             raise UserError(f"--output={path} cannot be written: {e.strerror}") from e
         self.done = self._done(prompts)
 
-    def _check_settings(self, beside: str, settings: JsonObject) -> None:
-        if not os.path.exists(beside):
+    def _check_settings(self, settings_path: str, settings: JsonObject) -> None:
+        if not os.path.exists(settings_path):
             raise UserError(
-                f"--output={self.path} is there, and {beside}, which says how it was made, is not: take another file"
+                f"--output={self.path} exists without its settings in {settings_path}: set another --output"
             )
-        before = read_object(beside)
-        changed = sorted(name for name in {*before, *settings} if before.get(name) != settings.get(name))
+        previous = read_object(settings_path)
+        changed = sorted(name for name in {*previous, *settings} if previous.get(name) != settings.get(name))
         if changed:
             name = changed[0]
             raise UserError(
-                f"--output={self.path} was made with {name} {before.get(name)!r}, now it is {settings.get(name)!r}: "
-                "take another file, or the same settings"
+                f"--output={self.path} was written with {name} {previous.get(name)!r}, now {name} is "
+                f"{settings.get(name)!r}: set another --output, or the same settings"
             )
 
     def _done(self, prompts: Sequence[str]) -> int:
-        """Returns how many prompts are done; a last line that was not finished is cut off."""
+        """Returns the number of finished prompts; truncates an incomplete last line."""
         self.file.seek(0)
         content = self.file.read()
         end = content.rfind(b"\n") + 1
@@ -83,18 +83,18 @@ class Outputs:
         for number, line in enumerate(lines):
             prompt = prompts[number] if number < len(prompts) else None
             try:
-                same = json.loads(line)["prompt"] == prompt
+                is_same = json.loads(line)["prompt"] == prompt
             except (ValueError, TypeError, KeyError):
-                same = False
-            if not same:
+                is_same = False
+            if not is_same:
                 raise UserError(
-                    f"--output={self.path}, line {number + 1} is not of the prompt in that line of the input: take "
-                    "another file"
+                    f"--output={self.path}, line {number + 1} has another prompt than this line of the input: set "
+                    "another --output"
                 )
         return len(lines)
 
     def add(self, prompts: Sequence[str], texts: Sequence[Generated], log_probs: bool) -> None:
-        """Writes a line for each of the next prompts, with its texts."""
+        """Writes a line with the texts of each of the next prompts."""
         for number, prompt in enumerate(prompts, self.done):
             described = [described_as_json(text, log_probs) for text in texts if text.prompt == number]
             self.file.write(json.dumps({"prompt": prompt, "texts": described}, ensure_ascii=False).encode() + b"\n")
@@ -104,7 +104,7 @@ class Outputs:
 
 
 def described_as_json(text: Generated, log_probs: bool) -> JsonObject:
-    """Returns a text as the object that stands for it in a file; `log_probs`: with its tokens."""
+    """Returns the JSON object of a text; `log_probs` includes its tokens and their log-probabilities."""
     fields = dataclasses.asdict(text)
     hidden = {"prompt"} | (set() if log_probs else {"ids", "log_probs"}) | ({"score"} if text.score is None else set())
     return {name: value for name, value in fields.items() if name not in hidden}

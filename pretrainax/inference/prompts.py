@@ -1,8 +1,8 @@
-"""Turns prompts into a batch: special pieces in them into ids, with what stands before a text in training.
+"""Converts prompts to batches: parses special tokens and adds the special tokens of training.
 
-Of a decoder the text goes on. What it has seen before a text of its corpus stands before a prompt too: where documents
-lie end to end in a row, the separator of the one before; in a model of others the begin of text that their tokenizer
-puts there. What an encoder reads ends as in training.
+A decoder continues the text, so its prompt starts as its training texts do: with the separator of the previous document
+if documents were concatenated, or with the BOS token that the tokenizer of an imported model adds. Inputs of an encoder
+end as in training.
 """
 
 import re
@@ -20,39 +20,39 @@ from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import bucket
 from pretrainax.tokenization.base import Tokenizer
 
-_SPACE_MARK = "\u2581"  # before the sentinels of mT5
+_SPACE_MARK = "\u2581"  # prefix of the sentinels of mT5
 _SENTINEL = re.compile(r"<extra_id_\d+>")
 _MASK = re.compile(r"\[MASK\]|<mask>")
 
 
-# --- text with special pieces ----------------------------------------------------------------------------------------
+# --- text with special tokens ----------------------------------------------------------------------------------------
 
 
 def ids_of(text: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Returns the ids of a text, int32 [n], in which special pieces are written: "The <extra_id_0> walks", "a [MASK]".
+    """Returns the ids, int32 [n], of a text with special tokens such as "The <extra_id_0> walks" or "a [MASK]".
 
-    They are read as in a text with holes: a sentinel or a mask ([MASK] for every tokenizer that has one) takes the
-    space before it, where that would be a part of the next word.
+    Sentinels and masks are parsed as in a text with holes: they absorb the space before them if the tokenizer joins
+    this space to the next word. [MASK] works for every tokenizer with a mask.
 
     Raises:
-      UserError: the vocabulary has no such sentinel, or no mask.
+      UserError: the vocabulary lacks the sentinel or the mask.
     """
     vocabulary = tokenizer.vocabulary
     written = {piece.removeprefix(_SPACE_MARK): i for i, piece in tokenizer.special_pieces.items() if piece}
     if vocabulary.mask is not None:
         written[PLAIN] = vocabulary.mask
-    known = "|".join(map(re.escape, sorted(written, key=len, reverse=True))) or "(?!)"
-    split = re.split(f"({known})", text)
-    parts, marks = split[::2], [written[piece] for piece in split[1::2]]
+    pattern = "|".join(map(re.escape, sorted(written, key=len, reverse=True))) or "(?!)"
+    pieces = re.split(f"({pattern})", text)
+    parts, marks = pieces[::2], [written[piece] for piece in pieces[1::2]]
     for part in parts:
         _check_plain(part, tokenizer)
-    blanks = [mark in (vocabulary.mask, *vocabulary.sentinels) for mark in marks]
-    takes = any(blanks) and takes_space(tokenizer.spellings())
-    return with_marks(ids_between(tokenizer, parts, [takes and blank for blank in blanks]), marks)
+    are_holes = [mark in (vocabulary.mask, *vocabulary.sentinels) for mark in marks]
+    absorbs_space = any(are_holes) and takes_space(tokenizer.spellings())
+    return with_marks(ids_between(tokenizer, parts, [absorbs_space and is_hole for is_hole in are_holes]), marks)
 
 
 def _check_plain(text: str, tokenizer: Tokenizer) -> None:
-    """Raises UserError where text has what looks like a special piece, and the vocabulary has none."""
+    """Raises UserError if text contains a sentinel or a mask that the vocabulary lacks."""
     vocabulary = tokenizer.vocabulary
     if match := _SENTINEL.search(text):
         sentinels = [tokenizer.special_pieces[i].removeprefix(_SPACE_MARK) for i in vocabulary.sentinels]
@@ -64,23 +64,23 @@ def _check_plain(text: str, tokenizer: Tokenizer) -> None:
         raise UserError(f"the vocabulary lacks {match[0]}: {known}")
 
 
-# --- what the model reads --------------------------------------------------------------------------------------------
+# --- model input -----------------------------------------------------------------------------------------------------
 
 
 def read_prompt(text: str, experiment: Experiment, tokenizer: Tokenizer) -> Example:
-    """Returns what the model reads of a prompt: an example without predictions.
+    """Returns the model input for a prompt: an example without targets.
 
     Raises:
-      UserError: the model is an encoder; a special piece that it does not know; nothing to read.
+      UserError: the model is an encoder, the vocabulary lacks a special token, or the prompt is empty.
     """
     if experiment.model.family == "encoder":
         raise UserError(
-            "the model is an encoder, which generates no text: it fills in masks (fill), gives vectors (embed) and "
-            "scores texts (score)"
+            "the model is an encoder, which generates no text: it supports fill (masks), embed (vectors) and score "
+            "(likelihoods)"
         )
     prompt = framed_prompt(ids_of(text, tokenizer), experiment, tokenizer)
     if not tokens_of(prompt):
-        raise UserError("the prompt is empty, and the model was trained with nothing before a text: give it some words")
+        raise UserError("the prompt is empty, and the model was trained with nothing before a text: write a prompt")
     return prompt
 
 
@@ -88,26 +88,26 @@ def read_prompt(text: str, experiment: Experiment, tokenizer: Tokenizer) -> Exam
 
 
 def batch_of(prompts: Sequence[Example], pad: int, most: Optional[int]) -> HostBatch:
-    """Returns a batch [B, T] of examples without predictions, padded on the right to a bucket, at most `most`."""
+    """Returns a batch [B, T] of examples without targets, padded on the right to a bucket of at most `most` tokens."""
     lengths = bucket(max(tokens_of(prompt) for prompt in prompts), most)
     return collate([[prompt] for prompt in prompts], Lengths(lengths, lengths, 1), pad)
 
 
 def tokens_of(prompt: Example) -> int:
-    """Returns how many tokens a prompt has."""
+    """Returns the number of tokens of a prompt."""
     return len(prompt["encoder_tokens" if is_encoder_decoder(prompt) else "tokens"])
 
 
 def room_after(prompt: Example, loaded: LoadedModel) -> Optional[int]:
-    """Returns how many tokens a model may write after a prompt; None: any number.
+    """Returns the maximum number of tokens that fit after a prompt; None: no limit.
 
-    The last of them is never read, and so needs no place.
+    The model does not read the last token, so this token needs no position.
 
     Raises:
       UserError: the prompt is longer than the context.
     """
-    most, tokens = longest(loaded), tokens_of(prompt)
+    limit, tokens = longest(loaded), tokens_of(prompt)
     check_length(loaded, tokens, "the prompt")
-    if most is None:
+    if limit is None:
         return None
-    return most if is_encoder_decoder(prompt) else most - tokens + 1
+    return limit if is_encoder_decoder(prompt) else limit - tokens + 1

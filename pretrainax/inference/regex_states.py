@@ -1,5 +1,6 @@
-"""Makes tables of a regular expression over tokens, in a process of its own (`runtime.confined`); by outlines-core
-(Willard and Louf 2023, arXiv 2307.09702).
+"""Compiles a regular expression to a state table over tokens, in a separate process (`runtime.confined`).
+
+It uses outlines-core (Willard and Louf 2023, arXiv 2307.09702).
 """
 
 import base64
@@ -9,41 +10,41 @@ import numpy as np
 import outlines_core
 
 FORBIDDEN = -1
-# outlines-core 0.2.14 leaves out what goes on after a text that matches already, "1" -> "1.5" of [0-9]+([.][0-9]+)?:
-# with a mark of its own for the end no text matches before that.
+# outlines-core 0.2.14 drops continuations of a text that already matches, such as "1" -> "1.5" of [0-9]+([.][0-9]+)?.
+# With an explicit end mark, no text matches before its end.
 MARK = "\0"
 
 
 def moves(pattern: str, spellings: list[tuple[str, list[int]]], rows: int, separator: int, size: int) -> list:
-    """Returns the states that each token leads to, [S, rows] int32: S, and the table as zlib's bytes in base64.
+    """Returns the number of states S and the transition table [S, rows] int32, compressed by zlib and in base64.
 
     Args:
-      spellings: what ids write, a character for each byte (Latin-1), with the ids.
+      spellings: strings with the ids that decode to them, one Latin-1 character per byte.
       separator: the id of the end of a text.
-      size: bytes of the table, at most.
+      size: maximum size of the table in bytes.
 
     Raises:
-      ValueError: no regular expression, none that these tokens can match, or one with a larger table.
+      ValueError: the expression is invalid, the tokens cannot match it, or its table is too large.
     """
-    ids = {spelling.encode("latin-1"): of_spelling for spelling, of_spelling in spellings} | {MARK.encode(): [rows]}
+    ids = {spelling.encode("latin-1"): token_ids for spelling, token_ids in spellings} | {MARK.encode(): [rows]}
     try:
         index = outlines_core.Index(f"(?:{pattern}){MARK}", outlines_core.Vocabulary(rows + 1, ids))
     except ValueError as e:
         raise ValueError(f"which no text can match: {e}") from e
-    after_mark, number, table = index.get_final_states(), {index.get_initial_state(): 0}, []
-    states = list(number)
-    for state in states:  # which grows
+    after_mark, index_of, table = index.get_final_states(), {index.get_initial_state(): 0}, []
+    states = list(index_of)
+    for state in states:  # grows during the loop
         if (len(states) + 1) * rows * 4 > size:
             raise ValueError(f"whose table of {rows:,} tokens in each state takes more than {size:,} bytes")
         row = np.full(rows, FORBIDDEN, np.int32)
         for token in index.get_allowed_tokens(state) or ():
-            after = index.get_next_state(state, token)
+            following = index.get_next_state(state, token)
             if token == rows:
-                row[separator] = number[state] if after in after_mark else row[separator]
-            elif after is not None and after not in after_mark:
-                if after not in number:
-                    number[after] = len(number)
-                    states.append(after)
-                row[token] = number[after]
+                row[separator] = index_of[state] if following in after_mark else row[separator]
+            elif following is not None and following not in after_mark:
+                if following not in index_of:
+                    index_of[following] = len(index_of)
+                    states.append(following)
+                row[token] = index_of[following]
         table.append(row)
     return [len(table), base64.b64encode(zlib.compress(np.array(table).tobytes(), 1)).decode()]

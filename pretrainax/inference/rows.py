@@ -1,6 +1,6 @@
-"""Lays examples of unequal length into batches of few shapes, so that a model is compiled for few.
+"""Batches examples of different lengths into few shapes, to limit compilation.
 
-Lengths and numbers of rows are powers of two, but for the longest that the model takes.
+Lengths and numbers of rows are powers of two, except for the maximum length of the model.
 """
 
 import collections
@@ -15,12 +15,12 @@ from pretrainax.data.batch import Example, Lengths, is_encoder_decoder, is_gathe
 from pretrainax.data.collate import collate
 from pretrainax.sharding.axes import BATCH_AXES
 
-SHORTEST = 16  # tokens of a row, at least
-_TOKENS = 8192  # of a batch at most, padding included, where one row has fewer
+SHORTEST = 16  # minimum tokens of a row
+_TOKENS = 8192  # maximum tokens of a batch with padding, unless one row has more
 
 
 def bucket(length: int, longest: Optional[int] = None, shortest: int = SHORTEST) -> int:
-    """Returns the power of two that `length` is padded to, no more than `longest`."""
+    """Returns the padded length: the next power of two, at most `longest`."""
     padded = max(1 << (length - 1).bit_length(), shortest)
     return padded if longest is None else min(padded, longest)
 
@@ -28,19 +28,19 @@ def bucket(length: int, longest: Optional[int] = None, shortest: int = SHORTEST)
 def batches(
     examples: Iterable[Example], mesh: jax.sharding.Mesh, longest: Optional[int] = None, pad: Optional[int] = None
 ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-    """Yields batches with the numbers of the examples in their rows, those of like length together.
+    """Yields batches of examples of similar length, with the numbers of the examples in their rows.
 
-    Rows of a batch beyond these, which make its shape one of few and let the mesh divide it, repeat the last one.
+    Extra rows repeat the last example. They give the batch one of few shapes, which the mesh divides.
 
     Args:
-      examples: not padded, all with the same names. They are taken as they are needed.
-      longest: positions that the model has; None: any number.
-      pad: the id in padding, which nobody sees.
+      examples: without padding, all with the same names; consumed lazily.
+      longest: maximum length of the model; None: no limit.
+      pad: the id of padding, which is masked.
     """
     parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     waiting: dict[Lengths, dict[int, Example]] = collections.defaultdict(dict)
 
-    def laid(lengths: Lengths) -> tuple[list[int], dict[str, np.ndarray]]:
+    def collated(lengths: Lengths) -> tuple[list[int], dict[str, np.ndarray]]:
         alike = waiting.pop(lengths)
         count = min(-(-bucket(len(alike), shortest=1) // parts) * parts, _most_rows(lengths, parts))
         rows = [[example] for example in alike.values()]
@@ -50,9 +50,9 @@ def batches(
         lengths = _lengths(example, longest)
         waiting[lengths][number] = example
         if len(waiting[lengths]) == _most_rows(lengths, parts):
-            yield laid(lengths)
+            yield collated(lengths)
     for lengths in list(waiting):
-        yield laid(lengths)
+        yield collated(lengths)
 
 
 def _most_rows(lengths: Lengths, parts: int) -> int:
@@ -60,7 +60,7 @@ def _most_rows(lengths: Lengths, parts: int) -> int:
 
 
 def _lengths(example: Example, longest: Optional[int]) -> Lengths:
-    """Returns the lengths that an example is padded to."""
+    """Returns the padded lengths of an example."""
     if is_encoder_decoder(example):
         inputs, targets = (bucket(len(example.get(side, ())), longest) for side in ("encoder_tokens", "tokens"))
     else:

@@ -1,4 +1,4 @@
-"""The contract between a decoder that keeps what it has read, and the loops that let it write."""
+"""The interface between a decoder with a KV cache and the generation loops."""
 
 from typing import Protocol, TypeAlias
 
@@ -7,26 +7,26 @@ import jax
 from pretrainax.data.batch import Batch
 from pretrainax.sharding.param_paths import PyTree
 
-State: TypeAlias = PyTree  # a pytree of arrays, of which only the stepper knows what they hold
+State: TypeAlias = PyTree  # an opaque pytree of arrays
 
 
 class Stepper(Protocol):
-    """Reads prompts, then one token after the other. All three are traced; equal steppers share what is compiled."""
+    """Reads prompts, then one token at a time. All methods are traced; equal steppers share compiled functions."""
 
     def start(self, params: PyTree, batch: Batch, room: int) -> tuple[jax.Array, State]:
         """Reads prompts; returns logits [B, V] float32 after the last token of each, and a state.
 
         Args:
-          batch: as data/batch.py says, rows padded on the right; of an encoder-decoder `tokens` is what the decoder
-            starts from.
-          room: tokens that may follow.
+          batch: in the format of data/batch.py, rows padded on the right; for an encoder-decoder, `tokens` is the start
+            of the decoder.
+          room: maximum number of further tokens.
         """
         ...
 
     def step(self, params: PyTree, state: State, tokens: jax.Array) -> tuple[jax.Array, State]:
-        """Reads one token more of each row, [B]; returns logits [B, V] and the state, whose shapes stay."""
+        """Reads one more token of each row, [B]; returns logits [B, V] and a state of the same shapes."""
         ...
 
     def take(self, state: State, rows: jax.Array) -> State:
-        """Returns the state of rows [B'] (indices into B; repeated ones too): beams that fork."""
+        """Returns the state of rows [B'], indices into B that may repeat, for beams that fork."""
         ...

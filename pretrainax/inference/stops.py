@@ -1,20 +1,20 @@
-"""Strings that end a text, wherever tokens meet in them."""
+"""Stop strings, which may begin and end within tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import Optional
 
 
 def find_stop(text: str, stops: Sequence[str]) -> Optional[int]:
-    """Returns where the first of the `stops` begins in a text; None where there is none."""
-    return min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)
+    """Returns the start of the first stop string in a text; None if there is none."""
+    return min((start for stop in stops if (start := text.find(stop)) >= 0), default=None)
 
 
 def stopped_after(ids: Sequence[int], known: int, text_of: Callable[[Sequence[int]], str], stops: Sequence[str]) -> int:
-    """Returns of how many ids a stop is complete for the first time; 0 where none is.
+    """Returns the smallest number of ids that contain a complete stop string; 0 if there is none.
 
     Args:
-      known: of so many it is known that there is none.
-      text_of: what ids are as text.
+      known: number of ids that are known to contain no stop string.
+      text_of: decodes ids.
     """
     if not stops or find_stop(text_of(ids), stops) is None:
         return 0
@@ -22,7 +22,7 @@ def stopped_after(ids: Sequence[int], known: int, text_of: Callable[[Sequence[in
 
 
 def settled(text: str, stops: Sequence[str]) -> str:
-    """Returns a text without its last characters that more text may turn into a stop, or into another character."""
-    text = text.rstrip("\ufffd")  # the first bytes of a character
-    begun = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
-    return text[: len(text) - max(begun, default=0)]
+    """Returns a text without final characters that may be the start of a stop string or of a multi-byte character."""
+    text = text.rstrip("\ufffd")  # incomplete UTF-8 bytes
+    partial = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
+    return text[: len(text) - max(partial, default=0)]

@@ -1,7 +1,8 @@
-"""Writes one token after the other on the device, each row by itself, in pieces of as many tokens as the host wants.
+"""Generates tokens on the device, one by one and independently for each row, in chunks.
 
-`begin` reads the prompts and writes the first token, `go_on` writes more: one call of the device for a piece, so that
-the host's work does not count where a step is short. A row that has ended is written no more; a piece ends with them.
+`begin` reads the prompts and generates the first token; `go_on` generates a chunk in one device call, so that host
+overhead is small even if steps are short. A row that has ended stays unchanged. A chunk ends early if all rows have
+ended.
 """
 
 from typing import NamedTuple
@@ -16,13 +17,13 @@ from pretrainax.sharding.param_paths import PyTree
 
 
 class Written(NamedTuple):
-    """Holds what R rows have written, with room for N tokens each."""
+    """The generation state of R rows, with room for N tokens each."""
 
     state: State
     history: History
-    keys: jax.Array  # [R] the random keys
-    limits: jax.Array  # [R] tokens that a row may write
-    count: jax.Array  # [] tokens that rows which have not ended have written
+    keys: jax.Array  # [R] random keys
+    limits: jax.Array  # [R] maximum tokens of each row
+    count: jax.Array  # [] tokens of each row that has not ended
     tokens: jax.Array  # [R, N]
     log_probs: jax.Array  # [R, N] float32, of each token under the model itself
     lengths: jax.Array  # [R] tokens of each row
@@ -40,11 +41,11 @@ def begin(
     copies: int,
     room: int,
 ) -> Written:
-    """Reads prompts [B, T] and writes the first token of R = B · `copies` rows, those of a prompt side by side.
+    """Reads prompts [B, T] and generates the first token of R = B · `copies` rows; copies of a prompt are adjacent.
 
     Args:
-      keys, limits: of the rows, [R].
-      room: N, no less than the highest of `limits`.
+      keys, limits: per row, [R].
+      room: N, at least the maximum of `limits`.
     """
     logits, state = stepper.start(params, batch, room)
     history = history_of(batch["tokens"], batch["segment_ids"] > 0, rules)
@@ -58,7 +59,7 @@ def begin(
 
 
 def go_on(stepper: Stepper, params: PyTree, written: Written, rules: Rules, most: int) -> Written:
-    """Writes up to `most` tokens more of each row."""
+    """Generates up to `most` more tokens for each row."""
     until = written.count + most
 
     def step(written: Written) -> Written:
@@ -70,18 +71,18 @@ def go_on(stepper: Stepper, params: PyTree, written: Written, rules: Rules, most
 
 
 def _write(written: Written, logits: jax.Array, rules: Rules) -> Written:
-    """Writes a token of each row that has not ended; one to which nothing is allowed ends."""
-    place, ended = written.count, written.ended
+    """Appends a token to each row that has not ended; ends rows without any allowed token."""
+    position, ended = written.count, written.ended
     if rules.automata:
         ended |= jnp.all(limited(logits, rules, written.history) == -jnp.inf, axis=-1)
-    tokens = jnp.where(ended, 0, choose(logits, rules, written.history, written.keys, place))
+    tokens = jnp.where(ended, 0, choose(logits, rules, written.history, written.keys, position))
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=-1)[:, 0]
     lengths = written.lengths + ~ended
     return written._replace(
         history=written.history.after(tokens, rules),
-        count=place + 1,
-        tokens=written.tokens.at[:, place].set(tokens),
-        log_probs=written.log_probs.at[:, place].set(jnp.where(ended, 0.0, log_probs)),
+        count=position + 1,
+        tokens=written.tokens.at[:, position].set(tokens),
+        log_probs=written.log_probs.at[:, position].set(jnp.where(ended, 0.0, log_probs)),
         lengths=lengths,
         ended=ended | (tokens == rules.end) | (lengths >= written.limits),
     )

@@ -1,1 +1,1 @@
-"""Weights and tokenizers of other libraries, both ways."""
+"""Import and export of weights, adapters and tokenizers of other libraries."""

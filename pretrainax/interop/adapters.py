@@ -1,10 +1,11 @@
-"""Adapters of the library peft, both ways: what a run under tuning has trained, without the model that it started from.
+"""Imports and exports adapters of the peft library: the trained parameters of a tuning, without the base model.
 
-A directory of peft is adapter_config.json and adapter_model.safetensors. Low-rank updates and DoRA's magnitudes are of
-any family of the zoo; prefixes of decoders with learned positions, as peft gives others to transformers in other places
-than the paper, or turned.
+A peft directory has adapter_config.json and adapter_model.safetensors. Low-rank updates and DoRA magnitudes work for
+all families of the zoo. Prefixes work only for decoders with learned positions: for other models, peft passes prefixes
+to transformers at other places than the paper, or rotated.
 
-A matrix of theirs that holds several of ours (GPT-2's query | key | value) has an update of the sum of our ranks.
+If a matrix of transformers holds several matrices of this project (GPT-2's query | key | value), its update has the sum
+of their ranks.
 """
 
 import json
@@ -43,11 +44,11 @@ from pretrainax.zoo.convert import places, rows_of
 from pretrainax.zoo.family import HuggingFace, Part, Row
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."  # of the names of all tensors
+_PREFIX = "base_model.model."  # prefix of all tensor names
 _PROMPT = "prompt_embeddings"
 _TASKS = {"decoder": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM", "encoder": None}
-# What an adapter can have besides, and must not: field -> the values that mean nothing.
-_NOTHING: dict[str, tuple] = {
+# Unsupported fields of adapters -> values that disable them.
+_UNSUPPORTED: dict[str, tuple] = {
     "bias": ("none",),
     "modules_to_save": (None, []),
     "layers_to_transform": (None, []),
@@ -60,22 +61,22 @@ _NOTHING: dict[str, tuple] = {
 }
 
 State: TypeAlias = Mapping[str, np.ndarray]
-Adapter: TypeAlias = tuple[JsonObject, dict[str, np.ndarray]]  # adapter_config.json, and its tensors
+Adapter: TypeAlias = tuple[JsonObject, dict[str, np.ndarray]]  # adapter_config.json and tensors
 
 
 class _Place(NamedTuple):
-    """Says where the update of one layer of a matrix of ours is."""
+    """The location of one layer of a matrix of this project within a module of transformers."""
 
     path: str
     layer: int
-    part: Part  # of the outputs of their module
+    part: Part  # of the outputs of the module
 
 
 # --- low-rank updates ------------------------------------------------------------------------------------------------
 
 
 def _modules(table: Sequence[Row], model: ModelConfig) -> dict[str, list[_Place]]:
-    """Returns the matrices of ours in each linear map of theirs, by its name."""
+    """Returns the matrices of this project in each linear module of transformers, by module name."""
     rows, found = rows_of(table, models.abstract_params(model)), {}
     for matrix in matrices_of(models.abstract_params(model)):
         row, shape = rows[f"{matrix.path}/kernel"]
@@ -86,35 +87,41 @@ def _modules(table: Sequence[Row], model: ModelConfig) -> dict[str, list[_Place]
 
 
 def lora_to_peft(tuning: LoRA, trained: State, table: Sequence[Row], model: ModelConfig) -> Adapter:
-    """Returns the adapter of low-rank updates; trained: by our paths; table: of the family's names of `model`.
+    """Converts low-rank updates to a peft adapter.
+
+    Args:
+      trained: arrays by parameter path.
+      table: names of the parameters of `model` in transformers.
 
     Raises:
-      UserError: DoRA of some of the parts of one matrix of theirs.
+      UserError: DoRA changes only some parts of a matrix of transformers.
     """
     tensors, ranks = {}, {}
     for module, all_places in _modules(table, model).items():
-        there = [place for place in all_places if f"{place.path}/lora_a" in trained]
-        if not there:
+        adapted = [place for place in all_places if f"{place.path}/lora_a" in trained]
+        if not adapted:
             continue
-        rank = ranks[module] = tuning.rank * len(there)
-        pairs = [(_two(trained, place, "lora_a", -1), _two(trained, place, "lora_b", 0)) for place in there]
-        b = np.zeros((there[0].part.whole(pairs[0][1].shape[1]), rank), np.float32)
-        for i, (place, (_, own)) in enumerate(zip(there, pairs, strict=True)):
+        rank = ranks[module] = tuning.rank * len(adapted)
+        pairs = [(_matrix(trained, place, "lora_a", -1), _matrix(trained, place, "lora_b", 0)) for place in adapted]
+        b = np.zeros((adapted[0].part.whole(pairs[0][1].shape[1]), rank), np.float32)
+        for i, (place, (_, own)) in enumerate(zip(adapted, pairs, strict=True)):
             b[place.part.of(len(b)), i * tuning.rank : (i + 1) * tuning.rank] = own.T
         tensors[f"{_PREFIX}{module}.lora_A.weight"] = np.concatenate([a.T for a, _ in pairs])
         tensors[f"{_PREFIX}{module}.lora_B.weight"] = b
         if tuning.dora:
-            if sum(place.part.count for place in there) < there[0].part.pieces:
-                raise UserError(f"{module} of transformers is several matrices, of which DoRA must change all, or none")
-            magnitudes = [trained[f"{p.path}/magnitude"][p.layer].ravel() for p in sorted(there, key=lambda p: p.part)]
+            if sum(place.part.count for place in adapted) < adapted[0].part.pieces:
+                raise UserError(f"{module} of transformers is several matrices, DoRA must change all or none of them")
+            magnitudes = [
+                trained[f"{p.path}/magnitude"][p.layer].ravel() for p in sorted(adapted, key=lambda p: p.part)
+            ]
             tensors[f"{_PREFIX}{module}.lora_magnitude_vector"] = np.concatenate(magnitudes)
-    most = max(set(ranks.values()), key=list(ranks.values()).count)
-    others = {module: rank for module, rank in ranks.items() if rank != most}
+    main_rank = max(set(ranks.values()), key=list(ranks.values()).count)
+    others = {module: rank for module, rank in ranks.items() if rank != main_rank}
     is_linear = any(row.transposed for row in table if row.path.endswith("_attention/query/kernel"))
     described = {
         "peft_type": "LORA",
-        "r": most,
-        "lora_alpha": tuning.scale * most,
+        "r": main_rank,
+        "lora_alpha": tuning.scale * main_rank,
         "lora_dropout": tuning.dropout,
         "target_modules": list(ranks),
         "rank_pattern": {re.escape(module): rank for module, rank in others.items()},
@@ -126,33 +133,33 @@ def lora_to_peft(tuning: LoRA, trained: State, table: Sequence[Row], model: Mode
     return described, tensors
 
 
-def _two(trained: State, place: _Place, name: str, rank_axis: int) -> np.ndarray:
-    """Returns one layer of A [in, rank] or B [rank, out], with heads side by side."""
+def _matrix(trained: State, place: _Place, name: str, rank_axis: int) -> np.ndarray:
+    """Returns one layer of A [in, rank] or B [rank, out], with concatenated heads."""
     x = trained[f"{place.path}/{name}"][place.layer]
     return x.reshape(-1, x.shape[-1]) if rank_axis else x.reshape(x.shape[0], -1)
 
 
 def lora_from_peft(described: JsonObject, tensors: State, table: Sequence[Row], model: ModelConfig) -> tuple:
-    """Returns the `LoRA` and what it has trained, by our paths, of an adapter.
+    """Converts a peft adapter to a `LoRA` and its trained arrays by parameter path.
 
-    Updates of several ranks become ones of the largest, with zeros.
+    Updates of smaller ranks are padded with zeros to the largest rank.
 
     Raises:
-      UserError: tensors that are not those of the model.
+      UserError: the tensors do not match the model.
     """
-    modules, names, wrong = _modules(table, model), {}, []
+    modules, names, problems = _modules(table, model), {}, []
     for name in tensors:
         module, _, kind = name.removeprefix(_PREFIX).partition(".lora_")
-        found = [m for m in modules if m == module or m.endswith(f".{module}") or module.endswith(f".{m}")]
-        if len(found) == 1 and kind in ("A.weight", "B.weight", "magnitude_vector"):
-            names.setdefault(found[0], {})[kind] = name
+        matches = [m for m in modules if m == module or m.endswith(f".{module}") or module.endswith(f".{m}")]
+        if len(matches) == 1 and kind in ("A.weight", "B.weight", "magnitude_vector"):
+            names.setdefault(matches[0], {})[kind] = name
         else:
-            wrong.append(name)
+            problems.append(name)
     is_dora = bool(described.get("use_dora"))
-    wanted = {"A.weight", "B.weight"} | ({"magnitude_vector"} if is_dora else set())
-    wrong += [f"no {kind} of {m}" for m, kinds in names.items() for kind in sorted(wanted ^ kinds.keys())]
-    if wrong or not names:
-        raise UserError(f"{WEIGHTS} does not hold updates of this model: {', '.join(wrong) or 'nothing is there'}")
+    expected = {"A.weight", "B.weight"} | ({"magnitude_vector"} if is_dora else set())
+    problems += [f"no {kind} of {m}" for m, kinds in names.items() for kind in sorted(expected ^ kinds.keys())]
+    if problems or not names:
+        raise UserError(f"{WEIGHTS} does not hold updates of this model: {', '.join(problems) or 'it is empty'}")
     ranks = {m: tensors[kinds["A.weight"]].shape[0] for m, kinds in names.items()}
     rank = max(ranks.values())
     alphas = _alphas(described, [*ranks])
@@ -168,7 +175,7 @@ def lora_from_peft(described: JsonObject, tensors: State, table: Sequence[Row], 
             own, rows = shapes[place.path], place.part.of(len(b))
             if a.shape[1] * (rows.stop - rows.start) != np.prod(own.inputs) * np.prod(own.outputs):
                 raise UserError(
-                    f"the update of {module} in {WEIGHTS} is of {b.shape[0]} × {a.shape[1]}, not the model's"
+                    f"the update of {module} in {WEIGHTS} has shape {b.shape[0]} × {a.shape[1]}, unlike the model"
                 )
             x = trained[f"{place.path}/lora_a"][place.layer]
             x[..., : len(a)] = a.T.reshape(*own.inputs, -1)
@@ -179,7 +186,7 @@ def lora_from_peft(described: JsonObject, tensors: State, table: Sequence[Row], 
                 trained[f"{place.path}/magnitude"][place.layer] = magnitude.reshape(own.outputs)
     missing = {m for m, of in modules.items() if m not in names and any(place.path in paths for place in of)}
     if missing:
-        raise UserError(f"{WEIGHTS} changes some layers and not others, which is not read: not {', '.join(missing)}")
+        raise UserError(f"{WEIGHTS} changes only some layers, which is not supported: it lacks {', '.join(missing)}")
     return tuning, trained
 
 
@@ -193,13 +200,13 @@ def _sizes(matrix: Matrix, tuning: LoRA) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _alphas(described: JsonObject, modules: Sequence[str]) -> dict[str, float]:
-    """Returns the alpha of each module: that of the first pattern which names it or the end of its path, as in peft."""
+    """Returns the alpha of each module: from the first pattern that matches the end of its path, as in peft."""
     patterns = cast(dict[str, float], described.get("alpha_pattern") or {})
     try:
-        found = found_in(tuple(rf"^(.*\.)?({pattern})$" for pattern in patterns), tuple(modules)) if patterns else []
+        matches = found_in(tuple(rf"^(.*\.)?({pattern})$" for pattern in patterns), tuple(modules)) if patterns else []
     except (UserError, ValueError) as e:
         raise UserError(f"{CONFIG} has an alpha_pattern which {e}") from e
-    own = {m: [a for a, of in zip(patterns.values(), found, strict=True) if of[i]] for i, m in enumerate(modules)}
+    own = {m: [a for a, of in zip(patterns.values(), matches, strict=True) if of[i]] for i, m in enumerate(modules)}
     return {module: float(alphas[0] if alphas else described["lora_alpha"]) for module, alphas in own.items()}
 
 
@@ -207,12 +214,12 @@ def _alphas(described: JsonObject, modules: Sequence[str]) -> dict[str, float]:
 
 
 def prefix_to_peft(tuning: PrefixTuning, trained: State, model: ModelConfig) -> Adapter:
-    """Returns the adapter of a prefix; trained: as `lora_to_peft` has it."""
+    """Converts a prefix to a peft adapter; trained: as in `lora_to_peft`."""
     _check_prefix(model)
     params = tuning.expanded(dict(trained))
-    both = [np.asarray(params[f"decoder/blocks/self_attention/{name}/prefix"]) for name in ("key", "value")]
+    prefixes = [np.asarray(params[f"decoder/blocks/self_attention/{name}/prefix"]) for name in ("key", "value")]
     # 2 × [L, P, H, K] -> [P, L, 2, H, K] -> [P, L · 2 · H · K]
-    vectors = np.stack(both, axis=2).transpose(1, 0, 2, 3, 4).reshape(tuning.length, -1)
+    vectors = np.stack(prefixes, axis=2).transpose(1, 0, 2, 3, 4).reshape(tuning.length, -1)
     described = {
         "peft_type": "PREFIX_TUNING",
         "num_virtual_tokens": tuning.length,
@@ -227,13 +234,13 @@ def prefix_to_peft(tuning: PrefixTuning, trained: State, model: ModelConfig) -> 
 
 
 def prefix_from_peft(described: JsonObject, tensors: State, model: ModelConfig) -> tuple:
-    """Returns the `PrefixTuning` and what it has trained, by our paths, of an adapter."""
+    """Converts a peft adapter to a `PrefixTuning` and its trained arrays by parameter path."""
     _check_prefix(model)
     length, heads = described.get("num_virtual_tokens"), (model.num_heads, model.dim_per_head)
     shape = (length, model.num_layers * 2 * heads[0] * heads[1])
     if set(tensors) != {_PROMPT} or tensors[_PROMPT].shape != shape:
-        found = {name: list(x.shape) for name, x in tensors.items()}
-        raise UserError(f"{WEIGHTS} holds {found}, and the prefix of this model is {_PROMPT} {list(shape)}")
+        shapes = {name: list(x.shape) for name, x in tensors.items()}
+        raise UserError(f"{WEIGHTS} holds {shapes}, but the prefix of this model is {_PROMPT} {list(shape)}")
     vectors = np.asarray(tensors[_PROMPT], np.float32).reshape(length, model.num_layers, 2, *heads)
     path = "decoder/blocks/self_attention"
     trained = {f"{path}/{name}/prefix": vectors[:, :, i].swapaxes(0, 1) for i, name in enumerate(("key", "value"))}
@@ -244,7 +251,7 @@ def _check_prefix(model: ModelConfig) -> None:
     fits = model.family == "decoder" and isinstance(model.position, LearnedPositions)
     if not fits or model.kv_heads != model.num_heads or "local" in model.layer_pattern:
         raise UserError(
-            "prefixes go to and from peft for decoders with learned positions, as GPT-2: others have them elsewhere"
+            "prefixes for peft need a decoder with learned positions, such as GPT-2: others place them elsewhere"
         )
 
 
@@ -254,25 +261,25 @@ def _check_prefix(model: ModelConfig) -> None:
 def export_adapter(
     workdir: str, to: str, step: str, folder: str = TRAINED, finish: Callable[[str], None] = lambda staging: None
 ) -> str:
-    """Writes what a run under tuning has trained as a directory of peft; returns a line about it.
+    """Exports the trained parameters of a tuning as a peft directory; returns a summary line.
 
     Args:
       step: folder of the checkpoint.
       folder: of its parameters: TRAINED or EMA.
-      finish: as of `export_workdir`.
+      finish: as in `export_workdir`.
     """
     experiment = config.load(os.path.join(workdir, "config.json"))
     tuning, model = experiment.tuning, experiment.model
     if not isinstance(tuning, (LoRA, PrefixTuning)) or model.generator is not None:
-        raise UserError(f"{workdir} is of config.tuning {tuning}: peft's format is written of LoRA and PrefixTuning")
+        raise UserError(f"{workdir} has config.tuning {tuning}: the peft format supports LoRA and PrefixTuning")
     if os.path.isdir(to) and os.listdir(to):
-        raise UserError(f"--to={to} is not empty: take another directory")
+        raise UserError(f"--to={to} is not empty: set another directory")
     trained = _read(step, folder)
     known = re.compile(r"/(lora_a|lora_b|magnitude|prefix)$|^prefix/")
-    if beside := [path for path in trained if not known.search(path)]:
+    if other_paths := [path for path in trained if not known.search(path)]:
         raise UserError(
-            f"{workdir} has trained {', '.join(beside)} beside its {type(tuning).__name__}, which is not written in "
-            "peft's format: leave out --adapter, to export the whole model"
+            f"{workdir} has trained {', '.join(other_paths)} in addition to its {type(tuning).__name__}, which the "
+            "peft format does not support: leave out --adapter to export the whole model"
         )
     tokenizer = load_tokenizer(os.path.join(workdir, "tokenizer"))
     start = find_known_start(workdir)
@@ -299,8 +306,8 @@ def export_adapter(
     base = start.description
     if len(start.steps) == 1:
         which = f"{start.directory}@{AS_TRAINED if start.folder == TRAINED else EMA}{step_of(start.steps[0])}"
-        base = f"what python -m pretrainax.huggingface export --workdir={which} --to=DIR writes"
-    return f"{len(tensors):,} tensors exported to {to} for peft; the model that they are for: {base}"
+        base = f"the output of python -m pretrainax.huggingface export --workdir={which} --to=DIR"
+    return f"{len(tensors):,} tensors exported to {to} for peft; base model: {base}"
 
 
 def _read(step: str, folder: str) -> dict[str, np.ndarray]:
@@ -312,22 +319,22 @@ def _read(step: str, folder: str) -> dict[str, np.ndarray]:
 
 
 def _family_of(base: Origin, experiment: Experiment, tokenizer: Tokenizer) -> HuggingFace:
-    """Returns the family whose names the maps of a base have: its own, where others compute the same (Phi-3, LLaMA)."""
+    """Returns the family that names the modules of a base model; others may be equivalent (Phi-3, LLaMA)."""
     if base.steps:
         return describe_export(experiment, tokenizer.vocabulary)[0]
     return described_model(read_config_json(base.directory))[0]
 
 
 def is_adapter(directory: str) -> bool:
-    """Returns True if a folder is one of peft's."""
+    """Returns True if a folder is a peft directory."""
     return os.path.exists(os.path.join(directory, CONFIG))
 
 
 def import_adapter(directory: str, base: str | None, workdir: str) -> str:
-    """Makes a workdir of a directory of peft, as a run under tuning has it; returns a line about it.
+    """Imports a peft directory to the workdir of a run with a tuning; returns a summary line.
 
     Args:
-      base: a run, a Hugging Face directory or a model of the hub that the adapter is for; None: the one that it names.
+      base: the base model: a run, a Hugging Face directory or a hub model; None: the base model in adapter_config.json.
     """
     directory = here(directory)
     described = read_object(os.path.join(directory, CONFIG))
@@ -339,12 +346,12 @@ def import_adapter(directory: str, base: str | None, workdir: str) -> str:
         )
     given = os.path.expanduser(cast(str, base or named))
     origin = find_origin(given)
-    for field, nothing in _NOTHING.items():
-        if described.get(field, nothing[0]) not in nothing:
-            raise UserError(f"{directory}: {CONFIG} has {field} {described[field]!r}, which is not read")
+    for field, disabled in _UNSUPPORTED.items():
+        if described.get(field, disabled[0]) not in disabled:
+            raise UserError(f"{directory}: {CONFIG} has {field} {described[field]!r}, which is not supported")
     with WorkdirLock(workdir):
         if os.path.exists(os.path.join(workdir, "config.json")):
-            raise UserError(f"--workdir={workdir} holds a run already: take another one")
+            raise UserError(f"--workdir={workdir} holds a run already: set another --workdir")
         experiment, tokenizer = _base(origin, workdir)
         tensors = Reader(directory, WEIGHTS)
         state = {name: tensors[name] for name in tensors.shapes}
@@ -355,7 +362,7 @@ def import_adapter(directory: str, base: str | None, workdir: str) -> str:
         elif kind == "PREFIX_TUNING":
             experiment.tuning, trained = prefix_from_peft(described, state, experiment.model)
         else:
-            raise UserError(f"{directory}: {CONFIG} has peft_type {kind!r}, read are 'LORA' and 'PREFIX_TUNING'")
+            raise UserError(f"{directory}: {CONFIG} has peft_type {kind!r}, it must be 'LORA' or 'PREFIX_TUNING'")
         experiment.checkpoint.init_from = given if origin.hub else os.path.abspath(given)
         abstract = nested({path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in trained.items()})
         tokenizer.save(os.path.join(workdir, "tokenizer"))
@@ -368,7 +375,7 @@ def import_adapter(directory: str, base: str | None, workdir: str) -> str:
 
 
 def _base(origin: Origin, workdir: str) -> tuple[Experiment, Tokenizer]:
-    """Returns what the run of an adapter says beside its tuning, and the tokenizer, of the model that it is for."""
+    """Returns the config of the base model, to which the tuning is added, and its tokenizer."""
     base = origin.directory
     if origin.steps:
         return experiment_of(origin), load_tokenizer(os.path.join(base, "tokenizer"))

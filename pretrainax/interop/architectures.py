@@ -1,4 +1,4 @@
-"""The architectures of transformers: which one a config.json describes, and which one computes a model of ours."""
+"""Converts between model configs and the config.json of transformers architectures."""
 
 import os
 import re
@@ -15,12 +15,12 @@ _ADAPTERS = "adapter_config.json"  # of peft
 
 
 def families() -> list[HuggingFace]:
-    """Lists the families of the zoo that transformers has."""
+    """Returns the families of the zoo that transformers implements."""
     return [family.huggingface for family in zoo.FAMILIES if family.huggingface is not None]
 
 
 def is_huggingface_directory(path: str) -> bool:
-    """Says whether `path` is a Hugging Face directory, of a model or of adapters, and not a run's."""
+    """Returns True if `path` is a Hugging Face directory with a model or adapters."""
     if os.path.exists(os.path.join(path, _ADAPTERS)):
         return True
     try:
@@ -30,13 +30,13 @@ def is_huggingface_directory(path: str) -> bool:
 
 
 def read_config_json(directory: str) -> ConfigJson:
-    """Reads the config.json of a Hugging Face directory; UserError where there is none."""
+    """Reads the config.json of a Hugging Face directory; raises UserError if there is none."""
     path = os.path.join(directory, "config.json")
     if not os.path.isdir(directory):
         raise UserError(f"{directory} is no directory here{_on_hub(directory)}")
     if os.path.exists(os.path.join(directory, _ADAPTERS)):
         raise UserError(
-            f"{directory} holds adapters ({_ADAPTERS}), not a model: merge them into their base with peft first, by "
+            f"{directory} holds adapters ({_ADAPTERS}), not a model: merge them into their base with peft first, with "
             "merge_and_unload() and save_pretrained()"
         )
     if not os.path.exists(path):
@@ -45,17 +45,17 @@ def read_config_json(directory: str) -> ConfigJson:
 
 
 def _on_hub(name: str) -> str:
-    """Returns how a model of the Hugging Face Hub is named; "" where this cannot be the name of one."""
+    """Returns a hint about the name of a hub model; "" if `name` cannot be a hub name."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
         return ""
     return f"; a model of the Hugging Face Hub is named hf:{name}"
 
 
 def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
-    """Returns the model that a config.json describes, and its family: of several the first that can read it.
+    """Returns the model that a config.json describes, and the first family that can read it.
 
     Raises:
-      UserError: an unknown model_type, or a model that is not computed here.
+      UserError: the model_type is unknown, or the model is not supported.
     """
     model_type, reasons = config_json.get("model_type"), []
     for family in families():
@@ -63,7 +63,7 @@ def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
             try:
                 config = family.read_config(config_json)
                 if (layers := max(stack.num_layers for stack in config.stacks.values())) > MOST_LAYERS:
-                    raise UserError(f"config.json has {layers} layers, more than {MOST_LAYERS}")
+                    raise UserError(f"config.json has {layers} layers, at most {MOST_LAYERS} are supported")
                 models.abstract_params(config)
                 return family, config
             except UserError as e:
@@ -77,34 +77,34 @@ def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
 
 
 def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[HuggingFace, ConfigJson, ModelConfig]:
-    """Returns the family of transformers that computes `model`, its config.json, and the model as it has it.
+    """Returns the transformers family that computes `model`, its config.json, and the equivalent model config.
 
-    That may have biases, all zero, where `model` has none. A family without them is preferred.
+    The equivalent model may have additional biases, which are zero; families without them have priority.
 
     Args:
-      imported: model_type of the config.json that the model came with, which is tried first.
+      imported: model_type of the original config.json of the model, which has priority.
 
     Raises:
-      UserError: no architecture of transformers computes it; names what the nearest one cannot say.
+      UserError: no architecture of transformers computes the model; lists the unsupported fields of the closest one.
     """
-    found, reasons = [], []
+    matches, reasons = [], []
     for family in sorted(families(), key=lambda family: family.model_type != imported):
         try:
             config_json = family.write_config(model)
-            found.append((family, config_json, family.read_as(config_json, model)))
+            matches.append((family, config_json, family.read_as(config_json, model)))
         except UserError as e:
             reasons.append(str(e))
-        except (AttributeError, KeyError, TypeError):  # a position of another kind has not the fields that it looks for
+        except (AttributeError, KeyError, TypeError):  # positions of another kind lack the expected fields
             continue
     for family, config_json, theirs in sorted(
-        found, key=lambda x: (x[0].model_type != imported, biases(x[2]) != biases(model))
+        matches, key=lambda x: (x[0].model_type != imported, biases(x[2]) != biases(model))
     ):
         try:
             rows_of(family.names(theirs), models.abstract_params(theirs))
             return family, config_json, theirs
-        except ValueError as e:  # tensors that its class always has
+        except ValueError as e:  # the class has tensors that the model lacks
             reasons.append(f"{config_json['architectures'][0]} of transformers has no way to say this: {e}")
-    # a family that has experts where the model has none, or the other way round, is asked for nothing else
+    # Families that differ in `experts` come last, because their other reasons do not help.
     distance = lambda reason: ("config.model.experts=" in reason, len(reason))  # noqa: E731
     closest = min((reason for reason in reasons if "no way to say" in reason), key=distance, default="none")
     raise UserError(f"no architecture of transformers computes this config.model; the nearest: {closest}")

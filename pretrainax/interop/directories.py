@@ -1,4 +1,4 @@
-"""Hugging Face directories become workdirs and workdirs Hugging Face directories, a block of a parameter at a time."""
+"""Imports Hugging Face directories to workdirs and exports workdirs, one parameter block at a time."""
 
 import dataclasses
 import json
@@ -69,26 +69,26 @@ from pretrainax.tokenization.huggingface_export import write_tokenizer
 from pretrainax.zoo.convert import Rows, places, rows_of, stacked_axes, their_shape, view
 from pretrainax.zoo.family import ConfigJson, HuggingFace, differences
 
-_DIFFERENCE = "embedding_difference/"  # paths of what a discriminator adds to the generator's embeddings
-ORIGINAL = "huggingface"  # folder of an imported workdir: what the directory said, for the way back
-GENERATION = "generation_config.json"  # what transformers' generate() starts from, and ends at
+_DIFFERENCE = "embedding_difference/"  # paths of the difference between the embeddings of discriminator and generator
+ORIGINAL = "huggingface"  # folder of an imported workdir with the original configs, for exports
+GENERATION = "generation_config.json"  # start and end tokens of transformers' generate()
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
 def import_directory(directory: str, workdir: str) -> str:
-    """Makes a workdir of a Hugging Face directory, a model of the hub, or ELMo's files; returns a line about it."""
+    """Imports a Hugging Face directory, a hub model or ELMo's files to a workdir; returns a summary line."""
     exact_path(workdir)
     with WorkdirLock(workdir):
         return _import(directory, workdir)
 
 
-def _import(given: str, workdir: str) -> str:
+def _import(source_name: str, workdir: str) -> str:
     started = time.perf_counter()
     if os.path.exists(os.path.join(workdir, "config.json")):
-        raise UserError(f"--workdir={workdir} holds a run already: take another one")
+        raise UserError(f"--workdir={workdir} holds a run already: set another --workdir")
     if os.path.exists(os.path.join(workdir, "checkpoints", "0")):
-        raise UserError(f"--workdir={workdir} holds an import that was cut short: remove it, or take another one")
-    directory = here(given)
+        raise UserError(f"--workdir={workdir} holds an import that was cut short: remove it, or set another --workdir")
+    directory = here(source_name)
     if is_elmo(directory):
         source = ElmoFiles(directory)
         tokenizer = source.tokenizer
@@ -102,14 +102,14 @@ def _import(given: str, workdir: str) -> str:
     write_params(workdir, source.abstract, source.read, {"tokenizer": tokenizer.fingerprint})
     if isinstance(source, DirectoryWeights):
         _save_original(source, workdir)
-    if is_hub(given):
-        remember_start(workdir, find_origin(given))
+    if is_hub(source_name):
+        remember_start(workdir, find_origin(source_name))
     folder = os.path.abspath(f"{workdir}/tokenizer")
     experiment = evaluation_of(source.config, tokenizer.vocabulary, folder, source.labels)
     write_atomically(os.path.join(workdir, "config.json"), config.dump(experiment))
     count = sum(x.size for x in jax.tree.leaves(source.abstract))
-    said = "".join(f"; {note}" for note in source.notes())
-    return f"{count:,} parameters imported to {workdir} in {time.perf_counter() - started:.1f} s{said}"
+    notes = "".join(f"; {note}" for note in source.notes())
+    return f"{count:,} parameters imported to {workdir} in {time.perf_counter() - started:.1f} s{notes}"
 
 
 def export_workdir(
@@ -122,15 +122,15 @@ def export_workdir(
     folder: str = TRAINED,
     finish: Callable[[str], None] = lambda staging: None,
 ) -> str:
-    """Writes a checkpoint, or the mean of several, as a Hugging Face directory; returns a line about it.
+    """Exports a checkpoint, or the mean of several, as a Hugging Face directory; returns a summary line.
 
     Args:
-      steps: folders of checkpoints of the run; (): the newest that verifies.
-      dtype: of the tensors; None: as they were imported, else float32.
-      part: of a model with a generator, which transformers has no class for: discriminator | generator.
-      shard_bytes: of a file, at most.
+      steps: checkpoint folders of the run; (): the newest checkpoint that verifies.
+      dtype: of the tensors; None: the dtypes of the import, otherwise float32.
+      part: of a model with a generator, as transformers has no class for both: discriminator | generator.
+      shard_bytes: maximum size of a file.
       folder: of the checkpoints: TRAINED or EMA.
-      finish: writes what else is to be in the directory, before that has its name: of a kill nothing half is left.
+      finish: writes further files to the directory before its atomic rename.
     """
     started = time.perf_counter()
     run = _run_to_export(workdir, to)
@@ -145,7 +145,7 @@ def export_workdir(
     rows = rows_of(family.names(model), models.abstract_params(model))
     tensors = _tensors(family, model, rows, _export_dtypes(workdir, dtype))
     dtypes = {dtype.name for dtype, _ in tensors.values()}
-    # as new and as old versions call what they make of all tensors: of several the one that holds them all
+    # Names of new and old versions. transformers loads all tensors in one dtype; float32 can hold the others.
     config_json["dtype"] = config_json["torch_dtype"] = dtypes.pop() if len(dtypes) == 1 else "float32"
     staging = f"{os.path.abspath(to)}.exporting"
     shutil.rmtree(staging, ignore_errors=True)
@@ -154,7 +154,7 @@ def export_workdir(
         files = Writer(staging, tensors, shard_bytes)
         _fill(files, rows, _parameters(workdir, experiment, steps, folder), exported_part)
         _write_json(os.path.join(staging, "config.json"), config_json)
-        if model.family != "encoder":  # which generates nothing
+        if model.family != "encoder":  # encoders do not generate
             generation = {"_from_model_config": True, **_ids_of(config_json)} | _imported(workdir, GENERATION)
             _write_json(os.path.join(staging, GENERATION), generation)
         write_tokenizer(tokenizer, staging, model, read_template(os.path.join(workdir, "tokenizer")))
@@ -169,43 +169,43 @@ def export_workdir(
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     left_out = "" if experiment.model.multi_token is None else ", without config.model.multi_token"
-    what = f"{to} as {config_json['architectures'][0]}{left_out} in {time.perf_counter() - started:.1f} s"
-    return f"{len(tensors):,} tensors exported to {what}"
+    summary = f"{to} as {config_json['architectures'][0]}{left_out} in {time.perf_counter() - started:.1f} s"
+    return f"{len(tensors):,} tensors exported to {summary}"
 
 
 def _run_to_export(workdir: str, to: str) -> str:
-    """Returns the file with the config of a run; UserError where there is none, or something in the target."""
+    """Returns the config file of a run; raises UserError if it is missing or the target is not empty."""
     run = os.path.join(workdir, "config.json")
     if not os.path.exists(run):
         raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
     if os.path.isdir(to) and os.listdir(to):
-        raise UserError(f"--to={to} is not empty: take another directory")
+        raise UserError(f"--to={to} is not empty: set another directory")
     return run
 
 
 def _read_run(path: str, steps: Sequence[str]) -> Experiment:
-    """Reads the config that a run's checkpoints were trained by; UserError where they are of no plain model."""
+    """Reads the training config of checkpoints; raises UserError if a tuning cannot be merged."""
     experiment = config.trained_as(config.load(path), list(map(step_of, steps)))
     if experiment.tuning is not None and not cast(Tuning, experiment.tuning).is_mergeable:
-        raise UserError(f"{path} is of a run with {experiment.tuning}, of which there is no plain model to export")
+        raise UserError(f"{path} is of a run with {experiment.tuning}, so there is no plain model to export")
     return experiment
 
 
 def describe_export(
     experiment: Experiment, vocabulary: Vocabulary, part: str = "discriminator", imported: Optional[ConfigJson] = None
 ) -> tuple[HuggingFace, ConfigJson, ModelConfig]:
-    """Returns what `describe_model` does, for the part of a run's model that is exported, with all ids that are known.
+    """Returns the result of `describe_model` for the exported part of a model, with all token ids.
 
     Args:
-      imported: config.json that the model came with.
+      imported: original config.json of the model.
 
     Raises:
-      UserError: transformers cannot compute it, and why.
+      UserError: transformers cannot compute the model; gives the reason.
     """
     model, imported = experiment.model, imported or {}
     if model.generator is not None:
         model = {"discriminator": electra.discriminator_config, "generator": electra.generator_config}[part](model)
-    model = dataclasses.replace(model, multi_token=None)  # of training
+    model = dataclasses.replace(model, multi_token=None)  # only for training
     family, config_json, model = describe_model(model, imported.get("model_type"))
     start = experiment.objective.components()[0][1].decoder_start(vocabulary)
     config_json |= _token_ids(config_json, vocabulary, start) | _ids_of(imported)
@@ -217,7 +217,7 @@ def describe_export(
 
 
 def _tensors(family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Callable[[str], np.dtype]) -> Tensors:
-    """Returns the dtype and the shape of each tensor of an export, by name."""
+    """Returns the dtype and shape of each exported tensor, by name."""
     tensors = {}
     for row, shape in rows.values():
         for name, index in places(row, shape):
@@ -231,11 +231,11 @@ class _Parameters(NamedTuple):
     """The parameters of an export."""
 
     paths: list[str]
-    blocks: Iterator[tuple[str, int, np.ndarray]]  # of each parameter: path, start along its first axis, numbers
+    blocks: Iterator[tuple[str, int, np.ndarray]]  # path of the parameter, start along its first axis, values
 
 
 def _parameters(workdir: str, experiment: Experiment, steps: Sequence[str], folder: str) -> _Parameters:
-    """Returns those of checkpoints, read block by block; those of a run under tuning are merged first, in memory."""
+    """Reads the parameters of checkpoints block by block; with a tuning, merges them in memory first."""
     if experiment.tuning is None:
         arrays = read_run_json(steps[0])["arrays"]
         paths = [name.removeprefix(f"{folder}/") for name in arrays]
@@ -245,17 +245,17 @@ def _parameters(workdir: str, experiment: Experiment, steps: Sequence[str], fold
 
 
 def _fill(files: Writer, rows: Rows, parameters: _Parameters, part: Optional[str]) -> None:
-    """Copies each parameter to its places. Biases that only theirs has stay the zeros that they are.
+    """Copies each parameter to its tensors. Biases that only transformers has stay zero.
 
     Args:
-      part: of a model with a generator, whose paths are as `models.electra` says; else None.
+      part: exported part of a model with a generator, with the paths of `models.electra`; otherwise None.
     """
     stored = parameters.paths
     generated = {path.removeprefix("generator/") for path in stored if path.startswith("generator/")}
     disentangled = {path.removeprefix(_DIFFERENCE) for path in stored if path.startswith(_DIFFERENCE)}
     for path, start, block in parameters.blocks:
         if part == "generator" and (path in generated or path.startswith(_DIFFERENCE)):
-            continue  # the discriminator's own
+            continue  # belongs to the discriminator
         path = path.removeprefix("generator/" if part == "generator" else _DIFFERENCE)
         if path not in rows:
             continue
@@ -265,13 +265,13 @@ def _fill(files: Writer, rows: Rows, parameters: _Parameters, part: Optional[str
                 if start <= layer < start + len(block):
                     view(row, files[name], shape[1 + len(rest) :])[...] = block[(layer - start, *rest)]
         else:
-            place = view(row, files[row.name], shape)[start : start + len(block)]
-            # of the discriminator's table two parts come, in any order: it starts as zeros
-            place[...] = place + block if part == "discriminator" and path in disentangled else block
+            target = view(row, files[row.name], shape)[start : start + len(block)]
+            # The discriminator's table is the sum of two parts, which come in any order; it starts as zeros.
+            target[...] = target + block if part == "discriminator" and path in disentangled else block
 
 
 def _save_original(source: DirectoryWeights, workdir: str) -> None:
-    """Keeps what a directory says beside its weights and its vocabulary, for the way back."""
+    """Saves the chat template, the configs and the dtypes of a directory, for later exports."""
     if template := read_template(source.directory):
         write_template(os.path.join(workdir, "tokenizer"), template)
     os.makedirs(os.path.join(workdir, ORIGINAL), exist_ok=True)
@@ -282,21 +282,22 @@ def _save_original(source: DirectoryWeights, workdir: str) -> None:
     _write_json(os.path.join(workdir, ORIGINAL, "dtypes.json"), source.dtypes)
 
 
-# --- what goes with the weights --------------------------------------------------------------------------------------
+# --- configs ---------------------------------------------------------------------------------------------------------
 
 
 def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, labels: Sequence[str] = ()) -> Experiment:
-    """Returns a run of an imported model: it evaluates it, and is a start for a config of one's own.
+    """Returns the config of an imported model, for evaluation and as a template for other configs.
 
-    labels: what a model with a head of a whole row says; names of its own where nobody knows them.
+    Args:
+      labels: label names of a classifier; numbers if the names are unknown.
     """
-    of_family = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}
-    objective = of_family[model.family]() if model.own_model is None else Choice.named(model.own_model.objective)()
+    objectives = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}
+    objective = objectives[model.family]() if model.own_model is None else Choice.named(model.own_model.objective)()
     if isinstance(model.head, Classify):
         names = tuple(labels) or tuple(map(str, range(int(model.head.num_labels))))
-        of_kind = {"regression": Regression(), "choice": MultipleChoice(choices=len(names))}
-        of_labels = Classification(labels=names, multi_label=model.head.kind == "multi")
-        objective = of_kind.get(model.head.kind, of_labels)
+        by_kind = {"regression": Regression(), "choice": MultipleChoice(choices=len(names))}
+        classification = Classification(labels=names, multi_label=model.head.kind == "multi")
+        objective = by_kind.get(model.head.kind, classification)
     elif isinstance(model.head, Tag):
         objective = TokenClassification(labels=tuple(labels) or tuple(map(str, range(int(model.head.num_labels)))))
     elif isinstance(model.head, Extract):
@@ -305,7 +306,7 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
         objective = Denoising()
     elif model.replaced_token_head:
         objective = ReplacedTokenDetection()
-    elif model.pair_head:  # ALBERT's, which shares its layers, says whether sentences are in order
+    elif model.pair_head:  # ALBERT, which shares its layers, predicts the order of sentences
         objective = SentenceOrderPrediction() if model.share_layers else NextSentencePrediction()
     return Experiment(
         model=model,
@@ -321,9 +322,10 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
 
 
 def _token_ids(config_json: ConfigJson, vocabulary: Vocabulary, start: Optional[int]) -> dict[str, Optional[int]]:
-    """Returns the ids of padding, begin and end for config.json, and for a decoder of two stacks where it starts.
+    """Returns the pad, BOS and EOS ids for config.json, and the decoder start of an encoder-decoder.
 
-    Null, where the vocabulary has none and the family says nothing: those that its class assumes are of another one.
+    An id is null if neither the vocabulary nor the family defines it, because the class defaults are of another
+    vocabulary.
     """
     ids = {f"{name}_token_id": getattr(vocabulary, name) for name in ("pad", "bos", "eos")}
     if config_json.get("is_encoder_decoder"):
@@ -334,38 +336,38 @@ def _token_ids(config_json: ConfigJson, vocabulary: Vocabulary, start: Optional[
 
 
 def _ids_of(config_json: ConfigJson) -> ConfigJson:
-    """Returns what a config.json says of special ids, each a number, null, or several of them: [1, 106]."""
+    """Returns the special token ids of a config.json; each is a number, null or a list: [1, 106]."""
     return {name: ids for name, ids in config_json.items() if name.endswith("_token_id")}
 
 
 def _check_padding(family: HuggingFace, config_json: ConfigJson, model: ModelConfig) -> None:
-    """Raises a UserError where the ids are not only said but change what is computed: RoBERTa's positions."""
+    """Raises UserError if the padding id changes the computation, as in RoBERTa's positions."""
     if differences(family.read_as(config_json, model), model):
         (architecture,) = config_json["architectures"]
         raise UserError(
             f"the tokenizer's padding is id {config_json['pad_token_id']}, and {architecture} of transformers counts "
-            "positions by it, in another way than this model: only a model with such a tokenizer can be exported"
+            "positions from this id, unlike this model: train the model with a tokenizer that has the expected id"
         )
 
 
 def check_rows(directory: str, vocabulary: Vocabulary, model: ModelConfig) -> None:
-    """Raises a UserError where a tokenizer has ids that the embeddings of a model have no row for."""
+    """Raises UserError if a tokenizer has more ids than the model has rows of embeddings."""
     if vocabulary.size > model.vocab_size:
         raise UserError(
             f"{directory}: the tokenizer has {vocabulary.size:,} ids, and the model {model.vocab_size:,} rows of "
-            "embeddings: give it the tokenizer that it was trained with, or more rows, in transformers by "
+            "embeddings: use the tokenizer of its training, or add rows in transformers with "
             "model.resize_token_embeddings(len(tokenizer))"
         )
 
 
 def _imported(workdir: str, name: str) -> ConfigJson:
-    """Reads a file that the import of a workdir kept; {} where there is none."""
+    """Reads a file that the import saved in a workdir; {} if there is none."""
     path = os.path.join(workdir, ORIGINAL, name)
     return read_object(path) if os.path.exists(path) else {}
 
 
 def _export_dtypes(workdir: str, dtype: Optional[str]) -> Callable[[str], np.dtype]:
-    """Returns the dtype of each tensor by its name: `dtype`, else that of the import, else float32."""
+    """Returns a function from tensor names to dtypes: `dtype`, or the dtype of the import, or float32."""
     if dtype is not None:
         return lambda name: np.dtype(DTYPES[dtype])
     imported = _imported(workdir, "dtypes.json")

@@ -1,13 +1,13 @@
-"""The released files of ELMo as an import takes them: options.json, HDF5 of bilm-tf, and its vocabulary.
+"""Reads the released files of ELMo for an import: options.json, the HDF5 weights of bilm-tf, and the vocabulary.
 
-A directory has options.json, one file *.hdf5, and one vocab*.txt with a word a line. Of the HDF5 file the datasets are
-read whose names and shapes follow from the options, and nothing else: no link, and no data that lies in another file.
+A directory has options.json, one file *.hdf5, and one vocab*.txt with a word per line. The options determine the names
+and shapes of the datasets. The reader reads only these datasets, and neither links nor data in other files.
 
-The softmax over words is in no such file: it is zero here, and whoever pretrains goes on with that. A task leaves it
-out (`config.checkpoint.fresh_heads=True`).
+The files do not contain the softmax over words. It is zero here, and further pretraining starts from zeros. A task
+excludes it (`config.checkpoint.fresh_heads=True`).
 
-NOTE A word outside of the vocabulary is read as <UNK> here, as everywhere (`data/word_characters.py`); bilm-tf reads
-its characters.
+NOTE A word outside of the vocabulary is read as <UNK>, as everywhere in this project (`data/word_characters.py`);
+bilm-tf reads its characters.
 """
 
 import dataclasses
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
     import h5py
 
 OPTIONS = "options.json"
-_HEADS = "unembedding/"  # paths of what no file has
+_HEADS = "unembedding/"  # prefix of parameters that no file has
 _BOTH = {"forward": "RNN_0", "backward": "RNN_1"}
-_LARGEST = 2**20  # a size that a model may have
+_LARGEST = 2**20  # largest size that a model may have
 
 
 def is_elmo(directory: str) -> bool:
-    """Returns True if a directory holds ELMo as it was released."""
+    """Returns True if a directory holds the released files of ELMo."""
     names = set(os.listdir(directory)) if os.path.isdir(directory) else set()
     return OPTIONS in names and "config.json" not in names
 
 
 class _Source(NamedTuple):
-    """Says where the numbers of a parameter are."""
+    """The datasets of a parameter."""
 
-    names: tuple[str, ...]  # of datasets: one, or one of each layer
-    shape: tuple[int, ...]  # of each
-    ours: Callable[[np.ndarray], np.ndarray]  # makes of one of them the parameter, or that of a layer
+    names: tuple[str, ...]  # of one dataset, or of one dataset per layer
+    shape: tuple[int, ...]  # of each dataset
+    ours: Callable[[np.ndarray], np.ndarray]  # converts a dataset to the parameter, or to its slice of a layer
 
 
 class ElmoFiles:
-    """Released weights, by the paths of our parameters, whose shapes are `abstract`; `config` is their model."""
+    """Released weights by parameter path; `abstract` has the shapes, and `config` the model."""
 
-    labels: tuple[str, ...] = ()  # of a head of a task, which there is not
+    labels: tuple[str, ...] = ()  # ELMo has no task head
 
     def __init__(self, directory: str):
-        """Opens the files and looks at names and shapes; UserError for whatever is not as it must be."""
+        """Opens the files and checks names and shapes; raises UserError for invalid files."""
         options = os.path.join(directory, OPTIONS)
         self._path, vocabulary = (_single(directory, pattern) for pattern in ("*.hdf5", "vocab*.txt"))
         self.tokenizer: Tokenizer = Words(path=vocabulary).load()
@@ -70,52 +70,52 @@ class ElmoFiles:
                 self._dataset(name, source.shape)
 
     def read(self, path: str, index: Index) -> np.ndarray:
-        """Reads the block of a parameter at `index`, as float32; UserError for numbers that are not finite."""
+        """Reads the block of a parameter at `index` as float32; raises UserError for non-finite numbers."""
         if path.startswith(_HEADS):
             return np.broadcast_to(np.float32(0), flat(self.abstract)[path].shape)[index]
         source = self._sources[path]
-        found = [source.ours(self._numbers(name, source.shape)) for name in source.names]
-        return np.ascontiguousarray((np.stack(found) if "/blocks/" in path else found[0])[index])
+        blocks = [source.ours(self._numbers(name, source.shape)) for name in source.names]
+        return np.ascontiguousarray((np.stack(blocks) if "/blocks/" in path else blocks[0])[index])
 
     def notes(self) -> list[str]:
-        """Says what is not taken as it is."""
+        """Returns notes about differences between the files and the model."""
         read = {name for source in self._sources.values() for name in source.names}
         others: list[str] = []
         self._file.visititems(lambda name, x: others.append(name) if hasattr(x, "dtype") and name not in read else None)
-        left = f"; left unread: {', '.join(others)}" if others else ""
-        return [f"the softmax over words is in no file of ELMo: it is zero{left}"]
+        unread = f"; left unread: {', '.join(others)}" if others else ""
+        return [f"the softmax over words is in no file of ELMo: it is zero{unread}"]
 
     def _numbers(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        found = np.asarray(self._dataset(name, shape)[()], np.float32)
-        if not np.isfinite(found).all():
+        numbers = np.asarray(self._dataset(name, shape)[()], np.float32)
+        if not np.isfinite(numbers).all():
             raise UserError(f"{self._path}: {name} holds numbers that are not finite: a damaged file")
-        return found
+        return numbers
 
     def _dataset(self, name: str, shape: tuple[int, ...]) -> "h5py.Dataset":
-        """Returns a dataset of this file itself; UserError where it is none, or another one."""
+        """Returns a dataset of this file; raises UserError if it is missing, external or of another shape."""
         import h5py
 
-        found: object = self._file
+        dataset: object = self._file
         for part in name.split("/"):
-            if not isinstance(found, h5py.Group) or not isinstance(found.get(part, getlink=True), h5py.HardLink):
+            if not isinstance(dataset, h5py.Group) or not isinstance(dataset.get(part, getlink=True), h5py.HardLink):
                 raise UserError(f"{self._path} has no dataset {name}, which {OPTIONS} asks for")
-            found = found[part]
-        if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external:
+            dataset = dataset[part]
+        if not isinstance(dataset, h5py.Dataset) or dataset.is_virtual or dataset.external:
             raise UserError(f"{self._path}: {name} is no dataset of this file itself")
-        if found.shape != shape or found.dtype.kind != "f":
-            there = f"{found.dtype}{list(found.shape or ())}"
-            raise UserError(f"{self._path}: {name} is {there}, and {OPTIONS} asks for float32{list(shape)}")
-        return found
+        if dataset.shape != shape or dataset.dtype.kind != "f":
+            actual = f"{dataset.dtype}{list(dataset.shape or ())}"
+            raise UserError(f"{self._path}: {name} is {actual}, and {OPTIONS} asks for float32{list(shape)}")
+        return dataset
 
 
 def _single(directory: str, pattern: str) -> str:
-    found = [path for path in glob.glob(os.path.join(glob.escape(directory), pattern)) if os.path.isfile(path)]
-    if len(found) != 1:
+    paths = [path for path in glob.glob(os.path.join(glob.escape(directory), pattern)) if os.path.isfile(path)]
+    if len(paths) != 1:
         raise UserError(
-            f"{directory} has {len(found)} files {pattern}, and {OPTIONS} of ELMo: there must be one, beside its "
-            "weights *.hdf5 and its vocabulary vocab*.txt, a word a line"
+            f"{directory} has {len(paths)} files {pattern}, and {OPTIONS} of ELMo: there must be one; ELMo has one "
+            "file of weights *.hdf5 and one vocabulary vocab*.txt with a word per line"
         )
-    return found[0]
+    return paths[0]
 
 
 def _opened(path: str) -> "h5py.File":
@@ -130,7 +130,7 @@ def _opened(path: str) -> "h5py.File":
 
 
 def _config(options: JsonObject, path: str, words: int) -> ModelConfig:
-    """Returns the model that options.json describes; UserError where it is none that is computed here."""
+    """Returns the model that options.json describes; raises UserError for unsupported options."""
     try:
         lstm, cnn = options["lstm"], options["char_cnn"]
         filters = [count for _, count in cnn["filters"]]
@@ -154,9 +154,9 @@ def _config(options: JsonObject, path: str, words: int) -> ModelConfig:
         is_number = isinstance(size, (int, float) if name.endswith("clip") else int) and not isinstance(size, bool)
         if not is_number or not 0 < size <= _LARGEST:
             raise UserError(f"{path} has {name} {size!r}, it must be a number from 1 to {_LARGEST:,}")
-    for name, (found, known) in only.items():
-        if found != known:
-            raise UserError(f"{path} has {name} {found!r}; only {known!r} is known")
+    for name, (value, supported) in only.items():
+        if value != supported:
+            raise UserError(f"{path} has {name} {value!r}; only {supported!r} is supported")
     settings = Recurrent(cnn["embedding"]["dim"], tuple(filters), cnn["n_highway"], float(lstm["cell_clip"]))
     return dataclasses.replace(
         elmo("original"),
@@ -169,24 +169,24 @@ def _config(options: JsonObject, path: str, words: int) -> ModelConfig:
 
 
 def _sources(config: ModelConfig) -> dict[str, _Source]:
-    """Returns where each parameter is, by the names of bilm-tf: gates i, j, f, o side by side, [in, out]."""
+    """Returns the bilm-tf datasets of each parameter; matrices are [in, out], with gates in the order i, j, f, o."""
     settings, width, memory = recurrent_of(config), config.d_model, config.d_ff
     assert settings is not None
     total, characters = sum(settings.filters), "character_embedding"
-    # what is no word has a row of zeros, which is not in the file
+    # Padding has a row of zeros, which the file omits.
     table = _Source(
         ("char_embed",), (NUM_CHARACTERS - 1, settings.character_dim), lambda x: np.pad(x, ((1, 0), (0, 0)))
     )
-    found = {f"{characters}/embedding": table}
+    sources = {f"{characters}/embedding": table}
 
     def linear(path: str, kernel: str, bias: str, inputs: int, outputs: int) -> None:
-        found[f"{path}/kernel"] = _Source((kernel,), (inputs, outputs), _as_it_is)
-        found[f"{path}/bias"] = _Source((bias,), (outputs,), _as_it_is)
+        sources[f"{path}/kernel"] = _Source((kernel,), (inputs, outputs), _unchanged)
+        sources[f"{path}/bias"] = _Source((bias,), (outputs,), _unchanged)
 
     for i, count in enumerate(settings.filters):
         path, shape = f"{characters}/convolution_{i + 1}", (1, i + 1, settings.character_dim, count)
-        found[f"{path}/kernel"] = _Source((f"CNN/W_cnn_{i}",), shape, lambda x: x[0])
-        found[f"{path}/bias"] = _Source((f"CNN/b_cnn_{i}",), (count,), _as_it_is)
+        sources[f"{path}/kernel"] = _Source((f"CNN/W_cnn_{i}",), shape, lambda x: x[0])
+        sources[f"{path}/bias"] = _Source((f"CNN/b_cnn_{i}",), (count,), _unchanged)
     for i in range(settings.highways):
         for name in ("carry", "transform"):
             group = f"CNN_high_{i}"
@@ -196,13 +196,13 @@ def _sources(config: ModelConfig) -> dict[str, _Source]:
         cells = [f"{group}/RNN/MultiRNNCell/Cell{i}/LSTMCell" for i in range(config.num_layers)]
         both, bias, out = (tuple(f"{cell}/{x}" for cell in cells) for x in ("W_0", "B", "W_P_0"))
         block, shape = f"recurrent/blocks/{name}", (2 * width, 4 * memory)
-        # [2 D, 4 F] -> [D, 4, F]: of what comes in, and of what was said
-        found[f"{block}/input/kernel"] = _Source(both, shape, lambda x: x[:width].reshape(width, 4, memory))
-        found[f"{block}/cell/hidden/kernel"] = _Source(both, shape, lambda x: x[width:].reshape(width, 4, memory))
-        found[f"{block}/input/bias"] = _Source(bias, (4 * memory,), lambda x: x.reshape(4, memory))
-        found[f"{block}/cell/projection/kernel"] = _Source(out, (memory, width), _as_it_is)
-    return found
+        # [2 D, 4 F] -> [D, 4, F]: the first D rows are for the input, the others for the recurrent output.
+        sources[f"{block}/input/kernel"] = _Source(both, shape, lambda x: x[:width].reshape(width, 4, memory))
+        sources[f"{block}/cell/hidden/kernel"] = _Source(both, shape, lambda x: x[width:].reshape(width, 4, memory))
+        sources[f"{block}/input/bias"] = _Source(bias, (4 * memory,), lambda x: x.reshape(4, memory))
+        sources[f"{block}/cell/projection/kernel"] = _Source(out, (memory, width), _unchanged)
+    return sources
 
 
-def _as_it_is(x: np.ndarray) -> np.ndarray:
+def _unchanged(x: np.ndarray) -> np.ndarray:
     return x

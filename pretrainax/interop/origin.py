@@ -1,19 +1,18 @@
-"""Finds the parameters that a user names: a run's newest checkpoint, another one of them, or a Hugging Face directory.
+"""Resolves model names to parameters: a checkpoint of a run, a mean of checkpoints, or a Hugging Face model.
 
-    runs/mine            the newest checkpoint that verifies: of its parameters those that the run validates, which are
-                         their moving average with config.evaluate.parameters=ema
-    runs/mine@2000       that of step 2000
-    runs/mine@best       the one with the best validation of those that are kept, by the figure that the run selects by
-    runs/mine@average    the mean of the parameters of the last ones that are kept and verify: not of those that are
-                         there for config.checkpoint.keep_at alone, nor of the best where that is long ago
-    runs/mine@average5   that of the newest 5 of them
-    runs/mine@ema        the moving average that the newest has beside its parameters (config.train.ema_decay);
-                         @ema2000 that of step 2000
-    runs/mine@trained    the parameters as they were trained, whatever the run validates; @trained2000 of step 2000
-    exports/mine         a Hugging Face directory: an export, or a model of others
-    hf:org/name          a model of the Hugging Face Hub; hf:org/name@refs/pr/1 that of a branch, a tag or a commit
+    runs/mine            the newest checkpoint that verifies, with the parameters that the run validates: the moving
+                         average with config.evaluate.parameters=ema
+    runs/mine@2000       the checkpoint of step 2000
+    runs/mine@best       the saved checkpoint with the best validation, by the metric that the run selects by
+    runs/mine@average    the mean of the parameters of the last saved checkpoints that verify; without checkpoints saved
+                         only because of config.checkpoint.keep_at, and without the best if it is old
+    runs/mine@average5   the mean of the newest 5 of them
+    runs/mine@ema        the moving average in the newest checkpoint (config.train.ema_decay); @ema2000 for step 2000
+    runs/mine@trained    the trained parameters, independent of what the run validates; @trained2000 for step 2000
+    exports/mine         a Hugging Face directory: an export, or another model
+    hf:org/name          a model of the Hugging Face Hub; hf:org/name@refs/pr/1 is a branch, a tag or a commit
 
-A folder whose own name has an @ is taken by its whole name.
+If the name of a folder contains an @, its full name takes precedence.
 """
 
 import dataclasses
@@ -47,32 +46,32 @@ NAMES = (
     f"A run, RUN@2000, RUN@{BEST}, RUN@{AVERAGE}5, RUN@{EMA}, RUN@{AS_TRAINED}, a Hugging Face directory, or "
     "hf:org/name[@revision]"
 )
-_WHICH = re.compile(rf"{BEST}|({AVERAGE}|{EMA}|{AS_TRAINED})?([0-9]*)")  # what may stand after an @, or nothing
+_WHICH = re.compile(rf"{BEST}|({AVERAGE}|{EMA}|{AS_TRAINED})?([0-9]*)")  # selector after the @; may be empty
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Holds where parameters are read from."""
+    """The location of parameters."""
 
-    directory: str  # of a run, or in the layout of Hugging Face
-    steps: tuple[str, ...]  # the folder of a checkpoint of the run, or of those that are averaged; () for Hugging Face
-    description: str  # for people: "runs/mine, step 2,000"
-    folder: str = TRAINED  # of each checkpoint: the parameters as they were trained, or their moving average
-    hub: Optional[str] = None  # of a model of the hub: its name with the commit, hf:org/name@1a2b…
+    directory: str  # a run or a Hugging Face directory
+    steps: tuple[str, ...]  # folder of a checkpoint, or folders of checkpoints to average; () for Hugging Face
+    description: str  # for messages: "runs/mine, step 2,000"
+    folder: str = TRAINED  # of each checkpoint: TRAINED parameters, or EMA
+    hub: Optional[str] = None  # name of a hub model with its commit, hf:org/name@1a2b…
 
 
 def find_origin(name: str) -> Origin:
-    """Returns what `name` stands for, as the docstring of this module says.
+    """Resolves `name` as described in the docstring of this module.
 
     Raises:
-      UserError: nothing is there, or something else; the checkpoint is not there, or damaged; none has a validation
-        loss.
+      UserError: the path does not exist or is no model, the checkpoint is missing or damaged, or no checkpoint has a
+        validation loss.
     """
-    found = _found(name)
-    return dataclasses.replace(found, description=named(found.description))
+    resolved = _resolved(name)
+    return dataclasses.replace(resolved, description=named(resolved.description))
 
 
-def _found(name: str) -> Origin:
+def _resolved(name: str) -> Origin:
     if problem := path_problem(name, takes_hub=True):
         raise UserError(f"{name}: {problem}")
     if is_hub(name):
@@ -88,19 +87,19 @@ def _found(name: str) -> Origin:
     if which == BEST:
         return _best(directory)
     match = _WHICH.fullmatch(which)
-    assert match is not None  # `parted` has refused others
+    assert match is not None  # `parted` raises UserError for other selectors
     kind, number = match[1], int(match[2]) if match[2] else None
     if kind == AVERAGE:
         return _average(directory, number)
     parameters = kind or load(os.path.join(directory, "config.json")).evaluate.parameters
-    checkpoint = find_checkpoint(directory, number, _needed(parameters))
+    checkpoint = find_checkpoint(directory, number, _required(parameters))
     return _of_step(directory, checkpoint, f"{directory}, step {step_of(checkpoint):,}", parameters)
 
 
 def parted(name: str) -> tuple[str, str]:
-    """Returns the folder, and what is said of its checkpoints; the second is empty for a folder of the whole name.
+    """Splits a name into the folder and the checkpoint selector; the selector is empty if the whole name is a folder.
 
-    Of a model of the hub what follows an @ is a revision, and a part of its name.
+    The revision of a hub model, after its @, stays part of the name.
     """
     if is_hub(name):
         return name, ""
@@ -110,82 +109,82 @@ def parted(name: str) -> tuple[str, str]:
     if not which or not _WHICH.fullmatch(which):
         raise UserError(
             f"{name}: after @ comes a step, {BEST}, {AVERAGE} (of all, or {AVERAGE}5: of 5), {EMA} or "
-            f"{AS_TRAINED}, as {directory}@{BEST}; got {which!r}"
+            f"{AS_TRAINED}, for example {directory}@{BEST}; got {which!r}"
         )
     return directory, which
 
 
 def _check_run(directory: str) -> None:
-    """Raises a UserError for what is no folder of a run; what it may be else is looked at before."""
+    """Raises UserError unless `directory` is the folder of a run."""
     if not os.path.isdir(directory):
-        read_config_json(directory)  # which says what may be meant
+        read_config_json(directory)  # raises UserError with a suggestion
     if all(os.path.exists(os.path.join(directory, name)) for name in ("config.json", "checkpoints")):
         return
     folder, step = os.path.split(os.path.abspath(directory))
     if os.path.basename(folder) == "checkpoints" and step.isdecimal():
         raise UserError(f"{directory} is a checkpoint of a run: give {os.path.dirname(folder)}@{step}")
     names = sorted(os.listdir(directory))
-    there = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    contents = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     raise UserError(
         f"{directory} is neither a run, which has config.json and checkpoints/, nor a Hugging Face directory, whose "
-        f"config.json has a model_type; there is: {there or 'nothing'}"
+        f"config.json has a model_type; there is: {contents or 'nothing'}"
     )
 
 
 def _best(workdir: str) -> Origin:
     experiment, directory = load(os.path.join(workdir, "config.json")), os.path.join(workdir, "checkpoints")
     parameters = experiment.evaluate.parameters
-    for figure in (experiment.select_by, "loss"):  # before version 0.5 checkpoints had no other
-        while best := best_checkpoint(directory, figure):
+    for metric in (experiment.select_by, "loss"):  # checkpoints before version 0.5 have only a loss
+        while best := best_checkpoint(directory, metric):
             step, value, _ = best
             try:
-                checkpoint = find_checkpoint(workdir, step, _needed(parameters))
+                checkpoint = find_checkpoint(workdir, step, _required(parameters))
             except UserError:
-                if best_checkpoint(directory, figure) == best:  # else its run has deleted it since
+                if best_checkpoint(directory, metric) == best:  # otherwise the run has deleted it in the meantime
                     raise
                 continue
-            description = f"{workdir}, step {step:,}, the best by validation {figure}: {value:.4f}"
+            description = f"{workdir}, step {step:,}, the best by validation {metric}: {value:.4f}"
             return _of_step(workdir, checkpoint, description, parameters)
     raise UserError(
         f"{workdir}@{BEST}: no checkpoint there has a validation loss, so none is the best: give {workdir} for the "
-        "newest; config.evaluate.every says how often a run validates"
+        "newest; config.evaluate.every sets the interval of validations"
     )
 
 
-def _needed(parameters: str) -> Callable[[str], bool]:
-    """Returns what tells whether a file of a checkpoint is read; parameters: AS_TRAINED or EMA."""
+def _required(parameters: str) -> Callable[[str], bool]:
+    """Returns the predicate for required files of a checkpoint; parameters: AS_TRAINED or EMA."""
     return of_parameters(EMA if parameters == EMA else TRAINED)
 
 
 def _of_step(workdir: str, checkpoint: str, description: str, parameters: str) -> Origin:
-    """parameters: AS_TRAINED or EMA."""
+    """Returns the origin of one checkpoint; parameters: AS_TRAINED or EMA."""
     if parameters == AS_TRAINED:
         return Origin(workdir, (checkpoint,), description)
     if not any(name.startswith(f"{EMA}/") for name in read_run_json(checkpoint)["arrays"]):
         raise UserError(
-            f"{workdir}@{EMA}: the run keeps no moving average of its parameters, for which config.train.ema_decay is "
-            f"set before it starts; {workdir}@{AVERAGE} is the mean of its checkpoints"
+            f"{workdir}@{EMA}: the run keeps no moving average of its parameters, for which config.train.ema_decay "
+            f"must be set before it starts; {workdir}@{AVERAGE} is the mean of its checkpoints"
         )
     return Origin(workdir, (checkpoint,), f"{description}, moving average of the parameters", EMA)
 
 
 def _average(workdir: str, newest: Optional[int] = None) -> Origin:
     directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
-    found = {step: faults(directory, step, _needed(AS_TRAINED)) for step in list_steps(directory)}
-    valid = [step for step, problems in found.items() if not problems]
+    faults_of = {step: faults(directory, step, _required(AS_TRAINED)) for step in list_steps(directory)}
+    valid = [step for step, problems in faults_of.items() if not problems]
     if not valid:
-        find_checkpoint(workdir)  # which says why there is none
+        find_checkpoint(workdir)  # raises UserError with the reason
     steps = last_steps(valid, load(os.path.join(workdir, "config.json")).checkpoint)
     if newest is not None and not 0 < newest <= len(steps):
         raise UserError(
-            f"{workdir}@{AVERAGE}{newest} is of {newest} checkpoints, and of the last ones there {len(steps)} verify: "
-            "give a number up to that; config.checkpoint.keep says how many a run keeps, beside those of keep_at and "
-            "the best"
+            f"{workdir}@{AVERAGE}{newest} needs {newest} checkpoints, but only {len(steps)} of the last ones verify: "
+            "give at most this number; config.checkpoint.keep sets the number of saved checkpoints, in addition to "
+            "keep_at and the best"
         )
     if newest is None and (early := [f"{step:,}" for step in valid if step not in steps]):
-        logging.warning("%s: not of the last, and no part of the mean: steps %s", workdir, ", ".join(early))
+        logging.warning("%s: the mean excludes earlier checkpoints: steps %s", workdir, ", ".join(early))
     steps = steps[-newest:] if newest else steps
-    for line in not_used(directory, {step: ", ".join(problems) for step, problems in found.items() if problems}):
+    for line in not_used(directory, {step: ", ".join(problems) for step, problems in faults_of.items() if problems}):
         logging.warning("%s: %s", workdir, line)
-    named = f"steps {', '.join(f'{step:,}' for step in steps)}" if len(steps) > 1 else f"the one step {steps[0]:,}"
-    return Origin(workdir, tuple(os.path.join(directory, str(step)) for step in steps), f"{workdir}, mean of {named}")
+    listed = f"steps {', '.join(f'{step:,}' for step in steps)}" if len(steps) > 1 else f"the one step {steps[0]:,}"
+    return Origin(workdir, tuple(os.path.join(directory, str(step)) for step in steps), f"{workdir}, mean of {listed}")

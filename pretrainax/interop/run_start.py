@@ -1,4 +1,4 @@
-"""The start of a run from what others have trained: `config.checkpoint.init_from`, and the teacher of a student."""
+"""Starts a run from trained parameters: `config.checkpoint.init_from`, and the teacher of a student."""
 
 import os
 from collections.abc import Iterable
@@ -36,47 +36,50 @@ from pretrainax.training.wrapped import Wrapped, plain, trained_model
 
 
 class TrainedStart(Start):
-    """Starts a run as its config says; it is the `training.start.Start` of all commands."""
+    """Starts a run from its config; the `training.start.Start` of all commands."""
 
     def model(self, experiment: Experiment, train: TrainConfig) -> AnyModel:
         return trained_model(experiment, train, teacher_of(experiment))
 
     def describe(self, experiment: Experiment, workdir: str) -> list[Row]:
-        """Returns the rows, as `Start.describe`; [] where the parameters are fresh, or the workdir's own."""
+        """Returns the rows of `Start.describe`; [] if the parameters are initialized or come from the workdir."""
         teacher_of(experiment)
-        model, checkpoint, own = experiment.model, experiment.checkpoint, os.path.join(workdir, "checkpoints")
-        if not checkpoint.init_from or (os.path.isdir(own) and list_steps(own)):
+        model, checkpoint, checkpoints = experiment.model, experiment.checkpoint, os.path.join(workdir, "checkpoints")
+        if not checkpoint.init_from or (os.path.isdir(checkpoints) and list_steps(checkpoints)):
             return []
-        if AUTO in (model.vocab_size, model.position.max_length):  # until the text is prepared; then it is checked
+        if AUTO in (model.vocab_size, model.position.max_length):  # checked after data preparation
             return [("start", f"from {checkpoint.init_from}")]
         origin = find_origin(os.path.expanduser(checkpoint.init_from))
-        start = _adapted(origin, experiment)
+        start = _start_for_run(origin, experiment)
         changed = [f"config.model.{name}" for name in start.fit.changed]
         answers = [path for path in answers_taken(start.fit, experiment.model) if path not in start.drawn]
-        said = {
+        listed = {
             "fresh": _modules(start.drawn),
             "with its answers": _modules(answers),
             "left out": _modules(start.left_out),
             "computes otherwise": changed,
         }
-        notes = (f"{what}: {', '.join(names)}" for what, names in said.items() if names)
-        return [("start", "; ".join([f"from {origin.description}", *notes])), *_said(start)]
+        notes = (f"{what}: {', '.join(names)}" for what, names in listed.items() if names)
+        return [("start", "; ".join([f"from {origin.description}", *notes])), *_adaptation_rows(start)]
 
     def read_frozen(self, run: Run, workdir: str, is_new: bool) -> None:
-        """Reads the teacher: the one that `config.distill` names, of a new run; else the same again. Of a run under
-        tuning that goes on it reads the parameters of its start; of a new one `params` does."""
+        """Reads the teacher, and the parameters of the start of a resumed run with a tuning.
+
+        A new run reads the teacher of `config.distill`, a resumed run the recorded teacher. For a new run with a
+        tuning, `params` reads the start.
+        """
         if run.experiment.distill is not None:
             _read_teacher(run, workdir, is_new)
         if run.experiment.tuning is not None and not is_new:
-            _trained(run, _whole(find_known_start(workdir), run))
+            _trained(run, _load_whole(find_known_start(workdir), run))
 
     def params(self, run: Run, workdir: str) -> Optional[Params]:
-        """Reads the parameters that are trained; gives the run the others, and `workdir`, unless "", the start."""
+        """Reads the trained parameters, freezes the others in the run, and records the start in `workdir` unless ""."""
         init_from = run.experiment.checkpoint.init_from
         if not init_from:
             return None
-        if run.experiment.tuning is not None and run.frozen is not None:  # after a rollback the same
-            return _trained(run, _whole(find_known_start(workdir), run))
+        if run.experiment.tuning is not None and run.frozen is not None:  # a rollback uses the recorded start
+            return _trained(run, _load_whole(find_known_start(workdir), run))
         start = find_origin(os.path.expanduser(init_from))
         _check_commit("config.checkpoint.init_from", start)
         if has_tokenizer(start):
@@ -84,56 +87,56 @@ class TrainedStart(Start):
             check_tokenizer_of(start, run.prepared.tokenizer, "config.checkpoint.init_from:", may_grow)
         remembers = run.is_primary and bool(workdir)
         if run.experiment.checkpoint.adapt and remembers:
-            remember_start(workdir, start, adapted=_adapted(start, run.experiment).report)
-        elif start.hub and run.experiment.tuning is None and remembers:  # a branch may have gone on since
+            remember_start(workdir, start, adapted=_start_for_run(start, run.experiment).report)
+        elif start.hub and run.experiment.tuning is None and remembers:  # a branch may move
             remember_start(workdir, start)
-        params = _trained(run, _whole(start, run))
+        params = _trained(run, _load_whole(start, run))
         if run.experiment.tuning is not None and remembers:
             remember_start(workdir, start)
         return params
 
 
-def _adapted(origin: Origin, experiment: Experiment) -> AdaptedStart:
-    """Returns how the start of a run becomes its model; answers that mean something else in this run are drawn anew."""
+def _start_for_run(origin: Origin, experiment: Experiment) -> AdaptedStart:
+    """Returns the adapted start of a run; label outputs with another meaning in this run are initialized."""
     model, adaptations = experiment.model, cast(tuple[Adaptation, ...], experiment.checkpoint.adapt)
     start = adapted_start(origin, model, adaptations, experiment.draws_heads)
     return start.without(answers_redrawn(origin, start.fit, experiment))
 
 
-def _said(start: AdaptedStart) -> list[tuple[str, str]]:
-    """Returns the rows about a start of another family or shape: what that does, what is copied, how others are made.
+def _adaptation_rows(start: AdaptedStart) -> list[tuple[str, str]]:
+    """Returns the rows about an adapted start: its effects, copied parameters, and the origin of converted ones.
 
-    Those that are drawn anew have been named beside the start.
+    The row of the start lists initialized parameters.
     """
     if not start.effects:
         return []
-    made: dict[str, list[str]] = {}
+    converted: dict[str, list[str]] = {}
     for path, way in start.ways.items():
         if way.made:
-            made.setdefault(way.how, []).append(path)
+            converted.setdefault(way.how, []).append(path)
     rows = [("adapted", effect) for effect in start.effects]
     rows.append(("copied", ", ".join(_modules(start.copied)) or "nothing"))
-    return rows + [("made", f"{', '.join(_modules(paths))}: {how}") for how, paths in made.items()]
+    return rows + [("made", f"{', '.join(_modules(paths))}: {how}") for how, paths in converted.items()]
 
 
 def _modules(paths: Iterable[str]) -> list[str]:
-    """Names the maps and norms, each of several parameters, that paths are of."""
+    """Returns the modules of parameter paths, without duplicates."""
     return list(dict.fromkeys(path.rpartition("/")[0] for path in paths))
 
 
 def _read_teacher(run: Run, workdir: str, is_new: bool) -> None:
-    """Gives a run the parameters of its teacher: those that `config.distill` names, of a new run; else the same again.
+    """Loads the teacher into a run: the teacher of `config.distill` for a new run, otherwise the recorded teacher.
 
     Raises:
-      UserError: the teacher is not there any more, or another one, or its ids are of another tokenizer.
+      UserError: the teacher no longer exists, has changed, or has another tokenizer.
     """
     distillation, teacher = cast(Distillation, run.experiment.distill), run.work.teacher
-    assert teacher is not None and run.abstract_frozen is not None  # of a distillation
+    assert teacher is not None and run.abstract_frozen is not None  # set by distillation
     origin = find_teacher(distillation) if is_new else find_known_start(workdir, TEACHER_START)
     _check_commit("config.distill.teacher", origin)
     check_tokenizer_of(origin, run.prepared.tokenizer, "the teacher")
     abstract = run.abstract_frozen[TEACHER]
-    # Of a teacher whose answers nobody asks for, heads need not be there.
+    # A teacher without soft targets needs no heads.
     params = load_start(origin, teacher, abstract, None if distillation.soft else zeros_of(abstract))
     run.freeze({TEACHER: params})
     if is_new and run.is_primary:
@@ -141,13 +144,13 @@ def _read_teacher(run: Run, workdir: str, is_new: bool) -> None:
 
 
 def _check_commit(field: str, origin: Origin) -> None:
-    """Raises UserError where a branch of the hub has gone on between the hosts that have asked for it."""
-    check_same(field, origin.hub or origin.description, "give a commit, as hf:org/name@1a2b…")
+    """Raises UserError if hosts resolved a branch of the hub to different commits."""
+    check_same(field, origin.hub or origin.description, "give a commit, such as hf:org/name@1a2b…")
 
 
-def _whole(start: Origin, run: Run) -> Params:
-    """Reads the parameters of the model, whether they are trained or not."""
-    adapted = _adapted(start, run.experiment)
+def _load_whole(start: Origin, run: Run) -> Params:
+    """Reads all parameters of the model, trained and frozen."""
+    adapted = _start_for_run(start, run.experiment)
     abstract = placed_start(models.abstract_params(adapted.model), run.mesh)
     fresh = zeros_of(abstract) if run.experiment.draws_heads else None
     drawn = run.fresh_params(adapted.drawn) if adapted.drawn else {}
@@ -156,7 +159,7 @@ def _whole(start: Origin, run: Run) -> Params:
 
 
 def _trained(run: Run, whole: Params) -> Params:
-    """Returns the trained parameters at their start, of those of the whole model; gives the run the others."""
+    """Returns the initial trained parameters from those of the whole model, and freezes the others in the run."""
     model = run.model
     if not isinstance(model, Wrapped):
         return whole

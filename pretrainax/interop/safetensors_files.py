@@ -1,11 +1,11 @@
-"""A model's safetensors files, read and written tensor by tensor.
+"""Reads and writes the safetensors files of a model, tensor by tensor.
 
-The format (https://github.com/huggingface/safetensors) is the length of a header in 8 bytes, the header in JSON
-({name: {dtype, shape, data_offsets}}), and the tensors, row by row. So a tensor is a memory map of its place in the
-file: what is read of it is what is used of it, and a tensor that is written need not be in memory with others.
+The format (https://github.com/huggingface/safetensors) has the length of a header in 8 bytes, the header in JSON
+({name: {dtype, shape, data_offsets}}), and the tensors in row-major order. Therefore a tensor is a memory map of its
+part of the file. Reading loads only the parts that are used, and writing does not need all tensors in memory.
 
-The format has no checksums. What the header says is checked against the file; a bit that flipped in the data is seen
-only where a manifest.sha256 lies beside the files, which is written with every export here.
+The format has no checksums. The reader checks the header against the file. It detects flipped bits in the data only if
+the directory has a manifest.sha256, which all exports of this project write.
 """
 
 import json
@@ -38,26 +38,27 @@ _DTYPES = {
     "BOOL": np.bool_,
 }
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")  # weights that are no safetensors, most of them pickles
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")  # other weight formats, mostly pickles
 
 
-Tensors: TypeAlias = Mapping[str, tuple[np.dtype, tuple[int, ...]]]  # dtype and shape of each, by name
+Tensors: TypeAlias = Mapping[str, tuple[np.dtype, tuple[int, ...]]]  # dtype and shape of each tensor, by name
 
 
 class _Place(NamedTuple):
     file: str
     dtype: np.dtype
     shape: tuple[int, ...]
-    start: int  # byte of the file
+    start: int  # offset in the file in bytes
 
 
 class Reader:
     """The tensors of a directory, by name."""
 
     def __init__(self, directory: str, single: str = SINGLE):
-        """Reads and checks all headers; UserError for whatever is not as it must be.
+        """Reads and checks all headers; raises UserError for invalid files.
 
-        single: the name of the file where there is one for all.
+        Args:
+          single: name of the file if all tensors are in one file.
         """
         complete(directory)
         self._places: dict[str, _Place] = {}
@@ -65,11 +66,11 @@ class Reader:
         for name in sorted(set(indexed.values())) if indexed else [single]:
             for tensor, place in _header(os.path.join(directory, name)).items():
                 if tensor in self._places or indexed.get(tensor, name) != name:
-                    raise UserError(f"{directory}: tensor {tensor} is in {name} and in another file too")
+                    raise UserError(f"{directory}: tensor {tensor} is in {name} and in another file")
                 self._places[tensor] = place
-        lost = sorted(indexed.keys() - self._places.keys())
-        if lost:
-            raise UserError(f"{directory}: {INDEX} names tensors that its files do not hold: {', '.join(lost)}")
+        missing = sorted(indexed.keys() - self._places.keys())
+        if missing:
+            raise UserError(f"{directory}: {INDEX} lists tensors that its files do not hold: {', '.join(missing)}")
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -80,12 +81,12 @@ class Reader:
         return {name: place.dtype for name, place in self._places.items()}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Maps the tensor into memory, to be read where it is touched."""
+        """Maps the tensor into memory; reads happen on access."""
         return _map(self._places[name], "r")
 
 
 class Writer:
-    """New files of a directory for tensors of known shapes, `shard_bytes` in each at most; all start as zeros."""
+    """Creates files for tensors of known shapes, at most `shard_bytes` per file; all tensors start as zeros."""
 
     def __init__(self, directory: str, tensors: Tensors, shard_bytes: int, single: str = SINGLE):
         self._places: dict[str, _Place] = {}
@@ -113,7 +114,7 @@ class Writer:
                 f.write(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Maps the tensor into memory, to be written to."""
+        """Maps the tensor into memory for writing."""
         return _map(self._places[name], "r+")
 
     def _create(self, path: str, tensors: Tensors) -> None:
@@ -122,11 +123,11 @@ class Writer:
             start, end = end, end + np.dtype(dtype).itemsize * math.prod(shape)
             header[name] = {"dtype": _NAMES[np.dtype(dtype)], "shape": list(shape), "data_offsets": [start, end]}
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # so that the data is aligned
+        text += b" " * (-len(text) % 8)  # aligns the data
         with open(path, "wb") as f:
             f.write(len(text).to_bytes(8, "little") + text)
             f.flush()
-            # in full, now: a disk that fills up under a memory map kills the process without a word
+            # Allocates all bytes now: a disk that fills up under a memory map kills the process silently.
             os.posix_fallocate(f.fileno(), 0, 8 + len(text) + end)
         for name, (dtype, shape) in tensors.items():
             start = 8 + len(text) + header[name]["data_offsets"][0]
@@ -140,8 +141,7 @@ def _map(place: _Place, mode: str) -> np.ndarray:
 
 
 def _index(directory: str) -> dict[str, str]:
-    """Returns {tensor: file} of a model in several files; empty for one file, which goes before them, as in
-    transformers."""
+    """Returns {tensor: file} of a sharded model; empty for a single file, which has priority as in transformers."""
     path = os.path.join(directory, INDEX)
     if os.path.exists(os.path.join(directory, SINGLE)):
         return {}
@@ -153,9 +153,9 @@ def _index(directory: str) -> dict[str, str]:
     files = {tensor: str(file) for tensor, file in index.items()}
     for file in set(files.values()):
         if os.path.basename(file) != file or file.startswith(".") or name_problem(file):
-            raise UserError(f"{path} names the file {file!r}, it must be one of this directory")
+            raise UserError(f"{path} lists the file {file!r}, it must be in this directory")
         if not os.path.exists(os.path.join(directory, file)):
-            raise UserError(f"{path} names {file}, which is missing")
+            raise UserError(f"{path} lists {file}, which is missing")
     return files
 
 
@@ -164,14 +164,14 @@ def _no_weights(directory: str) -> str:
     pickled = [name for name in names if name.endswith(_PICKLED)]
     if pickled:
         return (
-            f"{directory} holds {', '.join(pickled)} and no {SINGLE}: files that can run code when they are opened are "
-            f"not read. Where you trust them, convert them with transformers: {how_to_convert(directory, directory)}"
+            f"{directory} holds {', '.join(pickled)} and no {SINGLE}; pickles are not supported because they can "
+            f"run code. If you trust the files, convert them with transformers: {how_to_convert(directory, directory)}"
         )
     return f"{directory} holds neither {SINGLE} nor {INDEX}"
 
 
 def _header(path: str) -> dict[str, _Place]:
-    """Finds each tensor of a file. The library checks that they cover the file without gaps or overlaps."""
+    """Returns the locations of the tensors in a file; the library checks for gaps and overlaps."""
     try:
         check_regular(path)
         with safe_open(path, framework="np"):
@@ -179,13 +179,13 @@ def _header(path: str) -> dict[str, _Place]:
         with open(path, "rb") as f:
             length = int.from_bytes(f.read(8), "little")
             header: dict[str, dict] = json.loads(f.read(length))
-    except (SafetensorError, OSError, ValueError, MemoryError) as e:  # the last: too large to be mapped
-        raise UserError(f"{path} is no whole safetensors file ({e}): fetch it again") from e
+    except (SafetensorError, OSError, ValueError, MemoryError) as e:  # MemoryError: too large to map
+        raise UserError(f"{path} is incomplete or no safetensors file ({e}): download it again") from e
     places = {}
     for name, entry in header.items():
         if name != "__metadata__":
             if entry["dtype"] not in _DTYPES:
-                raise UserError(f"{path}: {name} is {entry['dtype']}, known: {', '.join(_DTYPES)}")
+                raise UserError(f"{path}: {name} is {entry['dtype']}, supported are {', '.join(_DTYPES)}")
             dtype = np.dtype(_DTYPES[entry["dtype"]])
             places[name] = _Place(path, dtype, tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
     return places

@@ -1,4 +1,4 @@
-"""The files beside an export by which sentence-transformers makes the vectors of a retriever."""
+"""Writes the files with which sentence-transformers loads an exported retriever."""
 
 import json
 import os
@@ -11,9 +11,10 @@ _UNUSED = ("mean_sqrt_len_tokens", "weightedmean_tokens")
 
 
 def write_modules(directory: str, model: ModelConfig) -> None:
-    """Writes modules.json and the configs that it names: the model, its pooling, and the length 1 where it has that.
+    """Writes modules.json and the module configs: the model, its pooling, and normalization if it has that.
 
-    Of what is no retriever nothing is written, nor of a decoder: its tokenizer there puts no end behind a text.
+    Writes nothing for models without an embedding head, and for decoders, whose tokenizers add no end token in
+    transformers.
     """
     head = model.head
     if not isinstance(head, Embed) or model.family != "encoder":

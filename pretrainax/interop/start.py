@@ -1,8 +1,8 @@
-"""The parameters that a run starts from: those of another run, of one under tuning too, or a Hugging Face directory.
+"""Loads the parameters that a run starts from: another run, also with a tuning, or a Hugging Face directory.
 
-A run under tuning stores what it trains. What it does not train is read from its start whenever it is used, so
-`start.json` in its folder says what that was: which checkpoints, and a digest of them. So does `teacher.json` of a
-student's teacher. Of a start of another family or shape `start.json` says too what became of each parameter.
+A run with a tuning stores only its trained parameters and reads the others from its start on every use. `start.json` in
+its folder records the checkpoints of the start and their digest. `teacher.json` does the same for the teacher of a
+student. If the start has another family or shape, `start.json` also records the source of each parameter.
 """
 
 import dataclasses
@@ -39,47 +39,49 @@ from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 from pretrainax.zoo.family import Classifier, differences, without_heads
 
-# Files in the folder of a run that say which parameters of others it needs.
+# Files in the folder of a run that record which parameters of other models it needs.
 START, TEACHER_START = "start.json", "teacher.json"
-_NEEDED = {
+_NEEDS = {
     START: "stores what its tuning has trained, and needs the rest from",
     TEACHER_START: "learns from the teacher of config.distill, and needs",
 }
 
 
-# --- what a config begins with ---------------------------------------------------------------------------------------
+# --- the start of a config -------------------------------------------------------------------------------------------
 
 
 class Beginning(NamedTuple):
-    """A trained model as a config of another run takes it up."""
+    """A trained model as the start of another config."""
 
-    model: ModelConfig  # without the heads of its pretraining
+    model: ModelConfig  # without pretraining heads
     tokenizer: TokenizerConfig
-    classes: tuple[Classifier, ...]  # of transformers, with heads of tasks, for the family
+    classes: tuple[Classifier, ...]  # classes of transformers with task heads, for this family
 
     def with_head(self, usual: HeadConfig) -> ModelConfig:
-        """Returns the model with the head of a task as its class has it, or `usual` where there is none; and with the
-        fields that have another value in this class, unless its parameters would be others."""
-        found = next((x for x in self.classes if type(x.head) is type(usual)), None)
-        if found is None:
+        """Returns the model with the task head of its transformers class, or with `usual` if there is no such class.
+
+        Fields that differ in this class are changed too, unless this changes the parameters.
+        """
+        classifier = next((x for x in self.classes if type(x.head) is type(usual)), None)
+        if classifier is None:
             return dataclasses.replace(self.model, head=usual.left_open())
-        changed = found.of_model(self.model)
-        fits = not found.changes or _shapes(changed) == _shapes(self.model)
-        return dataclasses.replace(changed if fits else self.model, head=dataclasses.replace(found.head))
+        changed = classifier.of_model(self.model)
+        fits = not classifier.changes or _shapes(changed) == _shapes(self.model)
+        return dataclasses.replace(changed if fits else self.model, head=dataclasses.replace(classifier.head))
 
 
 def beginning_of(name: str) -> Beginning:
-    """Returns what `name`, a run or a Hugging Face directory as `interop.origin` takes it, is to begin with.
+    """Returns the model, tokenizer and classes to start from; `name` is a name of `interop.origin`.
 
     Raises:
-      UserError: nothing is there, or nothing that can be used.
+      UserError: nothing exists there, or it cannot be used.
     """
     origin = find_origin(name)
     if origin.steps:
         model, folder = _single(experiment_of(origin).model), os.path.join(origin.directory, "tokenizer")
         try:
             family = describe_model(model, None)[0]
-        except UserError:  # transformers has none like it
+        except UserError:  # transformers has no such model
             family = None
     else:
         (family, model), folder = described_model(read_config_json(origin.directory)), origin.directory
@@ -89,7 +91,7 @@ def beginning_of(name: str) -> Beginning:
 
 
 def experiment_of(origin: Origin) -> Experiment:
-    """Returns the config, without phases, that the checkpoints of a run were trained by."""
+    """Returns the config with which the checkpoints of a run were trained, without phases."""
     experiment = config.load(path := os.path.join(origin.directory, "config.json"))
     experiment = trained_as(experiment, list(map(step_of, origin.steps)))
     try:
@@ -100,14 +102,14 @@ def experiment_of(origin: Origin) -> Experiment:
 
 
 def model_at(origin: Origin) -> ModelConfig:
-    """Returns the model that a start holds; of ELECTRA's two encoders the discriminator."""
+    """Returns the model config of a start; for ELECTRA, its discriminator."""
     if origin.steps:
         return _single(experiment_of(origin).model)
     return described_model(read_config_json(origin.directory))[1]
 
 
 def labels_of(origin: Origin) -> Optional[tuple[str, ...]]:
-    """Returns the names of a task's answers in their order, () where it has none; None: nobody has named them."""
+    """Returns the label names of a task in order; () without labels, and None if the labels have no names."""
     if origin.steps:
         return tuple(getattr(experiment_of(origin).objective, "labels", ()))
     names = weights.label_names(read_config_json(origin.directory))
@@ -115,30 +117,30 @@ def labels_of(origin: Origin) -> Optional[tuple[str, ...]]:
 
 
 def _single(model: ModelConfig) -> ModelConfig:
-    """Returns the model that goes on to other tasks: of ELECTRA's two encoders the discriminator."""
+    """Returns the model for other tasks: the discriminator of ELECTRA, otherwise the model itself."""
     return model if model.generator is None else electra.discriminator_config(model)
 
 
-# --- how it fits -----------------------------------------------------------------------------------------------------
+# --- matching parameters ---------------------------------------------------------------------------------------------
 
 
 class Fit(NamedTuple):
-    """Says which parameters of a start become those of a model, by their paths."""
+    """The mapping from the parameters of a start to the parameters of a model, by path."""
 
-    taken: dict[str, str]  # our path -> the path there
-    lacking: list[str]  # of our heads, not there or of another shape: drawn anew
-    left_out: list[str]  # of heads there
-    changed: list[str]  # fields of config.model that compute something else, with all shapes as they were
+    taken: dict[str, str]  # path in the model -> path in the start
+    lacking: list[str]  # paths of heads of the model that are missing or have another shape: initialized
+    left_out: list[str]  # paths of unused heads of the start
+    changed: list[str]  # fields of config.model that change the computation, but no shapes
 
 
 def fit_of(origin: Origin, model: ModelConfig, fresh_heads: bool) -> Fit:
-    """Returns how a model takes the parameters of a start; no number of them is read.
+    """Matches the parameters of a start to those of a model, without reading them.
 
     Args:
-      fresh_heads: heads may be left out, and others drawn anew.
+      fresh_heads: unused heads may be left out, and missing heads initialized.
 
     Raises:
-      UserError: the start is of another model.
+      UserError: the start is another model.
     """
     if not origin.steps:
         source = weights.open_start(origin.directory, model, fresh_heads)
@@ -147,19 +149,19 @@ def fit_of(origin: Origin, model: ModelConfig, fresh_heads: bool) -> Fit:
     _check_plain(origin, experiment)
     their_model = experiment.model if model.generator is not None else _single(experiment.model)
     there, ours = _shapes(their_model), _shapes(model)
-    other = [path for path, shape in ours.items() if there.get(_name_there(path, there, model)) != shape]
+    mismatched = [path for path, shape in ours.items() if there.get(_name_there(path, there, model)) != shape]
     heads = head_modules(model) if fresh_heads else set()
     changed = [name for name in differences(their_model, model) if not weights.is_head(name)]
-    fit = _fit(there, model, [path for path in other if path.partition("/")[0] in heads], changed)
-    wrong = [path for path in other if path in fit.taken]
+    fit = _fit(there, model, [path for path in mismatched if path.partition("/")[0] in heads], changed)
+    unmatched = [path for path in mismatched if path in fit.taken]
     their_heads, no_decoder = head_modules(their_model), weights.takes_encoder(their_model, model)
     for path in fit.left_out:
         is_optional = path.partition("/")[0] in their_heads or (no_decoder and path.startswith("decoder"))
         if not (fresh_heads and is_optional):
-            wrong.append(path)
-    if wrong:
+            unmatched.append(path)
+    if unmatched:
         names = differences(their_model, model)
-        raise weights.other_architecture(origin.directory, their_model, model, names, wrong)
+        raise weights.other_architecture(origin.directory, their_model, model, names, unmatched)
     return fit
 
 
@@ -175,13 +177,13 @@ def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 def _check_plain(origin: Origin, experiment: Experiment) -> None:
     if experiment.tuning is not None and not cast(adapt.Tuning, experiment.tuning).is_mergeable:
         raise UserError(
-            f"{origin.directory} is a run with {experiment.tuning}, of which there is no plain model: start from "
-            f"{experiment.checkpoint.init_from}"
+            f"{origin.directory} is a run with {experiment.tuning}, which cannot be merged into a plain model: start "
+            f"from {experiment.checkpoint.init_from}"
         )
 
 
 def _name_there(path: str, there: Container[str], model: ModelConfig) -> str:
-    """Returns the path of a parameter in a start: of a head's pooler perhaps the pair head's, which BERT trains."""
+    """Returns the path of a parameter in a start; a pooler may come from the pair head, which BERT pretrains."""
     if path in there or not _has_pooler(model):
         return path
     return path.replace("classifier/dense/", "pair_head/dense/")
@@ -192,7 +194,7 @@ def _has_pooler(model: ModelConfig) -> bool:
 
 
 def answers_taken(fit: Fit, model: ModelConfig) -> list[str]:
-    """Returns the parameters of a task's head, but for a pooler, that a start has: with them a model answers as it."""
+    """Returns the paths of a task head, except the pooler, that come from the start, so that predictions agree."""
     heads = {name for head in heads_of(model) if head.loss_name == "label_loss" for name in head.modules(model)}
     return [
         path
@@ -202,25 +204,25 @@ def answers_taken(fit: Fit, model: ModelConfig) -> list[str]:
 
 
 def answers_redrawn(origin: Origin, fit: Fit, experiment: Experiment) -> list[str]:
-    """Returns those of `answers_taken` that mean something else in this run: another kind of answer, other labels."""
+    """Returns the paths of `answers_taken` if the task of this run has another kind or other labels; otherwise []."""
     theirs, ours = labels_of(origin), tuple(getattr(experiment.objective, "labels", ()))
     kinds = [(type(model.head), getattr(model.head, "kind", "")) for model in (model_at(origin), experiment.model)]
     is_same = kinds[0] == kinds[1] and (theirs is None or theirs == ours)
     return [] if is_same else answers_taken(fit, experiment.model)
 
 
-# --- its numbers -----------------------------------------------------------------------------------------------------
+# --- loading ---------------------------------------------------------------------------------------------------------
 
 
 def load_start(origin: Origin, model: ModelConfig, abstract: PyTree, fresh: Optional[Fresh] = None) -> Params:
-    """Reads the parameters of a plain model that a run starts from, each device its own shards.
+    """Reads the parameters of a plain model that a run starts from; each device reads its shards.
 
     Args:
       abstract: jax.ShapeDtypeStructs with shardings.
-      fresh: gives the parameters of heads that the start lacks; None: it must have them all, and no others.
+      fresh: initializes heads that the start lacks; None: the heads must match exactly.
 
     Raises:
-      UserError: as `fit_of` does, or the numbers are damaged.
+      UserError: as in `fit_of`, or the files are damaged.
     """
     if not origin.steps:
         return weights.load_params(origin.directory, model, abstract, fresh)
@@ -242,38 +244,38 @@ def load_run(
     folder: str = TRAINED,
     is_start: bool = False,
 ) -> Params:
-    """Returns the parameters of a run; of one under tuning those that it trained, merged into those of its start.
+    """Loads the parameters of a run; the trained parameters of a tuning are merged into its start.
 
-    Where they cannot be merged, those that were added are beside the others.
+    If a tuning cannot be merged, the result has its parameters in addition to the parameters of the start.
 
     Args:
-      experiment: the run's, without phases.
-      steps, folder: as `checkpoints.params.load_steps` has them.
-      is_start: of another model, which alone the mesh has to divide.
+      experiment: config of the run, without phases.
+      steps, folder: as in `checkpoints.params.load_steps`.
+      is_start: the run is the start of another model, so the mesh need not divide its shapes.
     """
     abstract = models.abstract_params(experiment.model)
-    whole = placed_start(abstract, mesh) if is_start else _placed(abstract, mesh)
+    placed = placed_start(abstract, mesh) if is_start else _placed(abstract, mesh)
     if experiment.tuning is None:
-        return load_plain(steps, whole, folder)
+        return load_plain(steps, placed, folder)
     model = cast(adapt.Tuning, experiment.tuning).adapted(models.build(experiment.model, Compute()), experiment)
-    trained = jax.eval_shape(lambda params: model.start(params, jax.random.key(0)), whole)
+    trained = jax.eval_shape(lambda params: model.start(params, jax.random.key(0)), placed)
     trained = load_steps(steps, _placed(trained, mesh), folder)
-    fresh = zeros_of(whole) if experiment.draws_heads else None  # heads are trained then
-    frozen = model.frozen(load_start(find_known_start(workdir), experiment.model, whole, fresh))
+    fresh = zeros_of(placed) if experiment.draws_heads else None  # the heads are trained in this case
+    frozen = model.frozen(load_start(find_known_start(workdir), experiment.model, placed, fresh))
     return model.merged(trained, frozen)[1]
 
 
 def load_plain(steps: Sequence[str], params: Params, folder: str = TRAINED) -> Params:
-    """Returns the parameters of a run, without the maps that a student learns beside them.
+    """Loads the parameters of a run without the projections that distillation adds to a student.
 
     Args:
-      steps, folder: as `checkpoints.params.load_steps` has them.
+      steps, folder: as in `checkpoints.params.load_steps`.
       params: jax.ShapeDtypeStructs with shardings.
     """
     mesh = jax.tree.leaves(params)[0].sharding.mesh
     shapes = {path: shape for path, shape in stored_shapes(steps[0], folder).items() if path.startswith(f"{MAPS}/")}
-    found = load_steps(steps, {**params, **_placed(nested(shapes), mesh)}, folder)
-    return without_maps(found)
+    loaded = load_steps(steps, {**params, **_placed(nested(shapes), mesh)}, folder)
+    return without_maps(loaded)
 
 
 def _placed(params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
@@ -281,28 +283,30 @@ def _placed(params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
 
 
 def placed_start(params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
-    """Returns the shapes of a start's parameters with shardings on the mesh of the run, which need not divide them."""
+    """Adds shardings on the mesh of the run to the shapes of a start; the mesh need not divide the shapes."""
     return with_shardings(params, divided_shardings(mesh, params))
 
 
 def zeros_of(abstract: PyTree) -> Fresh:
-    """Returns what gives zeros for parameters that are of no use: heads that are drawn, or that nobody asks.
+    """Returns an initializer of zeros, for heads that are initialized later or unused.
 
-    abstract: jax.ShapeDtypeStructs with shardings.
+    Args:
+      abstract: jax.ShapeDtypeStructs with shardings.
     """
     shapes = flat(abstract)
     return lambda paths: {path: jnp.zeros(shapes[path].shape, device=shapes[path].sharding) for path in paths}
 
 
-# --- which start that was --------------------------------------------------------------------------------------------
+# --- recorded starts -------------------------------------------------------------------------------------------------
 
 
 def remember_start(workdir: str, start: Origin, name: str = START, adapted: Optional[dict] = None) -> None:
-    """Writes what a run has started from, or its teacher, into its folder, with a digest of it.
+    """Records the start or the teacher of a run in its folder, with a digest.
 
-    Of a model of the hub that is its name with the commit, of a run in an object store its URL.
+    The record has the name and commit of a hub model, and the URL of a run in an object store.
 
-    adapted: what became of its parameters, where they are not those of the run.
+    Args:
+      adapted: source of each parameter, if an adaptation converted the start.
     """
     start = dataclasses.replace(start, directory=os.path.abspath(start.directory))
     where = {"directory": start.hub or named(start.directory), "steps": list(map(step_of, start.steps))}
@@ -312,35 +316,38 @@ def remember_start(workdir: str, start: Origin, name: str = START, adapted: Opti
 
 
 def find_known_start(workdir: str, name: str = START) -> Origin:
-    """Returns what a run under tuning has started from, or a student's teacher; UserError where that is not there any
-    more, or not the same."""
+    """Returns the recorded start or teacher of a run.
+
+    Raises:
+      UserError: it no longer exists, or it has changed.
+    """
     path = os.path.join(workdir, name)
-    known = read_object(path) if os.path.exists(path) else {}
-    directory, steps, folder = (known.get(field) for field in ("directory", "steps", "folder"))
+    record = read_object(path) if os.path.exists(path) else {}
+    directory, steps, folder = (record.get(field) for field in ("directory", "steps", "folder"))
     if not (isinstance(directory, str) and isinstance(steps, list) and isinstance(folder, str)):
-        raise UserError(f"{workdir} is a run that {_NEEDED[name]} another model, and no {name} there says which")
+        raise UserError(f"{workdir} is a run that {_NEEDS[name]} another model, but {name} is missing or invalid")
     description = f"step {' and '.join(map(str, steps))} of {directory}" if steps else directory
-    needed = f"{workdir} {_NEEDED[name]} {description}"
+    requirement = f"{workdir} {_NEEDS[name]} {description}"
     try:
         local = here(url_of_old_copy(directory) or directory)
-        found = tuple(find_checkpoint(local, step, of_parameters(folder)) for step in steps)
-        start = Origin(local, found, description, folder, directory if is_hub(directory) else None)
+        checkpoints = tuple(find_checkpoint(local, step, of_parameters(folder)) for step in steps)
+        start = Origin(local, checkpoints, description, folder, directory if is_hub(directory) else None)
         digest = _digest(start)
     except (UserError, OSError) as e:
-        raise UserError(f"{needed}, which cannot be read: put it back ({e})") from e
-    if digest != known.get("sha256"):
-        raise UserError(f"{needed}, which is not what it was when the run started: put that back")
+        raise UserError(f"{requirement}, which cannot be read: restore it ({e})") from e
+    if digest != record.get("sha256"):
+        raise UserError(f"{requirement}, which is not what it was when the run started: restore it")
     return start
 
 
 def _digest(start: Origin) -> str:
-    """Returns the SHA-256 of the files of a start: of a checkpoint, which is compared with it, its manifest."""
+    """Returns the SHA-256 of the files of a start; for a checkpoint, of its manifest."""
     digest = hashlib.sha256()
     names = [os.path.join(step, MANIFEST) for step in start.steps]
     if not start.steps:
         complete(start.directory)
-        found = sorted(name for name in os.listdir(start.directory) if name.endswith(".safetensors"))
-        names = [os.path.join(start.directory, name) for name in ("config.json", *found)]
+        files = sorted(name for name in os.listdir(start.directory) if name.endswith(".safetensors"))
+        names = [os.path.join(start.directory, name) for name in ("config.json", *files)]
     elif experiment_of(start).tuning is not None:
         digest.update(_digest(find_known_start(start.directory)).encode())
     for name in names:

@@ -1,4 +1,4 @@
-"""The teacher of a run with `config.distill`: found by its name, and held against the student."""
+"""Resolves the teacher of a run with `config.distill` and checks it against the student."""
 
 import os
 from typing import Optional, cast
@@ -10,7 +10,7 @@ from pretrainax.interop.start import labels_of, model_at
 
 
 def find_teacher(distillation: Distillation) -> Origin:
-    """Returns what `config.distill.teacher` stands for; UserError where nothing is there that can be used."""
+    """Returns the origin of `config.distill.teacher`; raises UserError if it cannot be used."""
     try:
         return find_origin(os.path.expanduser(distillation.teacher))
     except UserError as e:
@@ -18,10 +18,10 @@ def find_teacher(distillation: Distillation) -> Origin:
 
 
 def teacher_of(experiment: Experiment) -> Optional[ModelConfig]:
-    """Returns the model of the teacher; no number of it is read. None: there is no teacher.
+    """Returns the model config of the teacher, without reading parameters; None if there is no teacher.
 
     Raises:
-      UserError: it is not there, or the model of the config cannot learn from it.
+      UserError: the teacher does not exist, or the student cannot learn from it.
     """
     if experiment.distill is None:
         return None

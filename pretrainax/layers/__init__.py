@@ -1,1 +1,4 @@
-"""The bricks: each written once, used by every family. Modules take the ModelConfig whole, leaves plain arguments."""
+"""Building blocks that all model families share.
+
+Modules take the whole ModelConfig, leaf functions take plain arguments.
+"""

@@ -1,8 +1,8 @@
-"""Scaled dot-product attention behind one function, with the backends of each kind of hardware.
+"""Scaled dot-product attention as one function, with backends for each type of hardware.
 
-`xla` is the reference and runs everywhere; `cudnn` (GPU), `tpu_flash` and `tpu_splash` (TPU) never hold the
-[B, H, T, S] weights. A mask is a description (`Mask`), made into an array only in a backend that needs one. Where the
-mesh splits the length, `xla` is ring attention and the kernels of TPUs gather keys and values.
+`xla` is the reference and runs everywhere. `cudnn` (GPU), `tpu_flash` and `tpu_splash` (TPU) never hold the
+[B, H, T, S] weights. A mask is a description (`Mask`), which becomes an array only in a backend that needs one. If the
+mesh splits the length, `xla` is ring attention, and the TPU kernels gather keys and values.
 """
 
 import functools
@@ -43,41 +43,41 @@ def attention(
     logit_cap: Optional[float] = None,
     implementation: str = "xla",
 ) -> jax.Array:
-    """Computes softmax(scale · q kᵀ + bias) v (Vaswani et al. 2017, section 3.2.1), the softmax in float32.
+    """Computes softmax(scale · q kᵀ + bias) v (Vaswani et al. 2017, section 3.2.1), with the softmax in float32.
 
     Args:
       q: [B, T, H, K]; k: [B, S, G, K]; v: [B, S, G, V], V at most K. Query heads [i·H/G, (i+1)·H/G) share key head i
         (Ainslie et al. 2023).
-      mask: which keys each query may see. A query that may see none gives a finite value without a meaning.
+      mask: the keys that each query may see. A query without a key gives a finite, meaningless value.
       bias: [1 or B, H, T, S], added to the scaled logits; gradients flow to it.
       scale: 1/sqrt(K) for most models, 1 for T5.
       logit_cap: scaled logits x become cap · tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2).
-      implementation: a name that `choose_implementation` returned.
+      implementation: a name from `choose_implementation`.
 
     Returns:
       [B, T, H, V] in q's dtype.
 
     Raises:
-      AssertionError: an axis that does not fit, by its name.
+      AssertionError: an axis has a wrong size; the message names the axis.
     """
     _check_shapes(q, k, v, mask, bias)
     if (width := v.shape[3]) < k.shape[3] and (implementation != "xla" or axis_size(LENGTH_AXIS) > 1):
-        # kernels, and a ring, want values as wide as keys
+        # kernels and the ring require values as wide as keys
         wide = functools.partial(attention, mask=mask, bias=bias, scale=scale, logit_cap=logit_cap)
         return wide(q, k, pad(v, 3, k.shape[3]), implementation=implementation)[..., :width]
     run = functools.partial(BACKENDS[implementation].kernel, bias=bias, scale=scale, logit_cap=logit_cap)
     if mask.windowed is None or implementation == "xla":
         return run(q, k, v, mask)
-    # A fused kernel is made for one mask: there are two, and a layer runs one of them.
+    # A fused kernel is built for one mask: there are two kernels, and a layer runs one of them.
     near, everywhere = mask.replace(windowed=None), mask.replace(windowed=None, window=None)
     return jax.lax.cond(mask.windowed, lambda *x: run(*x, near), lambda *x: run(*x, everywhere), q, k, v)
 
 
 class Weights(NamedTuple):
-    """Says what becomes of the weights of attention, in what `xla` alone computes."""
+    """Changes of the attention weights, which only `xla` supports."""
 
-    drop: Optional[Callable[[jax.Array], jax.Array]] = None  # gives those [B, G, R, T, S], R = H / G, that are left
-    sinks: Optional[jax.Array] = None  # [H], the logit of a key more of each head, whose value is zero (gpt-oss)
+    drop: Optional[Callable[[jax.Array], jax.Array]] = None  # dropout of the weights [B, G, R, T, S], R = H / G
+    sinks: Optional[jax.Array] = None  # [H], the logit of an additional key per head, whose value is zero (gpt-oss)
 
 
 _UNCHANGED = Weights()
@@ -94,14 +94,20 @@ def attention_of_weights(
     scale: float,
     logit_cap: Optional[float] = None,
 ) -> jax.Array:
-    """Computes `attention` as `xla` does, with weights that are dropped after the softmax (as in BERT's code), so that
-    their sum may be another, or of which a sink takes a part."""
+    """Computes `attention` as `xla` does, with dropout of the weights or with sinks.
+
+    Dropout is applied after the softmax (as in BERT's code), so the weights need not add up to 1. A sink takes a part
+    of the weights.
+    """
     _check_shapes(q, k, v, mask, bias)
     return _xla(q, k, v, mask, bias, scale, logit_cap, weights)
 
 
 def _check_shapes(q, k, v, mask: Mask, bias) -> None:
-    """Raises AssertionError for a wrong axis, which might broadcast unseen; when it is traced, at no cost later."""
+    """Raises AssertionError for a wrong axis, which might broadcast silently.
+
+    The check runs at trace time and costs nothing at run time.
+    """
     chex.assert_rank([q, k, v], 4, custom_message="q is [B, T, H, K], k is [B, S, G, K], v is [B, S, G, V]")
     (b, t, h, d), (s, g) = q.shape, k.shape[1:3]
     chex.assert_shape(k, (b, s, g, d), custom_message="k is [B, S, G, K] with B and K of q [B, T, H, K]")
@@ -113,15 +119,14 @@ def _check_shapes(q, k, v, mask: Mask, bias) -> None:
 
 
 def choose_implementation(requested: str, platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
-    """Returns the implementation for `config.train.attention = requested`, and a warning where a faster one was left
-    out.
+    """Returns the backend for `config.train.attention = requested`, and a warning if a faster backend is unavailable.
 
     Args:
-      requested: a name, or "auto": the fastest that fits.
+      requested: a name, or "auto": the fastest backend that supports the spec.
       platform: `sharding.mesh.platform()`.
 
     Raises:
-      UserError: the requested one cannot run here.
+      UserError: the requested backend cannot run here.
     """
     if requested == "auto":
         return _fastest(platform, spec)
@@ -138,10 +143,10 @@ def choose_implementation(requested: str, platform: str, spec: AttentionSpec) ->
 
 
 def _fastest(platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
-    """Returns the fastest implementation that fits, and a warning where that is not the platform's best."""
+    """Returns the fastest backend that supports the spec, and a warning if it is not the platform's best."""
     if platform in GPUS:
         best = "cudnn"
-    elif platform == "tpu" and max(spec.lengths) >= LANES:  # shorter ones have nothing to gain
+    elif platform == "tpu" and max(spec.lengths) >= LANES:  # shorter lengths gain nothing
         best = "tpu_splash" if spec.bias == "none" else "tpu_flash"
     else:
         return "xla", None
@@ -157,21 +162,21 @@ def _fastest(platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
 def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, changed=_UNCHANGED):
     drop, sinks = changed
     if axis_size(LENGTH_AXIS) > 1:
-        assert drop is None and sinks is None  # sharding.arrays.check_mesh
+        assert drop is None and sinks is None  # sharding.arrays.check_mesh rejects both
         return ring_attention(q, k, v, mask, bias, scale, logit_cap)
     logits = masked_logits(q, k, mask, bias, scale, logit_cap)
-    if logit_cap is None:  # whose gradient is made of the product itself, which is kept then
+    if logit_cap is None:  # with a cap, the gradient needs the product itself, which is saved instead
         logits = kept(logits)
-    # The softmax divides after the product with v, where there are K and not S numbers a row.
-    largest, whole = jax.lax.stop_gradient(logits.max(-1, keepdims=True)), 0.0
+    # The softmax divides after the product with v, which has K instead of S numbers per row.
+    largest, sink_weight = jax.lax.stop_gradient(logits.max(-1, keepdims=True)), 0.0
     if sinks is not None:
         # [H] -> [1, G, R, 1, 1]
         sinks = sinks.astype(jnp.float32).reshape(1, *logits.shape[1:3], 1, 1)
         largest = jnp.maximum(largest, jax.lax.stop_gradient(sinks))
-        whole = jnp.exp(sinks - largest)[..., 0]
+        sink_weight = jnp.exp(sinks - largest)[..., 0]
     weights = jnp.exp(logits - largest)
     left = weights if drop is None else drop(weights)
-    return heads_last(weighted_sum(left, v) / (weights.sum(-1) + whole)[..., None]).astype(q.dtype)
+    return heads_last(weighted_sum(left, v) / (weights.sum(-1) + sink_weight)[..., None]).astype(q.dtype)
 
 
 def _no_obstacle(spec: AttentionSpec, platform: str) -> None:
@@ -179,8 +184,7 @@ def _no_obstacle(spec: AttentionSpec, platform: str) -> None:
 
 
 def _xla_work(spec: AttentionSpec) -> Work:
-    """Returns all pairs: those that are masked are multiplied too, and thrown away. A ring's backward makes the logits
-    again."""
+    """Returns all pairs, because masked pairs are multiplied too. The backward of a ring recomputes the logits."""
     return Work(all_pairs(spec), again=int(spec.sequence > 1))
 
 

@@ -1,7 +1,7 @@
-"""Specs: all that is known of an attention when it is traced, and the record of those that a model has.
+"""Attention specs: the properties of an attention call that are known at trace time, and a record of them.
 
-The layer, the header of a run and the plan of its memory choose by the same `AttentionSpec`: `MultiHeadAttention`
-makes it with `spec_of`, and whoever wants to know collects it from a trace of the model.
+The attention layer, the header of a run and the memory planner choose a backend from the same `AttentionSpec`.
+`MultiHeadAttention` builds it with `spec_of`; `collect_attention_specs` records the specs of a traced model.
 """
 
 import contextlib
@@ -20,22 +20,22 @@ from pretrainax.sharding.mesh import axis_size
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """Holds all that decides whether a backend can compute an attention."""
+    """The properties of an attention call that decide whether a backend can compute it."""
 
     head_dim: int
     query_length: int
     key_length: int
     dtype: str  # of queries, keys and values
     causal: bool
-    bias: Literal["none", "shared", "by_row"]  # on the logits: the same one for all rows, or another one for each
-    window: Optional[int]  # of `Mask`; in a scan over layers, some may do without
-    has_prefix: bool  # a part of each segment is seen by the whole segment, though the mask is causal
-    has_positions: bool  # queries or keys are not those of a row from its start, as with a cache of keys
+    bias: Literal["none", "shared", "by_row"]  # of the logits: none, one for all rows, or one per row
+    window: Optional[int]  # as in `Mask`; in a scan over layers, some layers may ignore it
+    has_prefix: bool  # the mask is causal, but the whole segment sees a prefix of it
+    has_positions: bool  # queries or keys have explicit indices, for example with a KV cache
     logit_cap: Optional[float]
-    sequence: int  # parts that the mesh cuts the length into
-    dropout_rate: float = 0.0  # of the weights, in training
-    has_sinks: bool = False  # the softmax has a term more
-    blocks: Optional["KeyBlocks"] = None  # that are multiplied; None: queries meet all keys
+    sequence: int  # number of parts that the mesh splits the length into
+    dropout_rate: float = 0.0  # of the attention weights, in training
+    has_sinks: bool = False  # the softmax has an additional term per head
+    blocks: Optional["KeyBlocks"] = None  # blocks of block-sparse attention; None: queries attend to all keys
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -43,45 +43,47 @@ class AttentionSpec:
 
 
 class KeyBlocks(NamedTuple):
-    """Says which pairs of a query and a key attention by blocks multiplies, whatever the length."""
+    """The query-key pairs that block-sparse attention multiplies, for any length."""
 
-    size: int  # tokens of a block
-    sides: int  # blocks on each side of its own that a query meets
-    more: int = 0  # blocks elsewhere
-    whole: int = 0  # queries and keys beside those of blocks, each of which meets a whole row
+    size: int  # tokens per block
+    sides: int  # neighbouring blocks on each side that a query attends to
+    more: int = 0  # additional blocks elsewhere in the row
+    whole: int = 0  # additional queries and keys outside the blocks, each paired with a whole row
 
     def pairs(self, length: int) -> int:
-        """Counts those of a row of `length` tokens."""
+        """Returns the number of pairs in a row of `length` tokens."""
         size = min(self.size, length)
         blocks = -(-length // size)
-        met = 2 * self.sides + 1 + self.more if blocks > 1 else 1
-        return blocks * met * size**2 + self.whole * length
+        blocks_per_query = 2 * self.sides + 1 + self.more if blocks > 1 else 1
+        return blocks * blocks_per_query * size**2 + self.whole * length
 
 
 class Work(NamedTuple):
-    """Counts the pairs of a query and a key that are multiplied for one row and head, each PRODUCTS times."""
+    """The number of query-key pairs for one row and head; each pair is multiplied PRODUCTS times."""
 
-    pairs: np.ndarray  # [sequence], those of the queries of each part that the mesh cuts the length into
-    again: int = 0  # products that the backward makes once more, beside PRODUCTS
+    pairs: np.ndarray  # [sequence], pairs of the queries in each part of the length
+    again: int = 0  # additional products that the backward recomputes
 
 
-PRODUCTS = 6  # logits and the sum of values, and two for the backward of each
+PRODUCTS = 6  # logits and weighted sum of values; the backward of each has two products
 
 
 def kernel_obstacle(spec: AttentionSpec) -> Optional[str]:
-    """Says why a kernel that never holds the weights cannot compute an attention; None where it may.
+    """Returns the reason why a fused kernel cannot compute an attention, or None if it can.
 
-    NOTE Kernels with dropout exist (flash-attn, and cuDNN's by itself), and with sinks; those that JAX calls here take
-    neither.
+    A fused kernel never holds the attention weights.
+
+    NOTE Kernels with dropout (flash-attn, cuDNN itself) and kernels with sinks exist. The kernels that JAX calls here
+    support neither.
     """
     if spec.blocks is not None:
-        return "knows no blocks, and config.model.sparse_attention is set"
+        return "does not support blocks, and config.model.sparse_attention is set"
     if spec.has_sinks:
         return "has no attention sinks, and config.model.attention_sinks is set"
     if spec.dropout_rate:
         return (
             f"has no dropout of attention weights, and config.model.attention_dropout_rate is {spec.dropout_rate} "
-            "(0 turns it off)"
+            "(set 0 to disable it)"
         )
     return None
 
@@ -90,7 +92,7 @@ class Backend(NamedTuple):
     """An implementation of attention."""
 
     kernel: Callable[..., jax.Array]  # (q, k, v, mask, bias=, scale=, logit_cap=) -> [B, T, H, K]
-    # (spec, platform) -> why it cannot run, as the end of a sentence that begins with its name; None if it can
+    # (spec, platform) -> the reason why it cannot run, as a predicate for its name; None if it can
     obstacle: Callable[[AttentionSpec, str], Optional[str]]
     work: Callable[[AttentionSpec], Work]
 
@@ -106,13 +108,13 @@ def spec_of(
     dropout_rate: float = 0.0,
     has_sinks: bool = False,
 ) -> AttentionSpec:
-    """Returns the spec of an attention under the mesh of `jax.set_mesh`.
+    """Returns the spec of an attention call under the mesh of `jax.set_mesh`.
 
     Args:
       q: [B, T, H, K]; k: [B, S, G, K]; mask, bias, logit_cap: as in `attention`.
-      bias_by_row: the bias is made from q and k. Its shape does not say so in a batch of one row.
-      dropout_rate: of the weights.
-      has_sinks: the softmax has a term more.
+      bias_by_row: the bias depends on q and k. In a batch of one row, its shape does not show this.
+      dropout_rate: of the attention weights.
+      has_sinks: the softmax has an additional term per head.
     """
     return AttentionSpec(
         head_dim=q.shape[3],
@@ -136,10 +138,11 @@ _COLLECTED: contextvars.ContextVar[Optional[list[AttentionSpec]]] = contextvars.
 
 @contextlib.contextmanager
 def collect_attention_specs() -> Iterator[list[AttentionSpec]]:
-    """Collects the specs of what is traced inside, each once, in the order of the trace.
+    """Collects the distinct attention specs that are traced inside this context, in trace order.
 
-    A jitted function that was traced before is not traced again, and adds nothing. The number of rows is in no spec, so
-    that the trace of one row, which `model.init` needs anyway, gives those of every batch of its lengths.
+    JAX does not trace a jitted function twice, so a function that is traced already adds no spec. A spec does not
+    contain the number of rows. The trace of one row, which `model.init` needs anyway, gives the specs of any batch with
+    the same lengths.
     """
     specs: list[AttentionSpec] = []
     token = _COLLECTED.set(specs)
@@ -150,7 +153,7 @@ def collect_attention_specs() -> Iterator[list[AttentionSpec]]:
 
 
 def report_attention(spec: AttentionSpec) -> None:
-    """Adds a spec to those that `collect_attention_specs` collects; without it, does nothing."""
+    """Adds a spec to the list of `collect_attention_specs`; does nothing outside that context."""
     specs = _COLLECTED.get()
     if specs is not None and spec not in specs:
         specs.append(spec)

@@ -1,5 +1,4 @@
-"""The one block of every family: self-attention, cross-attention where it is given something to read, feed-forward; of
-some mixtures of experts, another feed-forward."""
+"""The block of all model families: self-attention, cross-attention with an encoder, and feed-forwards."""
 
 import functools
 from collections.abc import Callable
@@ -27,36 +26,37 @@ from pretrainax.layers.sums import Sums, added
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.param_paths import PyTree
 
-Function: TypeAlias = Callable[[jax.Array], tuple[jax.Array, PyTree]]  # of a sublayer: what is added, what is beside
+# A sublayer: x -> (update of the stream, side output)
+Function: TypeAlias = Callable[[jax.Array], tuple[jax.Array, PyTree]]
 
 
 @flax.struct.dataclass
 class Context:
-    """Holds what all blocks of a stack share."""
+    """Inputs that all blocks of a stack share."""
 
-    mask: Mask  # of self-attention; its window is that of local layers
+    mask: Mask  # of self-attention, with the window of local layers
     positions: PositionTerms  # of self-attention
-    encoded: Optional[jax.Array] = None  # [B, S, D], what cross-attention reads, unless the blocks remember it
-    cross_mask: Optional[Mask] = None  # None: there is no cross-attention
-    index: Optional[jax.Array] = None  # [], of a token that follows on those that the blocks remember
+    encoded: Optional[jax.Array] = None  # [B, S, D], input of cross-attention, unless it is in the KV cache
+    cross_mask: Optional[Mask] = None  # None: no cross-attention
+    index: Optional[jax.Array] = None  # [], index of the token that follows the KV cache
     deterministic: bool = flax.struct.field(pytree_node=False, default=True)  # no dropout
 
 
 @flax.struct.dataclass
 class Layer:
-    """Tells a block from the others of its stack; each [] bool, or [L] for the whole stack."""
+    """Per-layer flags; scalars for one block, arrays [L] for the stack."""
 
     is_first: jax.Array
     is_last: jax.Array
     is_local: jax.Array
-    number: jax.Array  # int32, from 0
+    number: jax.Array  # layer number, int32, from 0
 
 
 @flax.struct.dataclass
 class SideOutputs:
-    """Holds what a block gives beside the stream; of a stack, its state is stacked [L, …] and its sums are added up."""
+    """Outputs of a block other than the stream; in a stack, `state` is stacked [L, …] and `sums` are added up."""
 
-    # What the block hands to itself in the next call, a cache for instance; None: it was given none.
+    # The block's state for the next call, for example a KV cache; None: no state was passed in.
     state: PyTree = None
     sums: Sums = flax.struct.field(default_factory=dict)  # auxiliary losses and metrics
 
@@ -64,7 +64,7 @@ class SideOutputs:
 class Block(nn.Module):
     """Sublayers on a residual stream.
 
-    NOTE T5 has dropout inside the feed-forward as well; here each sublayer has it once, on its result.
+    NOTE T5 also has dropout inside the feed-forward. Here each sublayer has dropout once, on its result.
     """
 
     config: ModelConfig
@@ -80,12 +80,12 @@ class Block(nn.Module):
         branch: Optional[Branch] = None,
         source: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream [B, T, D], and what there is beside it.
+        """Returns the stream [B, T, D] and the side outputs.
 
         Args:
-          state: what this layer remembers; it is returned with what was read now. None: it keeps nothing.
-          branch: what the first block's output is joined with.
-          source: what self-attention reads, [B, T, D]; None: the residual stream.
+          state: the layer's KV cache; returned updated. None disables caching.
+          branch: is joined with the first block's output.
+          source: input of the keys and values of self-attention, [B, T, D]; None: the residual stream.
         """
         config = self.config
         chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
@@ -98,59 +98,59 @@ class Block(nn.Module):
             mask = mask.replace(layer=layer.number)
         positions = context.positions.in_block(config, layer.is_local, layer.number, context.deterministic)
         x = constrain(x)
-        memory = BlockMemory() if state is None else state
+        cache = BlockMemory() if state is None else state
         attend = self_attention_of(config)(config, self.compute, context.deterministic, name="self_attention")
-        ring = None if context.index is None else memory.own
+        ring = None if context.index is None else cache.own
         real = None if mask.query_segment_ids is None else mask.query_segment_ids > 0
         feed_forwards = [part.kind(part.config, name=part.name) for part in feed_forwards_of(config)]
 
         def attended(y: jax.Array) -> tuple[jax.Array, PyTree]:
             return attend(y, y if source is None else source, mask, positions, ring, context.index)
 
-        def both(y: jax.Array) -> tuple[jax.Array, PyTree]:
-            (one, own), (other, sums) = attended(y), feed_forwards[0](y, real)
-            return one + other, (own, sums)
+        def parallel(y: jax.Array) -> tuple[jax.Array, PyTree]:
+            (attention, own_cache), (update, sums) = attended(y), feed_forwards[0](y, real)
+            return attention + update, (own_cache, sums)
 
-        read = None
+        cross_cache = None
         if config.parallel:
-            x, (own, sums) = sublayer("self_attention", x, both)
+            x, (own_cache, sums) = sublayer("self_attention", x, parallel)
         else:
-            x, own = sublayer("self_attention", x, attended)
+            x, own_cache = sublayer("self_attention", x, attended)
             if context.cross_mask is not None:
-                x, read = self._read(x, memory, context, sublayer)
+                x, cross_cache = self._cross_attend(x, cache, context, sublayer)
             sums: Sums = {}
             for feed_forward in feed_forwards:
-                x, found = sublayer(str(feed_forward.name), x, lambda y, run=feed_forward: run(y, real))
-                sums = added(sums, found)
+                x, new_sums = sublayer(str(feed_forward.name), x, lambda y, run=feed_forward: run(y, real))
+                sums = added(sums, new_sums)
         x = constrain(x)
         if branch is not None:
             x = jnp.where(layer.is_first, branch.join(x, config), x)
-        self.sow("intermediates", "hidden", x)  # for who asks: model.apply(…, mutable=["intermediates"])
-        return x, SideOutputs(None if state is None else BlockMemory(own, read), sums)
+        self.sow("intermediates", "hidden", x)  # available with model.apply(…, mutable=["intermediates"])
+        return x, SideOutputs(None if state is None else BlockMemory(own_cache, cross_cache), sums)
 
-    @nn.nowrap  # whose name would stand in those of what is computed here
+    @nn.nowrap  # keeps the method's name out of the scopes
     def _sublayer(
         self, layer: Layer, deterministic: bool, name: str, x: jax.Array, function: Function
     ) -> tuple[jax.Array, PyTree]:
-        """Returns the stream with what `function` adds, and what it gives beside that."""
+        """Returns the stream plus the update of `function`, and the side output of `function`."""
         config = self.config
         norm = Norm(config, name=f"{name}_norm")
         dropout = Dropout(config.dropout_rate, deterministic=deterministic)
         if config.norm_at in ("post", "after"):
-            y, beside = function(x)
-            return norm(kept(x + dropout(y))) if config.norm_at == "post" else kept(x + dropout(norm(y))), beside
+            y, side = function(x)
+            return norm(kept(x + dropout(y))) if config.norm_at == "post" else kept(x + dropout(norm(y))), side
         y = norm(x)
         if config.norm_starts_stream and name == "self_attention":
             x = jnp.where(layer.is_first, y, x)
-        y, beside = function(y)
+        y, side = function(y)
         y = Norm(config, name=f"{name}_post_norm")(y) if config.norm_at == "both" else y
-        return kept(x + dropout(y)), beside
+        return kept(x + dropout(y)), side
 
     @nn.nowrap
-    def _read(
-        self, x: jax.Array, memory: BlockMemory, context: Context, sublayer: Callable
+    def _cross_attend(
+        self, x: jax.Array, cache: BlockMemory, context: Context, sublayer: Callable
     ) -> tuple[jax.Array, PyTree]:
-        """Returns the stream after attention to an encoded text, and what can be remembered of that."""
+        """Returns the stream after attention to an encoded sequence, and the KV cache of that sequence."""
         cross = MultiHeadAttention(self.config, self.compute, context.deterministic, name="cross_attention")
-        encoded = context.encoded if memory.read is None else memory.read
+        encoded = context.encoded if cache.read is None else cache.read
         return sublayer("cross_attention", x, lambda y: cross(y, encoded, context.cross_mask, PositionTerms()))

@@ -1,6 +1,6 @@
-"""Names the sums of blocks that are told by layer, for those who make them and for those who only read them."""
+"""Names of the block sums that are reported per layer, for the code that computes them and the code that reads them."""
 
-BY_LAYER = "layers/"  # begins the names of sums that are not added over layers, and may be arrays
-EXPERT_TOKENS = "expert_tokens"  # [E], tokens that a router gave to each expert
+BY_LAYER = "layers/"  # prefix of the names of sums that are not added over layers; they may be arrays
+EXPERT_TOKENS = "expert_tokens"  # [E], number of tokens routed to each expert
 ROUTER_ENTROPY = "router_entropy"
-DROPPED = "dropped"  # assignments for which there was no room
+DROPPED = "dropped"  # assignments that exceeded an expert's capacity

@@ -1,5 +1,7 @@
-"""Vectors of words made of their characters: convolutions, highway layers, a projection (Jozefowicz et al. 2016, arXiv
-1602.02410, section 3.1; Kim et al. 2015, arXiv 1508.06615)."""
+"""Word vectors from characters: convolutions, highway layers and a projection.
+
+Sources: Jozefowicz et al. 2016, arXiv 1602.02410, section 3.1; Kim et al. 2015, arXiv 1508.06615.
+"""
 
 import math
 
@@ -20,7 +22,7 @@ register_fields(
         "characters",
         "BTC",
         ("recurrent",),
-        "the characters of a token, from 1; 0: there is none",
+        "the characters of a token, from 1; 0: no character",
         below=NUM_CHARACTERS,
         width=WORD_LENGTH,
     )
@@ -34,13 +36,13 @@ add_partition_rules(
         (r"character_embedding/(\w+/)+bias", "features"),
     )
 )
-_CARRY_BIAS = -2.0  # at first a highway layer passes on what it reads (bilm-tf; Srivastava et al. 2015, section 2.2)
+_CARRY_BIAS = -2.0  # a highway layer initially passes on its input (bilm-tf; Srivastava et al. 2015, section 2.2)
 
 
 class CharacterEmbedding(nn.Module):
-    """Characters of words [B, T, C] -> vectors of words [B, T, D], in `dtype`.
+    """Maps the characters of words [B, T, C] to word vectors [B, T, D], in `dtype`.
 
-    The largest answer of each filter to any place of the word; those of all widths side by side are the word.
+    Each filter gives its maximum over the positions of the word. The maxima of all filter sizes are concatenated.
     """
 
     config: ModelConfig
@@ -54,12 +56,12 @@ class CharacterEmbedding(nn.Module):
         table = self.param("embedding", normal_init(config, fan_in=1), (NUM_CHARACTERS, width), jnp.float32)
         # [B, T, C] -> [B, T, C, E]
         x = jnp.take(table, characters, axis=0, mode="clip").astype(self.dtype)
-        found = []
+        maxima = []
         for size, count in enumerate(settings.filters, start=1):
-            init = normal_init(config, size * width, gain=math.sqrt(2))  # He et al. 2015, of a ReLU
-            answers = Convolution(size, count, init, name=f"convolution_{size}")(x)
-            found.append(answers.max(axis=2))  # [B, T, P, n] -> [B, T, n]
-        x = jax.nn.relu(constrain(jnp.concatenate(found, axis=-1)))  # [B, T, F]
+            init = normal_init(config, size * width, gain=math.sqrt(2))  # He et al. 2015, for a ReLU
+            responses = Convolution(size, count, init, name=f"convolution_{size}")(x)
+            maxima.append(responses.max(axis=2))  # [B, T, P, n] -> [B, T, n]
+        x = jax.nn.relu(constrain(jnp.concatenate(maxima, axis=-1)))  # [B, T, F]
         init = normal_init(config, total)
         for i in range(settings.highways):
             x = Highway(total, init, name=f"highway_{i}")(x)
@@ -68,7 +70,7 @@ class CharacterEmbedding(nn.Module):
 
     @staticmethod
     def flops(config: ModelConfig, length: int) -> int:
-        """Counts the floating-point operations of one example's forward."""
+        """Returns the floating-point operations of one example's forward pass."""
         settings = recurrent_of(config)
         total = sum(settings.filters)
         windows = sum(n * size * (WORD_LENGTH - size + 1) for size, n in enumerate(settings.filters, start=1))
@@ -77,10 +79,10 @@ class CharacterEmbedding(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Filters over so many characters side by side, [B, T, C, E] -> [B, T, C - size + 1, n], none beyond a word's ends.
+    """Filters over `size` adjacent characters, [B, T, C, E] -> [B, T, C - size + 1, n], without padding.
 
-    NOTE It is a convolution to XLA too: products of windows with the kernels are none that it can compile for GPUs,
-    once several of them read the same characters.
+    NOTE This uses XLA's convolution. XLA cannot compile products of windows with the kernels for GPUs once several
+    products read the same characters.
     """
 
     size: int
@@ -101,7 +103,7 @@ class Convolution(nn.Module):
 class Highway(nn.Module):
     """c · relu(transform(x)) + (1 - c) · x with c = sigmoid(carry(x)), [B, T, F] -> [B, T, F] (Srivastava et al. 2015).
 
-    NOTE bilm-tf calls the gate of what is transformed `carry`; so does this.
+    NOTE bilm-tf names the gate of the transformed input `carry`; this class does the same.
     """
 
     features: int

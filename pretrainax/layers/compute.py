@@ -1,4 +1,4 @@
-"""Says how a model runs, as apart from what it computes: nothing here changes the parameters or the mathematics."""
+"""Settings of how a model runs; they change neither its parameters nor its mathematics."""
 
 import dataclasses
 from typing import Optional
@@ -12,42 +12,46 @@ class Compute:
     """The fields of `config.train` that layers read."""
 
     dtype: str = "float32"  # of activations and matrix products; parameters, norms and softmax are float32
-    attention: str = "auto"  # an implementation of layers.attention
-    # residuals of a block saved for the backward: none: what layers.made_again says, on a CPU all | block: its inputs |
-    # dots: products of linear maps
+    attention: str = "auto"  # backend of layers.attention
+    # Residuals of a block that are saved for the backward. none: the policy of layers.made_again, on a CPU all. block:
+    # the inputs of the block. dots: products of linear maps.
     remat: str = "none"
-    pipeline_parts: int = 0  # micro-batches of a pipeline; 0: one of each row
-    scan_unroll: int = 1  # blocks unrolled in each turn of the scan over layers; 0: what suits the devices
+    pipeline_parts: int = 0  # microbatches of a pipeline; 0: one per row
+    scan_unroll: int = 1  # blocks in each iteration of the scan over layers; 0: chosen for the devices
 
 
-# On a GPU a loop over layers copies what each keeps for its backward into stacks and out again, a fifth of the traffic;
-# without one, more layers than these take its compiler long. A TPU's loops cost little, and 12 layers without one take
-# its compiler minutes. benchmarks/README.md has the figures.
+# On a GPU, a loop over layers copies the residuals of each layer into stacks and back, a fifth of the traffic.
+# Unrolling more layers than this takes long to compile. On a TPU, loops cost little, and unrolling 12 layers takes
+# minutes to compile. benchmarks/lab_book.md has the measurements.
 _MOST_UNROLLED = 24
 _CPU_UNROLLED = 4
 
 
 def for_this_machine(train: TrainConfig) -> TrainConfig:
-    """Returns `train` with each "auto" and 0 replaced by what suits the devices of `jax.set_mesh`.
+    """Returns `train` with each "auto" and 0 replaced by a value for the devices of `jax.set_mesh`.
 
-    But that of `scan_unroll`, for which the blocks must be known: `blocks_in_a_turn`.
+    `scan_unroll` stays as it is, because its value depends on the blocks: see `blocks_in_a_turn`.
     """
     on_cpu = platform() == "cpu"
     return dataclasses.replace(
         train,
         dtype=("float32" if on_cpu else "bfloat16") if train.dtype == "auto" else train.dtype,
-        remat="none" if train.remat == "auto" else train.remat,  # where no plan was asked before
+        remat="none" if train.remat == "auto" else train.remat,  # no memory plan has chosen a policy
         loss_chunk=train.loss_chunk or (1024 if on_cpu else 4096),
     )
 
 
 def compute_for(train: TrainConfig) -> Compute:
-    """Returns the fields that layers read, of what `for_this_machine` returned."""
+    """Returns the fields that layers read, from the result of `for_this_machine`."""
     return Compute(**{f.name: getattr(train, f.name) for f in dataclasses.fields(Compute)})
 
 
 def blocks_in_a_turn(compute: Compute, num_layers: int, on: Optional[str] = None) -> int:
-    """Returns how many blocks each turn of the scan over layers has; on: a platform, None: that of `jax.set_mesh`."""
+    """Returns the number of blocks in each iteration of the scan over layers.
+
+    Args:
+      on: a platform; None: the platform of `jax.set_mesh`.
+    """
     on = on or platform()
     if compute.scan_unroll:
         return min(compute.scan_unroll, num_layers)

@@ -1,5 +1,7 @@
-"""A convolution beside the first block, which sees neighbouring tokens together ("n-gram induced input encoding" of
-DeBERTa v2, in the released code)."""
+"""A convolution parallel to the first block, over neighbouring tokens.
+
+It is the "n-gram induced input encoding" of DeBERTa v2, in the released code.
+"""
 
 import chex
 import flax.linen as nn
@@ -16,10 +18,10 @@ from pretrainax.layers.norm import Norm
 
 @flax.struct.dataclass
 class Branch:
-    """Joins the first block's output with a convolution."""
+    """Joins the first block's output with the output of a convolution."""
 
     convolved: jax.Array  # [B, T, D]
-    norm: dict[str, jax.Array]  # parameters of the norm of the sum
+    norm: dict[str, jax.Array]  # parameters of the norm after the sum
 
     def join(self, x: jax.Array, config: ModelConfig) -> jax.Array:
         chex.assert_equal_shape((x, self.convolved), custom_message="a block's output and its branch are [B, T, D]")
@@ -27,10 +29,11 @@ class Branch:
 
 
 class InputConvolution(nn.Module):
-    """activation(convolution(x)) of the embeddings [B, T, D], over config.input_convolution tokens around each.
+    """activation(convolution(x)) of the embeddings [B, T, D], over config.input_convolution tokens around each token.
 
-    The norm of the sum with the first block's output is a parameter of this module, which is why it gives a Branch: the
-    blocks are one scan, in which no other one has a convolution. What is outside a token's segment is 0.
+    The norm after the sum with the first block's output is a parameter of this module, because the blocks are one scan
+    and no other block has a convolution. The module therefore returns a Branch. Tokens outside a token's segment count
+    as 0.
     """
 
     config: ModelConfig
@@ -54,7 +57,7 @@ class InputConvolution(nn.Module):
 
 
 def _shifted(x: jax.Array, offset: int) -> jax.Array:
-    """Returns out[:, t] = x[:, t + offset]; -1 where there is none, which is no segment's id."""
+    """Returns out[:, t] = x[:, t + offset]; -1, which is no segment id, outside the row."""
     widths = [(0, 0), (max(-offset, 0), max(offset, 0))] + [(0, 0)] * (x.ndim - 2)
     padded = jnp.pad(x, widths, constant_values=-1)
     return padded[:, max(offset, 0) : max(offset, 0) + x.shape[1]]

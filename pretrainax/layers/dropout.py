@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014), whose backward draws the same numbers again and keeps no mask."""
+"""Dropout (Srivastava et al. 2014) whose backward draws the random numbers again instead of saving a mask."""
 
 import functools
 from typing import Optional
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Dropout(nn.Module):
-    """Sets a share of numbers to 0 in training, and scales the others up so that the mean stays."""
+    """Sets a random share of numbers to 0 in training, and scales the others so that the mean is unchanged."""
 
     rate: float
     deterministic: Optional[bool] = None
@@ -23,16 +23,16 @@ class Dropout(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def dropped(rate: float, x: jax.Array, key: jax.Array) -> jax.Array:
-    """Returns x with a share of its numbers set to 0 and the others divided by 1 - rate, of x's shape and dtype."""
-    return _left(rate, x, key)
+    """Sets a share `rate` of x's numbers to 0 and divides the others by 1 - rate; keeps x's shape and dtype."""
+    return _apply_dropout(rate, x, key)
 
 
-def _left(rate: float, x: jax.Array, key: jax.Array) -> jax.Array:
-    left = jax.random.bits(key, x.shape, jnp.uint32) >= np.uint32(round(rate * 2**32))
-    return jnp.where(left, x.astype(jnp.float32) / (1.0 - rate), 0.0).astype(x.dtype)
+def _apply_dropout(rate: float, x: jax.Array, key: jax.Array) -> jax.Array:
+    mask = jax.random.bits(key, x.shape, jnp.uint32) >= np.uint32(round(rate * 2**32))
+    return jnp.where(mask, x.astype(jnp.float32) / (1.0 - rate), 0.0).astype(x.dtype)
 
 
 dropped.defvjp(
-    lambda rate, x, key: (_left(rate, x, key), key),
-    lambda rate, key, gradient: (_left(rate, gradient, key), None),
+    lambda rate, x, key: (_apply_dropout(rate, x, key), key),
+    lambda rate, key, gradient: (_apply_dropout(rate, gradient, key), None),
 )

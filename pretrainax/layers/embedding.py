@@ -1,4 +1,4 @@
-"""A table of vectors, looked up by an id."""
+"""A table of vectors with lookup by id."""
 
 import chex
 import flax.linen as nn
@@ -13,9 +13,10 @@ from pretrainax.sharding.mesh import axis_size
 
 
 class Embedding(nn.Module):
-    """Row ids[b, t] of `embedding` [rows, D]. Ids are in range: `validate` and `check_batch` see to it.
+    """A lookup of the rows ids[b, t] of `embedding` [rows, D].
 
-    `axes` names the axes of the table, as those of a Linear's kernel are named.
+    `validate` and `check_batch` ensure that ids are in range. `axes` names the axes of the table, like the kernel axes
+    of a Linear.
     """
 
     rows: int
@@ -33,13 +34,16 @@ class Embedding(nn.Module):
 
 
 def _take(axes: tuple[str, str], rows: int, table: jax.Array, ids: jax.Array) -> jax.Array:
-    # With fsdp a device holds a part of each vector: the table is gathered, so that the ids need not be.
+    # With fsdp, a device has a part of each vector. The table is gathered, so that the ids need not be gathered.
     return jnp.take(constrain(table, logical_spec(axes[0], None)), ids, axis=0, mode="clip")
 
 
 def _look_up_backward(axes, rows, ids, gradient):
-    """Lets each device add up the gradients of its own tokens, and scatters the sums. Left to itself, the compiler
-    gives every device the sum of the whole table, of which it then keeps a part: twice the traffic."""
+    """Sums the gradients of each device's own tokens, and scatters the sums.
+
+    By default, the compiler gives every device the sum of the whole table, of which the device then uses a part: twice
+    the traffic.
+    """
     spec = batch_spec(ids.shape)
     if spec is None:
         return sum_by_id(ids, gradient, rows), None
@@ -49,7 +53,7 @@ def _look_up_backward(axes, rows, ids, gradient):
     def of_own_tokens(ids, gradient):
         size = rows // axis_size(rows_split_by) if rows_split_by else rows
         start = jax.lax.axis_index(rows_split_by) * size if rows_split_by else 0
-        ids = jnp.where(ids >= start, ids - start, size)  # `size` and more are rows of other devices
+        ids = jnp.where(ids >= start, ids - start, size)  # ids of `size` or more are rows of other devices
         return scattered_sum(sum_by_id(ids, gradient, size), spec, axis=1)
 
     run = jax.shard_map(of_own_tokens, in_specs=(spec, spec), out_specs=logical_spec(*axes), check_vma=False)
@@ -57,5 +61,5 @@ def _look_up_backward(axes, rows, ids, gradient):
 
 
 _look_up = jax.custom_vjp(_take, nondiff_argnums=(0, 1))
-# not _look_up, of which a gradient could not be differentiated again
+# The forward calls _take, not _look_up, so that gradients can be differentiated again.
 _look_up.defvjp(lambda *arguments: (_take(*arguments), arguments[-1]), _look_up_backward)

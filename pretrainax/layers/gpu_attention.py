@@ -1,4 +1,4 @@
-"""The attention of cuDNN for NVIDIA GPUs, from JAX: it never holds the [B, H, T, S] weights."""
+"""cuDNN attention for NVIDIA GPUs, called through JAX; it never holds the [B, H, T, S] weights."""
 
 import ctypes
 import functools
@@ -15,19 +15,18 @@ from pretrainax.layers.sequence_parallel import on_each_device
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import GPUS
 
-_HIDDEN = -(2.0**41)  # added to logits; cuDNN errs where it takes two larger numbers from each other (as JAX notes)
+_HIDDEN = -(2.0**41)  # added to masked logits; cuDNN is wrong if it subtracts two larger numbers (noted in JAX)
 
 
-# Versions of cuDNN whose attention is known to err, as NVIDIA's TransformerEngine leaves them out: of 9.10.0 and 9.10.1
-# that of 16 bits, of 9.14.0 windows over more than 1,024 keys (transformer_engine/common/fused_attn/fused_attn.cpp at
-# 015d346).
+# cuDNN versions with known errors in attention, which NVIDIA's TransformerEngine excludes: 9.10.0 and 9.10.1 with 16
+# bits, 9.14.0 with windows over more than 1,024 keys (transformer_engine/common/fused_attn/fused_attn.cpp at 015d346).
 _BROKEN = ("9.10.0", "9.10.1", "9.14.0")
 
 
 @functools.cache
 def _cudnn_version() -> Optional[str]:
-    """Returns the version of the cuDNN that attention would run by; None without a GPU to run on."""
-    if jax.default_backend() != "gpu":  # a step is compiled for devices that are not there
+    """Returns the version of the cuDNN that computes attention; None without a GPU."""
+    if jax.default_backend() != "gpu":  # the step is compiled for devices of another machine
         return None
     try:
         number = ctypes.CDLL("libcudnn.so.9").cudnnGetVersion()
@@ -37,13 +36,13 @@ def _cudnn_version() -> Optional[str]:
 
 
 def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
-    """Says why cuDNN cannot compute an attention; None if it can."""
+    """Returns the reason why cuDNN cannot compute an attention, or None if it can."""
     if platform not in GPUS:
         return f"needs an NVIDIA GPU, and this is a {platform.upper()}"
     if obstacle := kernel_obstacle(spec):
         return obstacle
     if (version := _cudnn_version()) in _BROKEN:
-        return f"needs another cuDNN than {version}, whose attention is known to err: take 9.15.1 or newer"
+        return f"needs another cuDNN than {version}, which has errors in attention: install 9.15.1 or newer"
     if spec.dtype not in ("bfloat16", "float16"):
         return f"needs config.train.dtype 'bfloat16' and got {spec.dtype!r}"
     if spec.head_dim % 8 or spec.head_dim > 128:
@@ -53,28 +52,31 @@ def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
             f"needs even lengths, and they are {spec.query_length} and {spec.key_length} (config.data.sequence_length)"
         )
     if spec.bias == "by_row":
-        # JAX's tests once said that the gradient of a bias of several rows is zeros, without a warning.
-        return "has not been seen to give a bias of each row its gradient, and this model's positions need one"
+        # JAX's tests once reported a gradient of zeros for a bias with several rows; JAX gives no warning.
+        return "has no tested gradient for a bias per row, and this model's positions need one"
     if spec.window is not None and not spec.causal:
         return "has causal windows only, and this model has local layers that see both sides"
     if spec.has_positions:
-        return "takes rows from their start, and this mask has positions of its own"
+        return "does not support explicit positions, and this mask has them"
     if spec.logit_cap is not None:
         return "has no cap of attention logits, and config.model.attention_logit_cap is set"
     if spec.sequence > 1:
-        return f"needs whole lengths, and config.mesh.{LENGTH_AXIS} is {spec.sequence}"
+        return f"needs unsplit lengths, and config.mesh.{LENGTH_AXIS} is {spec.sequence}"
     return None
 
 
 def cudnn_work(spec: AttentionSpec) -> Work:
-    """Returns the pairs that the mask leaves, as cuDNN does not say in which tiles it works; all of them with a prefix,
-    which hides its causal mask from it. The backward makes the logits again (Dao et al. 2022, arXiv 2205.14135)."""
+    """Returns the pairs that the mask leaves, because cuDNN does not report its tiles.
+
+    With a prefix, cuDNN does not see the causal mask and multiplies all pairs. The backward recomputes the logits (Dao
+    et al. 2022, arXiv 2205.14135).
+    """
     return Work(all_pairs(spec) if spec.has_prefix else seen_pairs(spec), again=1)
 
 
 def cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
-    """Computes `attention` without a cap of logits."""
-    # JAX's rules tell the compiler how to split it, but not what is left to split in a pipeline's stage.
+    """Computes `attention` without a logit cap."""
+    # JAX's rules tell the compiler how to split cuDNN's kernel, but not along the axes that remain in a pipeline stage.
     run = on_each_device(_cudnn) if jax.sharding.get_abstract_mesh().manual_axes else _cudnn
     return run(q, k, v, mask, bias, scale, logit_cap)
 
@@ -82,16 +84,16 @@ def cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
 def _cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
     assert logit_cap is None and not mask.has_positions
     array, lengths = None, mask.lengths
-    # An array becomes one more additive bias [B, 1, T, S], in q's dtype, of which cuDNN gives a gradient in each layer.
-    if mask.prefix is not None:  # says all: the kernel's own causal mask would hide the prefix
+    # A mask array becomes an additive bias [B, 1, T, S], in q's dtype. cuDNN computes its gradient in each layer.
+    if mask.prefix is not None:  # the array has the whole mask: the kernel's causal mask would hide the prefix
         array, mask, lengths = mask.materialize(q.shape[1], k.shape[1]), Mask(), None
     elif lengths is None and mask.query_segment_ids is not None:
         array = Mask(False, mask.query_segment_ids, mask.key_segment_ids).materialize(q.shape[1], k.shape[1])
     bias = None if bias is None else bias.astype(q.dtype)
-    if array is not None:  # made once, for all blocks
+    if array is not None:  # computed once for all blocks
         array = kept(jnp.where(array, 0.0, _HIDDEN).astype(q.dtype))
         bias = array if bias is None else array + bias
-    # A row of no text has a token of padding: the softmax divides by a sum.
+    # A row without tokens counts one token of padding, because the softmax divides by a sum.
     queries, keys = (None, None) if lengths is None else (jnp.maximum(length, 1) for length in lengths)
     return jax.nn.dot_product_attention(
         q,

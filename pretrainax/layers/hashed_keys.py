@@ -1,8 +1,10 @@
-"""Keys of random numbers for dropout, of which each number is a hash of its place and the key.
+"""Random keys for dropout that compute each number as a hash of its index and the key.
 
-JAX's own numbers (Threefry2x32, Salmon et al. 2011) take some 110 operations each, on a GPU more than all else of a
-kernel, and as many for the key of each dropout of each layer: of BERT's compile time for a GPU they were half. Here a
-number takes 20. What draws words to predict, ELECTRA's, and what starts parameters stays with JAX's.
+JAX's generator (Threefry2x32, Salmon et al. 2011) takes some 110 operations per number, on a GPU more than the rest of
+a kernel. It takes another 110 for the key of each dropout in each layer. These operations were half of BERT's compile
+time for a GPU. A hashed number takes 20 operations.
+
+The selection of words to predict, ELECTRA's sampling and the initialization of parameters use JAX's generator.
 """
 
 import math
@@ -12,49 +14,53 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import define_prng_impl
 
-_FAR_APART = np.uint32(0x9E3779B9)  # 2^32 by the golden ratio
+_GOLDEN_RATIO = np.uint32(0x9E3779B9)  # 2^32 divided by the golden ratio
 
 
 def hashed_key(key: jax.Array) -> jax.Array:
-    """Returns a key of this kind, drawn by a key of any kind; `jax.random` and Flax take it as any other."""
+    """Returns a hashed key, drawn from a key of any type; `jax.random` and Flax accept it like any other key."""
     return jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl=_HASHED)
 
 
 def _random_bits(words: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
-    """Returns unsigned numbers of so many bits. The place within the last two axes, and the place of these, are mixed
-    in one after the other."""
+    """Returns unsigned integers of `bit_width` bits.
+
+    The hash mixes in the index within the last two axes first, and the index over the other axes second.
+    """
     if bit_width > 32:
-        raise ValueError(f"a hashed key draws numbers of 8, 16 or 32 bits, not {bit_width}")
+        raise ValueError(f"hashed keys support numbers of 8, 16 or 32 bits, not {bit_width}")
     rows, last = shape[:-2], shape[-2:]
-    place = _places(last).reshape(*(1 for _ in rows), *last)
-    outer = _places(rows).reshape(*rows, *(1 for _ in last))
-    bits = _mixed(_mixed(place ^ words[0]) + (outer * _FAR_APART ^ words[1]))
+    inner = _indices(last).reshape(*(1 for _ in rows), *last)
+    outer = _indices(rows).reshape(*rows, *(1 for _ in last))
+    bits = _hash(_hash(inner ^ words[0]) + (outer * _GOLDEN_RATIO ^ words[1]))
     return (bits >> np.uint32(32 - bit_width)).astype(f"uint{bit_width}")
 
 
 def _fold_in(words: jax.Array, number: jax.Array) -> jax.Array:
-    """Returns the words of another key: those of different numbers, and of different keys, differ."""
-    a = _mixed(words[0] ^ number.astype(jnp.uint32))
-    b = _mixed(words[1] + a)
-    a = _mixed(a ^ b)
-    return jnp.stack([a, _mixed(b + a)])
+    """Returns the words of a derived key; different numbers or keys give different words."""
+    a = _hash(words[0] ^ number.astype(jnp.uint32))
+    b = _hash(words[1] + a)
+    a = _hash(a ^ b)
+    return jnp.stack([a, _hash(b + a)])
 
 
 def _split(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return jax.vmap(_fold_in, (None, 0))(words, _places(shape).reshape(-1)).reshape(*shape, 2)
+    return jax.vmap(_fold_in, (None, 0))(words, _indices(shape).reshape(-1)).reshape(*shape, 2)
 
 
 def _seed(seed: jax.Array) -> jax.Array:
     return _fold_in(jnp.zeros(2, jnp.uint32), seed)
 
 
-def _places(shape: tuple[int, ...]) -> jax.Array:
+def _indices(shape: tuple[int, ...]) -> jax.Array:
     return jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
 
 
-def _mixed(x: jax.Array) -> jax.Array:
-    """Returns `lowbias32` of x (Wellons 2018, "Prospecting for hash functions", with the constants found since): a
-    change of any bit of x changes each bit of it half of the times, to a thousandth."""
+def _hash(x: jax.Array) -> jax.Array:
+    """Returns the hash `lowbias32` of x (Wellons 2018, "Prospecting for hash functions", with constants found later).
+
+    If any bit of x changes, each bit of the hash changes with probability one half, to within a thousandth.
+    """
     x = (x ^ (x >> 16)) * np.uint32(0x21F0AAAD)
     x = (x ^ (x >> 15)) * np.uint32(0xD35A2D97)
     return x ^ (x >> 15)

@@ -1,10 +1,11 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): of a token only its latent is remembered.
+"""Multi-head latent attention, which caches one latent per token (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-    latent = norm(x · Wd)      [R], of which keys and values of all heads are made: latent · Wu
-    turned key                 [P], made of x, turned by its position; one for all heads
+    latent = norm(x · Wd)      [R], from which latent · Wu computes the keys and values of all heads
+    rotated key                [P], computed from x and rotated by its position; shared by all heads
 
-Where text is written, Wu is not applied to what is remembered. What multiplies keys multiplies the query instead, and
-what makes values is applied to the sum of latents ("absorbed", section 2.1.2): each head reads the same R + P numbers.
+Generation with a cache does not apply Wu to the cached latents ("absorbed", section 2.1.2). It applies the key part of
+Wu to the query, and the value part to the weighted sum of latents. Each head then reads the same R + P numbers per
+token.
 """
 
 import functools
@@ -27,7 +28,7 @@ from pretrainax.layers.positions import PositionTerms
 
 @register_attention
 class MultiHeadLatentAttention(Attention):
-    """Attends with several heads whose keys and values are made of a latent."""
+    """Multi-head attention whose keys and values are computed from a latent."""
 
     partition_rules = (
         (r"blocks/self_attention/query_down/kernel", "layers d_model features"),
@@ -46,13 +47,13 @@ class MultiHeadLatentAttention(Attention):
     def flops(config: ModelConfig, length: int, read: int) -> int:
         settings, heads = config.latent_attention, config.num_heads
         assert settings is not None
-        of_queries = heads * config.dim_per_head
+        query_width = heads * config.dim_per_head
         if settings.query_rank is None:
-            query = config.d_model * of_queries
+            query = config.d_model * query_width
         else:
-            query = settings.query_rank * (config.d_model + of_queries)
-        made = settings.rank * heads * (config.dim_per_head - settings.rotary_dim + settings.value_dim)
-        key_value = config.d_model * (settings.rank + settings.rotary_dim) + made
+            query = settings.query_rank * (config.d_model + query_width)
+        key_value_up = settings.rank * heads * (config.dim_per_head - settings.rotary_dim + settings.value_dim)
+        key_value = config.d_model * (settings.rank + settings.rotary_dim) + key_value_up
         return 2 * (length * (query + heads * settings.value_dim * config.d_model) + read * key_value)
 
     @nn.compact
@@ -65,20 +66,20 @@ class MultiHeadLatentAttention(Attention):
         ring: Optional[KeysAndValues] = None,
         index: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, KeysAndValues]:
-        """Attends to the tokens of `source` [B, S, D]; arguments and results as of MultiHeadAttention.
+        """Attends to the tokens of `source` [B, S, D]; arguments and results as in MultiHeadAttention.
 
-        What later queries can read is [B, 1, S, R + P]: the latents, and the turned keys.
+        The cache is [B, 1, S, R + P]: the latents and the rotated keys.
         """
-        chex.assert_equal_shape((x, source), custom_message="latent attention is of a text to itself: x is source")
+        chex.assert_equal_shape((x, source), custom_message="latent attention is self-attention: x must be source")
         config, settings = self.config, self.config.latent_attention
         assert settings is not None and not isinstance(source, KeysAndValues)
         plain = config.dim_per_head - settings.rotary_dim
         query = self._queries(x)
         # [B, S, D] -> [B, S, R + P] -> [B, S, R], [B, S, 1, P]
         down = self._down("key_value_down", settings.rank + settings.rotary_dim)(source)
-        latent, to_turn = down[..., : settings.rank], down[..., None, settings.rank :]
+        latent, unrotated_key = down[..., : settings.rank], down[..., None, settings.rank :]
         latent = Norm(config, name="key_value_down_norm")(latent)
-        turned_query, turned_key = positions.rotate(query[..., plain:], to_turn)
+        rotated_query, rotated_key = positions.rotate(query[..., plain:], unrotated_key)
         up = Linear(
             (config.num_heads, plain + settings.value_dim),
             ("latent", "num_heads", "head_dim"),
@@ -86,30 +87,30 @@ class MultiHeadLatentAttention(Attention):
             use_bias=False,
             name="key_value_up",
         )
-        memory = KeysAndValues.of(jnp.concatenate([latent[:, :, None], turned_key], axis=-1), None)
+        cache = KeysAndValues.of(jnp.concatenate([latent[:, :, None], rotated_key], axis=-1), None)
         attended = functools.partial(self.attended, bias=None, positions=positions, scale=scale_of(config, positions))
         if ring is None:
             # [B, S, R] -> [B, S, H, N + V]
-            both = kept(up(latent))
-            of_all = jnp.broadcast_to(turned_key, (*both.shape[:3], settings.rotary_dim))
-            k = jnp.concatenate([both[..., :plain], of_all], axis=-1)
-            q = kept(jnp.concatenate([query[..., :plain], turned_query], axis=-1))
-            return self.out(attended(q, k, both[..., plain:], mask)), memory
+            keys_and_values = kept(up(latent))
+            key_per_head = jnp.broadcast_to(rotated_key, (*keys_and_values.shape[:3], settings.rotary_dim))
+            k = jnp.concatenate([keys_and_values[..., :plain], key_per_head], axis=-1)
+            q = kept(jnp.concatenate([query[..., :plain], rotated_query], axis=-1))
+            return self.out(attended(q, k, keys_and_values[..., plain:], mask)), cache
         assert index is not None
-        memory = ring.written(memory, index)
-        mask, _ = memory.seen_from(index, mask, None)
+        cache = ring.written(cache, index)
+        mask, _ = cache.seen_from(index, mask, None)
         kernel = up.get_variable("params", "kernel").astype(x.dtype)  # [R, H, N + V]
         # [B, 1, H, N] -> [B, 1, H, R]
-        of_latents = jnp.einsum("BTHN,RHN->BTHR", query[..., :plain], kernel[..., :plain])
-        keys, _ = memory.heads_last()
-        q = jnp.concatenate([of_latents, turned_query], axis=-1)
+        latent_query = jnp.einsum("BTHN,RHN->BTHR", query[..., :plain], kernel[..., :plain])
+        keys, _ = cache.heads_last()
+        q = jnp.concatenate([latent_query, rotated_query], axis=-1)
         y = attended(q, keys, keys[..., : settings.rank], mask, fused=False)
         # [B, 1, H, R] -> [B, 1, H, V]
-        return self.out(jnp.einsum("BTHR,RHV->BTHV", y, kernel[..., plain:])), memory
+        return self.out(jnp.einsum("BTHR,RHV->BTHV", y, kernel[..., plain:])), cache
 
-    @nn.nowrap  # whose name would stand in those of what is computed here
+    @nn.nowrap  # keeps the method's name out of the scopes
     def _queries(self, x: jax.Array) -> jax.Array:
-        """Returns queries, [B, T, D] -> [B, T, H, K]."""
+        """Computes the queries, [B, T, D] -> [B, T, H, K]."""
         config, settings = self.config, self.config.latent_attention
         assert settings is not None
         features = config.num_heads, config.dim_per_head

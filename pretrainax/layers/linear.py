@@ -1,4 +1,4 @@
-"""The one linear map, and how matrices start."""
+"""The linear layer, and the initializer of matrices."""
 
 import functools
 import math
@@ -18,11 +18,12 @@ def normal_init(config: ModelConfig, fan_in: int, gain: float = 1.0, residual: b
     """Returns the initializer of a matrix: normal with `config.init_stddev`, or with T5's gain / sqrt(fan_in).
 
     Args:
-      fan_in: how many inputs each output sums over; 1 for a table that is looked up.
-      gain: for T5's init only.
+      fan_in: number of inputs that each output sums over; 1 for a lookup table.
+      gain: for T5's initializer only.
       residual: the matrix writes to the residual stream.
 
-    NOTE BERT's authors cut the normal off at two deviations; here, as in transformers, it is whole.
+    NOTE BERT's authors truncate the normal distribution at two standard deviations. It is not truncated here, as in
+    transformers.
     """
     stddev = gain / math.sqrt(fan_in) if config.init_stddev is None else config.init_stddev
     if residual and config.scale_residual_init:
@@ -33,9 +34,9 @@ def normal_init(config: ModelConfig, fan_in: int, gain: float = 1.0, residual: b
 class Linear(nn.Module):
     """y = x · kernel + bias over the last axes of x, in x's dtype.
 
-    `axes` names the kernel's axes, as in its row of PARTITION_RULES; those before the features are the ones summed
-    over. So Linear((H, K), ("d_model", "num_heads", "head_dim")) maps [B, T, D] -> [B, T, H, K], and Linear((D,),
-    ("num_heads", "head_dim", "d_model")) maps back.
+    `axes` names the kernel's axes, as in its row of PARTITION_RULES. The axes before the features are summed over.
+    Linear((H, K), ("d_model", "num_heads", "head_dim")) maps [B, T, D] -> [B, T, H, K], and Linear((D,), ("num_heads",
+    "head_dim", "d_model")) maps back.
     """
 
     features: tuple[int, ...]
@@ -60,22 +61,26 @@ class Linear(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def project(x: jax.Array, kernel: jax.Array, summed: int) -> jax.Array:
-    """Returns x · kernel, summed over the last `summed` axes of x and the first ones of the kernel, in x's dtype."""
+    """Returns x · kernel in x's dtype, summed over the last `summed` axes of x and the first axes of the kernel."""
     return _product(x, kernel, summed)
 
 
 def _product(x: jax.Array, kernel: jax.Array, summed: int) -> jax.Array:
-    """Makes one 2-D product over all tokens, [B · T, in] · [in, out]: a CPU runs it some 5 % faster than a batched one.
+    """Computes one 2-D product over all tokens, [B · T, in] · [in, out]; on a CPU some 5 % faster than a batched one.
 
-    The backward is written out to make the kernel's gradient one 2-D product too, summed over tokens in float32; and
-    to say what it keeps of the kernel, where autodiff in a scan over layers would keep a cast and reshaped copy.
+    The backward is explicit for two reasons. It computes the kernel's gradient as one 2-D product too, summed over
+    tokens in float32. And it selects the form of the kernel that is saved: autodiff in a scan over layers would save a
+    cast and reshaped copy.
     """
     return (_rows(x, summed) @ _matrix(kernel, summed, x.dtype)).reshape(*x.shape[:-summed], *kernel.shape[summed:])
 
 
 def _rows(x: jax.Array, last_axes: int) -> jax.Array:
-    """Reshapes […, last axes] -> [tokens, features]; [B, T, features] where the mesh splits the length, because B · T
-    tokens in one axis would not lie in ranges on the devices, and would be gathered."""
+    """Reshapes […, last axes] -> [tokens, features]; [B, T, features] if the mesh splits the length.
+
+    If the mesh splits the length, B · T tokens in one axis would not be contiguous ranges on the devices, and the
+    compiler would gather them.
+    """
     tokens = x.shape[:-last_axes]
     return x.reshape(*(tokens if axis_size(LENGTH_AXIS) > 1 else (math.prod(tokens),)), -1)
 
@@ -87,7 +92,8 @@ def _matrix(kernel: jax.Array, summed: int, dtype: jnp.dtype) -> jax.Array:
 
 def _project_forward(x, kernel, summed):
     kernel = converted(kernel, x.dtype)
-    return _product(x, kernel, summed), (x, kernel)  # not project, in which remat's policy "dots" would see no product
+    # `_product`, not `project`: remat's policy "dots" would not see the product inside `project`
+    return _product(x, kernel, summed), (x, kernel)
 
 
 def _project_backward(summed, residuals, gradient):

@@ -1,8 +1,8 @@
-"""Says what the backward of a block makes again, and what is kept for it.
+"""The rematerialization policy: which residuals a block saves, and which the backward recomputes.
 
-Products and kernels are kept, with `kept` arrays that close the way between them; all else is made of these again
-where the backward needs it: normed streams, activations, masks of dropout, rotated or converted arrays. Memory is
-what bounds a step on an accelerator, and arithmetic on what is read anyway is free.
+The forward saves the outputs of products and kernels, and arrays marked with `kept`, which close the gaps between these
+outputs. The backward recomputes everything else from them: normalized streams, activations, dropout masks, rotated or
+converted arrays. Memory traffic bounds a step on an accelerator, so arithmetic on data that is read anyway is free.
 """
 
 import functools
@@ -16,8 +16,8 @@ from jax.extend.core import JaxprEqn, Primitive
 from pretrainax.sharding.mesh import platform
 
 _KEPT, _CONVERTED = "kept", "converted"
-# Primitives: products; attention's kernels, of whose normalisers a column of 128 is taken (squeeze); loops, as of a
-# ring; what goes between devices.
+# Primitives: products; attention kernels, with the squeeze that takes one of 128 columns of their normalisers; loops,
+# as in a ring; communication between devices.
 PRODUCTS = {"dot_general", "ragged_dot_general", "conv_general_dilated"}
 _KERNELS = {"pallas_call", "squeeze", "dot_product_attention_fwd_wrapper", "dot_product_attention_fwd"}
 _OTHERS = {"scan", "while", "all_gather", "all_to_all", "ppermute", "psum", "psum_invariant", "reduce_scatter"}
@@ -25,27 +25,27 @@ _SAVED = PRODUCTS | _KERNELS | _OTHERS
 
 
 def kept(x: jax.Array) -> jax.Array:
-    """Returns x, which the backward need not make again."""
+    """Marks x as a residual that is saved for the backward, and returns it."""
     return checkpoint_name(x, _KEPT)
 
 
 def converted(kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Returns a kernel as the backward has it: in the dtype of its product, which `converted_saveable` lets it keep.
+    """Returns a kernel in the dtype of its product, marked so that `converted_saveable` can save it.
 
-    Where layers are no loop that saves a copy: the float32 kernel of a layer would be cut out of the stack once more,
-    to be set apart for what is made again. In a loop what is kept is a stack beside the parameters; so a CPU, where
-    blocks are not rematerialised, keeps the kernel as it is.
+    This saves a copy where layers are unrolled. Otherwise the recomputation would slice the float32 kernel of a layer
+    out of the stack once more. In a loop, saved kernels would be a stack in addition to the parameters. A CPU, where
+    blocks are not rematerialized, therefore returns the kernel unchanged.
     """
     return kernel if platform() == "cpu" else checkpoint_name(kernel.astype(dtype), _CONVERTED)
 
 
 def products_saveable(primitive: Primitive, *_: object, **params: object) -> bool:
-    """Tells jax.checkpoint what it may save of a block."""
+    """Returns True if `jax.checkpoint` may save the output of a primitive in a block."""
     return primitive.name in _SAVED or (primitive.name == "name" and params["name"] == _KEPT)
 
 
 def is_converted(eqn: JaxprEqn) -> bool:
-    """Returns True if an equation is what `converted` returns."""
+    """Returns True if an equation marks a kernel of `converted`."""
     return eqn.primitive.name == "name" and eqn.params["name"] == _CONVERTED
 
 
@@ -53,24 +53,26 @@ converted_saveable = jax.checkpoint_policies.save_only_these_names(_CONVERTED)
 
 
 def made_again(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Returns `function` of arrays with a backward that keeps nothing but these arrays."""
+    """Returns `function` of arrays with a backward that saves only these arrays and recomputes the rest."""
     run = jax.custom_vjp(function)
 
     def backward(inputs, gradient):
         first, *others = inputs
-        # But on a CPU blocks are rematerialised, which sets their inputs apart: a single one, which may be a sum with a
-        # bias, is not written for this. Those of a gate are there, as products are.
+        # On a CPU, blocks are not rematerialized and need the barrier. Elsewhere, rematerialization already separates
+        # their inputs, and a barrier would write a single input, which may be a sum with a bias, to memory. The inputs
+        # of a gate are saved products.
         first = apart(first) if others or platform() == "cpu" else first
         return jax.vjp(function, first, *others)[1](gradient)
 
-    # not run, of which a gradient could not be differentiated again
+    # The forward calls `function`, not `run`, so that gradients can be differentiated again.
     run.defvjp(lambda *inputs: (function(*inputs), inputs), backward)
     return functools.wraps(function)(run)
 
 
 def apart(x: jax.Array) -> jax.Array:
-    """Returns x as the backward has it: what is made of it is not merged with what the forward made.
+    """Returns x behind an optimization barrier, for use in the backward.
 
-    Layers that are unrolled are one program, whose compiler would otherwise keep the forward's.
+    Unrolled layers are one program. Without the barrier, the compiler would merge recomputed values with the values of
+    the forward, and would store those.
     """
     return jax.lax.optimization_barrier(x)

@@ -1,8 +1,8 @@
-"""The enhanced mask decoder: where a token stands in the text is told only to the last block (He et al. 2020, section
-3.2).
+"""The enhanced mask decoder: only the last block sees absolute positions (He et al. 2020, section 3.2).
 
-It is the last block of a stack, applied twice with the same weights. What it reads is the output h of the block before;
-what asks is h + the absolute position at first, and then its own first result (as in the released code).
+It is the last block of a stack, applied twice with the same weights. Its keys and values come from the output h of the
+block before. Its queries come from h + the absolute positions at first, and then from its own first result (as in the
+released code).
 """
 
 from typing import Optional
@@ -16,11 +16,11 @@ from pretrainax.layers.compute import Compute
 from pretrainax.layers.convolution import Branch
 from pretrainax.sharding.param_paths import PyTree
 
-Carry = tuple[jax.Array, jax.Array]  # the stream, and what the block read of it; [B, T, D] each
+Carry = tuple[jax.Array, jax.Array]  # the stream, and the source of the block's keys and values; [B, T, D] each
 
 
 class MaskDecoderBlock(Block):
-    """A block for a scan whose last turn is the first application."""
+    """A block for a scan whose last iteration is the first application of the mask decoder."""
 
     def __call__(
         self,
@@ -31,17 +31,21 @@ class MaskDecoderBlock(Block):
         branch: Optional[Branch],
         absolute: jax.Array,
     ) -> tuple[Carry, SideOutputs]:
-        """Returns what the scan carries on; `absolute` [B, T, D] is where a token stands, for the last block alone."""
+        """Returns the carry of the scan and the side outputs.
+
+        Args:
+          absolute: [B, T, D], embeddings of the absolute positions, for the last block only.
+        """
         x, _ = carry
         queries = jnp.where(layer.is_last, x + absolute, x)
-        y, beside = super().__call__(queries, layer, context, state, branch, source=x)
-        return (y, x), beside
+        y, side = super().__call__(queries, layer, context, state, branch, source=x)
+        return (y, x), side
 
 
 def decode_again(
     config: ModelConfig, compute: Compute, blocks: PyTree, carry: Carry, layers: Layer, context: Context, rngs: PyTree
 ) -> tuple[jax.Array, SideOutputs]:
-    """Returns the second application; `blocks` are the parameters of the stack, `carry` is what its scan gave."""
+    """Returns the second application; `blocks`: parameters of the stack, `carry`: result of its scan."""
     y, read = carry
     params, layer = jax.tree.map(lambda x: x[-1], (blocks, layers))
     run = Block(config, compute, parent=None)

@@ -1,4 +1,4 @@
-"""Multi-head attention with its four projections: self- and cross-attention, grouped keys, rotary positions."""
+"""Multi-head attention with its four projections: self- and cross-attention, grouped queries, rotary positions."""
 
 import dataclasses
 from typing import ClassVar, Optional, TypeVar
@@ -23,30 +23,30 @@ from pretrainax.sharding.rules import add_partition_rules
 
 
 class Attention(nn.Module):
-    """Holds what all kinds of attention of a block have: what they cost, how queries meet keys, the map to the stream.
+    """The base class of attention layers: FLOPs, choice of the backend, and output projection.
 
-    NOTE Dropout of attention weights, which BERT, T5 1.0 and GPT-2 had, is of `xla` alone: it takes the place of a
-    faster kernel in training, and that is said.
+    NOTE Only `xla` has dropout of attention weights, as in BERT, T5 1.0 and GPT-2. In training it replaces a faster
+    kernel, and a warning reports this.
     """
 
     config: ModelConfig
     compute: Compute
-    deterministic: bool = True  # no weight is dropped
+    deterministic: bool = True  # disables dropout of attention weights
 
-    partition_rules: ClassVar[tuple[tuple[str, str], ...]] = ()  # rows for sharding.rules.PARTITION_RULES
-    has_pairs: ClassVar[bool] = True  # multiplies queries with keys (`attended`); False: `flops` counts all it does
+    partition_rules: ClassVar[tuple[tuple[str, str], ...]] = ()  # rows of sharding.rules.PARTITION_RULES
+    has_pairs: ClassVar[bool] = True  # multiplies queries with keys (`attended`); False: `flops` counts all operations
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
-        """Returns True if the self-attention of a model's blocks is of this kind."""
+        """Returns True if the self-attention of a model's blocks is of this class."""
         raise NotImplementedError
 
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int) -> int:
-        """Counts the floating-point operations of the projections of `length` queries and `read` keys."""
+        """Returns the floating-point operations of the projections of `length` queries and `read` keys."""
         raise NotImplementedError
 
-    @nn.nowrap  # whose name would stand in those of what is computed here
+    @nn.nowrap  # keeps the method's name out of the scopes
     def attended(
         self,
         q: jax.Array,
@@ -58,20 +58,21 @@ class Attention(nn.Module):
         scale: float,
         fused: bool = True,
     ) -> jax.Array:
-        """Returns what queries [B, T, H, K] read; arguments as of `attention`.
+        """Computes attention for queries [B, T, H, K]; arguments as in `attention`.
 
-        fused: a kernel may be used. Few queries gain nothing from one.
+        Args:
+          fused: allows a fused kernel, which does not speed up a few queries.
         """
         config = self.config
         logits = {"mask": mask, "bias": bias, "logit_cap": config.attention_logit_cap}
         rate, sinks = config.attention_dropout_rate, None
         if config.attention_sinks:
             sinks = self.param("sinks", normal_init(config, fan_in=1), (config.num_heads,), jnp.float32)
-        of_rows = positions.has_row_bias
-        spec = spec_of(q, k, **logits, bias_by_row=of_rows, dropout_rate=rate, has_sinks=sinks is not None)
-        report_attention(spec)  # that of training, whichever this call is
+        bias_by_row = positions.has_row_bias
+        spec = spec_of(q, k, **logits, bias_by_row=bias_by_row, dropout_rate=rate, has_sinks=sinks is not None)
+        report_attention(spec)  # always the spec of training
         spec = dataclasses.replace(spec, dropout_rate=0.0) if self.deterministic else spec
-        # The warning is for the run's header, which chooses by the same spec.
+        # The header of a run chooses by the same spec and prints the warning.
         implementation, _ = choose_implementation(self.compute.attention if fused else "xla", platform(), spec)
         if spec.dropout_rate or spec.has_sinks:
             drop = Dropout(spec.dropout_rate, deterministic=False) if spec.dropout_rate else None
@@ -80,7 +81,7 @@ class Attention(nn.Module):
 
     @nn.nowrap
     def out(self, y: jax.Array) -> jax.Array:
-        """Returns what is added to the stream, [B, T, H, K] -> [B, T, D]."""
+        """Projects the heads' output to the residual stream, [B, T, H, K] -> [B, T, D]."""
         config = self.config
         init = normal_init(config, y.shape[2] * y.shape[3], residual=True)
         return Linear((config.d_model,), ("num_heads", "head_dim", "d_model"), init, config.use_bias, name="out")(y)
@@ -91,7 +92,7 @@ _Kind = TypeVar("_Kind", bound=type[Attention])
 
 
 def register_attention(cls: _Kind) -> _Kind:
-    """Adds a kind, which goes before those that were there, and its rows to the partition rules."""
+    """Registers a class, with precedence over earlier classes, and its partition rules."""
     ATTENTIONS.insert(0, cls)
     add_partition_rules(cls.partition_rules)
     return cls
@@ -99,7 +100,7 @@ def register_attention(cls: _Kind) -> _Kind:
 
 @register_attention
 class MultiHeadAttention(Attention):
-    """Attends with several heads (Vaswani et al. 2017, section 3.2.2); keys may have fewer (Ainslie et al. 2023)."""
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2); keys may have fewer heads (Ainslie et al. 2023)."""
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
@@ -107,7 +108,11 @@ class MultiHeadAttention(Attention):
 
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int, source_width: Optional[int] = None) -> int:
-        """Counts those of `Attention`; source_width: of what keys and values are made of, None: as of the stream."""
+        """Returns the floating-point operations as in `Attention`.
+
+        Args:
+          source_width: size of the vectors that keys and values are computed from; None: d_model.
+        """
         width, kv_width = config.num_heads * config.dim_per_head, config.kv_heads * config.dim_per_head
         query_and_out = 2 * 2 * length * config.d_model * width
         key_and_value = 2 * 2 * read * (source_width or config.d_model) * kv_width
@@ -123,16 +128,17 @@ class MultiHeadAttention(Attention):
         ring: Optional[KeysAndValues] = None,
         index: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, KeysAndValues]:
-        """Attends with queries from x [B, T, D] to keys and values -> [B, T, D], and what later queries can read.
+        """Attends with queries from x [B, T, D] to keys and values -> [B, T, D], and the KV cache for later queries.
 
         Args:
-          source: [B, S, E], what keys and values are made of; or what an earlier call made of it.
-          ring: of the tokens before the one of x [B, 1, D], which is written to it; what is read is the ring.
-          index: [], of that token.
+          source: [B, S, E], from which keys and values are computed; or the KV cache of an earlier call.
+          ring: ring buffer with the tokens before x [B, 1, D]. The keys and values of x are added, and attention reads
+            it.
+          index: [], index of the token x.
         """
         chex.assert_rank(x, 3, custom_message="x is [B, T, D]")
-        is_made = isinstance(source, KeysAndValues)
-        if not is_made:
+        is_cached = isinstance(source, KeysAndValues)
+        if not is_cached:
             message = "source is [B, S, E] with B of x [B, T, D]"
             chex.assert_shape(source, (x.shape[0], None, None), custom_message=message)
         config, head_dim = self.config, self.config.dim_per_head
@@ -145,26 +151,27 @@ class MultiHeadAttention(Attention):
 
         scale = scale_of(config, positions)
         to_query = heads("query", config.num_heads, x.shape[2], gain=head_dim**-0.5 / scale)
-        read = x.shape[2] if is_made else source.shape[2]  # an encoder's stream may be wider than the decoder's
-        to_key, to_value = (heads(name, config.kv_heads, read) for name in ("key", "value"))
+        # An encoder's stream may be wider than the decoder's.
+        source_width = x.shape[2] if is_cached else source.shape[2]
+        to_key, to_value = (heads(name, config.kv_heads, source_width) for name in ("key", "value"))
         q = to_query(x)
-        k, v = source.heads_last() if is_made else (to_key(source), to_value(source))
+        k, v = source.heads_last() if is_cached else (to_key(source), to_value(source))
         bias = positions.bias(config, q, k, to_query, to_key, scale)
         if config.qk_norm:
-            q, k = self._normed("query_norm", q), k if is_made else self._normed("key_norm", k)
+            q, k = self._normed("query_norm", q), k if is_cached else self._normed("key_norm", k)
         q, k = positions.rotate(q, k)
         q, k, v = kept(q), kept(k), kept(v)
-        memory = KeysAndValues.of(k, v)
+        cache = KeysAndValues.of(k, v)
         if ring is not None:
-            memory = ring.written(memory, index)
-            k, v = memory.heads_last()
-            mask, bias = memory.seen_from(index, mask, bias)
-        y = self.attended(q, k, v, mask, bias, positions, scale, fused=not is_made and ring is None)
-        return self.out(y), memory
+            cache = ring.written(cache, index)
+            k, v = cache.heads_last()
+            mask, bias = cache.seen_from(index, mask, bias)
+        y = self.attended(q, k, v, mask, bias, positions, scale, fused=not is_cached and ring is None)
+        return self.out(y), cache
 
-    @nn.nowrap  # whose name would stand in those of what is computed here
+    @nn.nowrap  # keeps the method's name out of the scopes
     def _normed(self, name: str, x: jax.Array) -> jax.Array:
-        """Returns queries or keys [B, T, H, K] with a norm of each head, or of all of them side by side."""
+        """Normalizes queries or keys [B, T, H, K], each head separately or all heads together."""
         norm = Norm(self.config, name=name)
         if self.config.qk_norm_heads == "each":
             return norm(x)
@@ -173,9 +180,9 @@ class MultiHeadAttention(Attention):
 
 
 def scale_of(config: ModelConfig, positions: PositionTerms) -> float:
-    """Returns what the products of queries and keys are multiplied by.
+    """Returns the factor of the products of queries and keys.
 
-    NOTE T5 does not divide the logits by sqrt(K); its queries start that much smaller instead.
+    NOTE T5 does not divide the logits by sqrt(K). Instead, its queries are initialized smaller by this factor.
     """
     if config.attention_scale is not None:
         return config.attention_scale

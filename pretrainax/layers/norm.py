@@ -12,10 +12,10 @@ from pretrainax.layers.made_again import apart, kept
 
 
 class Norm(nn.Module):
-    """Scales the last axis to unit size, in float32; the result is in x's dtype.
+    """Normalizes the last axis, in float32; the result has the dtype of x.
 
-    "layer": (x - mean) / sqrt(variance + ε) · scale + bias; "rms": x / sqrt(mean(x²) + ε) · scale; "rms_plus_one":
-    the same with 1 + scale, so that weight decay pulls it to 1.
+    "layer": (x - mean) / sqrt(variance + ε) · scale + bias; "rms": x / sqrt(mean(x²) + ε) · scale; "rms_plus_one": the
+    same as "rms" with 1 + scale, so that weight decay pulls the factor to 1.
     """
 
     config: ModelConfig
@@ -33,31 +33,38 @@ class Norm(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def normalised(centred: bool, epsilon: float, x: jax.Array, scale: jax.Array, bias: Optional[jax.Array]) -> jax.Array:
-    """Returns x [..., D], less its mean if it is to be centred, divided by its size; times scale [D], plus bias [D]."""
+    """Normalizes x [..., D], then multiplies by scale [D] and adds bias [D].
+
+    x is divided by its root mean square. If `centred`, its mean is subtracted before.
+    """
     return _normalised(centred, epsilon, x, scale, bias)[0]
 
 
 def _normalised(centred, epsilon, x, scale, bias):
-    """Returns that, and what its backward needs: x, and of each token the mean, and what it is multiplied by: [...]."""
+    """Returns the normalized x and the residuals of the backward.
+
+    The residuals are x, scale, bias, and for each token the mean and the inverse root mean square: [...].
+    """
     y = x.astype(jnp.float32)
     mean = jnp.mean(y, axis=-1) if centred else None
     if centred:
         y -= mean[..., None]
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1) + epsilon)
-    z = y * inverse[..., None] * _beside(x, scale)
-    z = (z if bias is None else z + _beside(x, bias)).astype(x.dtype)
+    z = y * inverse[..., None] * _expanded(x, scale)
+    z = (z if bias is None else z + _expanded(x, bias)).astype(x.dtype)
     return z, (x, scale, bias, None if mean is None else kept(mean), kept(inverse))
 
 
-def _beside(x: jax.Array, vector: jax.Array) -> jax.Array:
+def _expanded(x: jax.Array, vector: jax.Array) -> jax.Array:
     # [D] -> [1, ..., D]
     return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
 
 
 def _normalised_backward(centred, epsilon, residuals, gradient):
-    """Reads x and the gradient twice: for sums over tokens, and for the gradient of x (Ba et al. 2016, by hand).
+    """Computes the gradients of x, scale and bias (Ba et al. 2016, derived by hand).
 
-    Autodiff would keep, or write, normed copies in float32.
+    It reads x and the gradient twice: for the sums over tokens, and for the gradient of x. Autodiff would save, or
+    write, normalized copies in float32.
     """
     x, scale, bias, mean, inverse = residuals
     y, gradient = apart(x).astype(jnp.float32), gradient.astype(jnp.float32)
@@ -66,7 +73,7 @@ def _normalised_backward(centred, epsilon, residuals, gradient):
     y *= inverse[..., None]
     tokens = tuple(range(x.ndim - 1))
     dscale, dbias = jnp.sum(gradient * y, tokens), None if bias is None else jnp.sum(gradient, tokens)
-    dy = gradient * _beside(x, scale)
+    dy = gradient * _expanded(x, scale)
     dx = dy - y * jnp.mean(dy * y, axis=-1, keepdims=True)
     if centred:
         dx -= jnp.mean(dy, axis=-1, keepdims=True)

@@ -1,19 +1,21 @@
-"""One forward, one backward: a pipeline whose parts go back as soon as the last stage has their loss (PipeDream-flush;
-Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+"""1F1B: a pipeline that starts the backward of a microbatch as soon as the last stage has its loss.
 
-Stages and parts are those of `layers/pipeline.py`, and so is the bubble: M + P - 1 forwards, and as many backwards. But
-at tick t stage s computes part t - s, and then the gradient of part t - 2 (P - 1) + s, of what the stage behind it has
-sent at the tick before. So the last stage turns a part round in the tick in which it comes, and the first one keeps
-2 P - 1 parts, whatever M is: all stages tick together, where those of the paper, which wait for their neighbours alone,
-keep P. The first P - 1 ticks have no backward, the last P - 1 no forward.
+This is PipeDream-flush (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
 
-What is kept of a part is the stream that came in: its layers are computed again where its gradient is made, with what
-`train.remat` keeps of them, of one part at a time.
+Stages, microbatches and the bubble are the same as in `layers/pipeline.py`: M + P - 1 forwards and M + P - 1 backwards.
+At tick t, stage s computes microbatch t - s. It then computes the gradient of microbatch t - 2 (P - 1) + s from the
+gradient that the next stage sent at the previous tick. The last stage therefore starts the backward of a microbatch in
+the tick in which it arrives. The first stage stores 2 P - 1 microbatches for any M, because all stages tick together.
+In the paper, stages wait for their neighbours only and store P microbatches. The first P - 1 ticks have no backward,
+the last P - 1 ticks no forward.
 
-The tokens of the part that leaves the last stage are divided among all stages for the final norm, the head and the
-loss, so that no stage waits for another's product with the vocabulary.
+A stage saves only the input stream of each microbatch. The backward recomputes the stage's layers, with the residuals
+that `train.remat` selects, for one microbatch at a time.
 
-The gradients are there when the loss is: the rule of differentiation only scales them.
+The tokens of the microbatch that leaves the last stage are divided among all stages for the final norm, the head and
+the loss. No stage waits for another stage's product with the vocabulary.
+
+The forward computes the gradients together with the loss. The differentiation rule only scales them.
 """
 
 import dataclasses
@@ -33,32 +35,32 @@ from pretrainax.sharding.mesh import axis_size
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import param_specs
 
-Loss: TypeAlias = tuple[jax.Array, Sums]  # what is minimised, and what is told; of some tokens, to be added up
+Loss: TypeAlias = tuple[jax.Array, Sums]  # the objective and the metric sums of some tokens, to be added up
 
 
 class Ending(NamedTuple):
-    """Makes the loss of the stream that leaves the last block."""
+    """Computes the loss from the stream that leaves the last block."""
 
-    run: Callable[[PyTree, jax.Array, dict[str, jax.Array]], Loss]  # of (params, stream [1, n, D], tokens [1, n])
-    params: PyTree  # that it reads
-    tokens: dict[str, jax.Array]  # [B, T] each: what it has to know of each token
+    run: Callable[[PyTree, jax.Array, dict[str, jax.Array]], Loss]  # (params, stream [1, n, D], tokens [1, n]) -> loss
+    params: PyTree  # parameters that `run` reads
+    tokens: dict[str, jax.Array]  # [B, T] each: inputs of `run` for each token
 
 
 class _Gradients(NamedTuple):
-    """Holds gradients of one stage, added up over parts."""
+    """Gradients of one stage, summed over microbatches."""
 
     blocks: PyTree
     ending: PyTree
-    shared: dict[int, jax.Array]  # arrays that all layers read
+    shared: dict[int, jax.Array]  # of arrays that all layers read
     x: jax.Array  # [n, T, D], of the embeddings of this device's rows
 
 
 class _State(NamedTuple):
-    """Holds what a stage hands to its next tick."""
+    """The state that a stage carries from tick to tick."""
 
-    forward: jax.Array  # [b, T, D], from the stage before
-    backward: jax.Array  # [b, T, D], the gradient from the stage behind
-    kept: jax.Array  # [2 P - 1, b, T, D]: what came in, until its gradient is made
+    forward: jax.Array  # [b, T, D], stream from the previous stage
+    backward: jax.Array  # [b, T, D], gradient from the next stage
+    inputs: jax.Array  # [2 P - 1, b, T, D]: stage inputs, saved until their backward
     gradients: _Gradients
     loss: Loss
 
@@ -66,14 +68,14 @@ class _State(NamedTuple):
 def one_forward_one_backward(
     stage: Stage, ending: Ending, params: PyTree, x: jax.Array, layers: Layer, context: Context, keys: Keys, parts: int
 ) -> Loss:
-    """Returns the loss of all rows, with which its gradients are computed, under the mesh of `jax.set_mesh`.
+    """Returns the loss of all rows and computes its gradients in the same pass, under the mesh of `jax.set_mesh`.
 
-    What of the context is of rows follows from the batch alone and has no gradient; a bias that rows share has one.
-    The other arguments are those of `layers.pipeline.pipelined`.
+    Context arrays with a row axis depend on the batch alone and have no gradient. A bias that rows share has a
+    gradient. The other arguments are the same as in `layers.pipeline.pipelined`.
     """
     trained = {"blocks": params, "ending": ending.params}
     specs = param_specs(trained)
-    own, rows = jax.tree.map(own_spec, specs), P(BATCH_AXES)
+    shards, rows = jax.tree.map(own_spec, specs), P(BATCH_AXES)
     leaves, structure = jax.tree.flatten(context)
     arrays = dict(enumerate(leaves))
     by_row = {i for i, a in arrays.items() if a.ndim > 1 and a.shape[0] == len(x)}
@@ -81,13 +83,13 @@ def one_forward_one_backward(
     fixed = {i: a for i, a in arrays.items() if i not in shared}
 
     def on_stage(trained, x, shared, fixed, layers, tokens, keys):
-        whole, scattered = jax.vjp(lambda params: jax.tree.map(gathered, params, specs), trained)
+        whole, scatter = jax.vjp(lambda params: jax.tree.map(gathered, params, specs), trained)
         fixed = {i: cut(a, parts) if i in by_row else a for i, a in fixed.items()}
-        tokens = {name: _of_this_stage(cut(a, parts)) for name, a in tokens.items()}
+        tokens = {name: _stage_share(cut(a, parts)) for name, a in tokens.items()}
 
         def run(params, shared, x, number):
-            found = shared | {i: a[number] if i in by_row else a for i, a in fixed.items()}
-            context = jax.tree.unflatten(structure, [found[i] for i in range(len(found))])
+            array_at = shared | {i: a[number] if i in by_row else a for i, a in fixed.items()}
+            context = jax.tree.unflatten(structure, [array_at[i] for i in range(len(array_at))])
             return stage(params, x, layers, context, of_part(keys, number))
 
         def end(params, stream, number):
@@ -95,31 +97,31 @@ def one_forward_one_backward(
 
         count = len(next(iter(tokens.values())))
         gradients, loss = _Ticks(run, end, whole["blocks"], whole["ending"], shared, x, count).all()
-        (of_trained,) = scattered({"blocks": gradients.blocks, "ending": gradients.ending})
-        of_trained = jax.tree.map(_summed, of_trained, own)
-        return jax.lax.psum(loss, BATCH_AXES), (of_trained, gradients.x, jax.lax.psum(gradients.shared, BATCH_AXES))
+        (d_trained,) = scatter({"blocks": gradients.blocks, "ending": gradients.ending})
+        d_trained = jax.tree.map(_sum_gradient, d_trained, shards)
+        return jax.lax.psum(loss, BATCH_AXES), (d_trained, gradients.x, jax.lax.psum(gradients.shared, BATCH_AXES))
 
-    both = jax.shard_map(
+    loss_and_gradients = jax.shard_map(
         on_stage,
-        in_specs=(own, rows, P(), {i: rows if i in by_row else P() for i in fixed}, P(PIPELINE_AXIS), rows, P()),
-        out_specs=(P(), (own, rows, P())),
+        in_specs=(shards, rows, P(), {i: rows if i in by_row else P() for i in fixed}, P(PIPELINE_AXIS), rows, P()),
+        out_specs=(P(), (shards, rows, P())),
         axis_names=set(BATCH_AXES),
         check_vma=False,  # as in `pipelined`
     )
-    return _loss(both, trained, x, shared, fixed, layers, ending.tokens, keys)
+    return _loss(loss_and_gradients, trained, x, shared, fixed, layers, ending.tokens, keys)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _loss(both: Callable[..., tuple[Loss, PyTree]], *arguments: PyTree) -> Loss:
-    return both(*arguments)[0]
+def _loss(loss_and_gradients: Callable[..., tuple[Loss, PyTree]], *arguments: PyTree) -> Loss:
+    return loss_and_gradients(*arguments)[0]
 
 
-def _loss_forward(both, *arguments):
-    return both(*arguments)
+def _loss_forward(loss_and_gradients, *arguments):
+    return loss_and_gradients(*arguments)
 
 
 def _loss_backward(_, gradients, cotangents):
-    # The gradients of the objective are at hand: what follows it only scales them. The sums beside it have none.
+    # The gradients of the objective exist already and only need scaling. The metric sums have no gradient.
     scaled = jax.tree.map(lambda g: (g.astype(jnp.float32) * cotangents[0]).astype(g.dtype), gradients)
     return *scaled, None, None, None, None
 
@@ -127,13 +129,13 @@ def _loss_backward(_, gradients, cotangents):
 _loss.defvjp(_loss_forward, _loss_backward)
 
 
-def _summed(gradient: jax.Array, own: P) -> jax.Array:
-    """Returns a gradient summed over the devices that have the same part of a parameter."""
+def _sum_gradient(gradient: jax.Array, own: P) -> jax.Array:
+    """Sums a gradient over the devices that have the same shard of a parameter."""
     return jax.lax.psum(gradient, [axis for axis in BATCH_AXES if axis not in own])
 
 
-def _of_this_stage(x: jax.Array) -> jax.Array:
-    """Returns this stage's share of the tokens of each part, [M, b, T] -> [M, n]; the last is filled up with zeros."""
+def _stage_share(x: jax.Array) -> jax.Array:
+    """Returns this stage's share of the tokens of each microbatch, [M, b, T] -> [M, n]; zeros pad the last share."""
     x, stages = x.reshape(len(x), -1), axis_size(PIPELINE_AXIS)
     x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % stages)))
     return x.reshape(len(x), stages, -1)[:, jax.lax.axis_index(PIPELINE_AXIS)]
@@ -141,10 +143,12 @@ def _of_this_stage(x: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Ticks:
-    """Computes all parts on one stage: each method is a piece of a tick, of which all stages do the same."""
+    """Computes all microbatches on one stage. Each method is a step of a tick; all stages execute the same steps."""
 
-    run: Callable[[PyTree, dict[int, jax.Array], jax.Array, jax.Array], jax.Array]  # the stage's layers, of a part
-    end: Callable[[PyTree, jax.Array, jax.Array], Loss]  # of this stage's share of the tokens of a part, [n, D]
+    # The stage's layers, for a microbatch
+    run: Callable[[PyTree, dict[int, jax.Array], jax.Array, jax.Array], jax.Array]
+    # The loss of this stage's share of the tokens of a microbatch, [n, D]
+    end: Callable[[PyTree, jax.Array, jax.Array], Loss]
     blocks: PyTree
     ending: PyTree
     shared: dict[int, jax.Array]
@@ -153,18 +157,18 @@ class _Ticks:
 
     def all(self) -> tuple[_Gradients, Loss]:
         """Returns the sums over all ticks."""
-        behind, turns = self._stages - 1, self.parts + self._stages - 1
+        last, ticks = self._stages - 1, self.parts + self._stages - 1
 
-        def turn_round(state, turn):
-            y, state = self._forward(state, turn)
-            d_y, state = self._loss(state, y, turn - behind)
-            return self._backward(state, d_y, turn), None
+        def both(state, tick):
+            y, state = self._forward(state, tick)
+            d_y, state = self._loss(state, y, tick - last)
+            return self._backward(state, d_y, tick), None
 
         state = self._start()
-        state, _ = jax.lax.scan(lambda s, turn: (self._forward(s, turn)[1], None), state, jnp.arange(behind))
-        state, _ = jax.lax.scan(turn_round, state, jnp.arange(behind, turns))
-        back = functools.partial(self._backward, d_y=jnp.zeros_like(state.forward))
-        state, _ = jax.lax.scan(lambda s, turn: (back(s, turn=turn), None), state, jnp.arange(turns, turns + behind))
+        state, _ = jax.lax.scan(lambda s, tick: (self._forward(s, tick)[1], None), state, jnp.arange(last))
+        state, _ = jax.lax.scan(both, state, jnp.arange(last, ticks))
+        backward = functools.partial(self._backward, d_y=jnp.zeros_like(state.forward))
+        state, _ = jax.lax.scan(lambda s, tick: (backward(s, tick=tick), None), state, jnp.arange(ticks, ticks + last))
         return state.gradients, state.loss
 
     @property
@@ -172,12 +176,12 @@ class _Ticks:
         return axis_size(PIPELINE_AXIS)
 
     @property
-    def _place(self) -> jax.Array:
+    def _stage_index(self) -> jax.Array:
         return jax.lax.axis_index(PIPELINE_AXIS)
 
     @property
     def _rows(self) -> int:
-        """Counts the rows of a part."""
+        """Returns the number of rows of a microbatch."""
         return len(self.x) * self._stages // self.parts
 
     def _start(self) -> _State:
@@ -185,73 +189,84 @@ class _Ticks:
         part = jnp.zeros((self._rows, *self.x.shape[1:]), self.x.dtype)
         tokens = jax.ShapeDtypeStruct((-(-part[..., 0].size // self._stages), part.shape[-1]), part.dtype)
         loss = jax.eval_shape(self.end, self.ending, tokens, 0)
-        kept = jnp.zeros((2 * self._stages - 1, *part.shape), part.dtype)
+        inputs = jnp.zeros((2 * self._stages - 1, *part.shape), part.dtype)
         gradients = _Gradients(*zeros((self.blocks, self.ending, self.shared, self.x)))
-        return _State(part, part, kept, gradients, zeros(loss))
+        return _State(part, part, inputs, gradients, zeros(loss))
 
-    def _forward(self, state: _State, turn: jax.Array) -> tuple[jax.Array, _State]:
-        """Computes part `turn` - s. In the bubble it is any part, as nobody reads the result."""
-        number = turn - self._place
-        x = jnp.where(self._place == 0, self._entering(turn), state.forward)
-        y = self.run(self.blocks, self.shared, x, self._real(number))
-        return y, state._replace(forward=self._sent(y, 1), kept=state.kept.at[number % len(state.kept)].set(x))
+    def _forward(self, state: _State, tick: jax.Array) -> tuple[jax.Array, _State]:
+        """Computes microbatch `tick` - s.
+
+        In the bubble it computes any microbatch, because no stage reads the result.
+        """
+        number = tick - self._stage_index
+        x = jnp.where(self._stage_index == 0, self._embeddings(tick), state.forward)
+        y = self.run(self.blocks, self.shared, x, self._clipped(number))
+        return y, state._replace(forward=self._send(y, 1), inputs=state.inputs.at[number % len(state.inputs)].set(x))
 
     def _loss(self, state: _State, y: jax.Array, number: jax.Array) -> tuple[jax.Array, _State]:
-        """Returns the gradient for what the last stage has made of a part, on which all stages work: each on its share
-        of the tokens."""
-        tokens = jnp.where(self._place == self._stages - 1, y, 0).reshape(-1, y.shape[-1])  # [b, T, D] -> [b T, D]
+        """Returns the gradient of the last stage's output for a microbatch.
+
+        All stages compute it together, each for its share of the tokens.
+        """
+        # [b, T, D] -> [b T, D]
+        tokens = jnp.where(self._stage_index == self._stages - 1, y, 0).reshape(-1, y.shape[-1])
         count = len(tokens)
         tokens = jnp.pad(tokens, ((0, -count % self._stages), (0, 0)))
         tokens = between_stages(jax.lax.psum_scatter, tokens, tiled=True)
-        objective, pull, said = jax.vjp(lambda *of: self.end(*of, number), self.ending, tokens, has_aux=True)
-        of_ending, d_tokens = pull(jnp.ones_like(objective))
+        objective, vjp, sums = jax.vjp(lambda *args: self.end(*args, number), self.ending, tokens, has_aux=True)
+        d_ending, d_tokens = vjp(jnp.ones_like(objective))
         d_y = jax.lax.all_gather(d_tokens, PIPELINE_AXIS, tiled=True)[:count].reshape(y.shape)
-        gradients = state.gradients._replace(ending=_added(state.gradients.ending, of_ending))
-        return d_y, state._replace(gradients=gradients, loss=_added(state.loss, (objective, said)))
+        gradients = state.gradients._replace(ending=_add(state.gradients.ending, d_ending))
+        return d_y, state._replace(gradients=gradients, loss=_add(state.loss, (objective, sums)))
 
-    def _backward(self, state: _State, d_y: jax.Array, turn: jax.Array) -> _State:
-        """Adds the gradients of part `turn` - 2 (P - 1) + s; d_y: that for the last stage's. In the bubble zeros go
-        back, and make zeros."""
+    def _backward(self, state: _State, d_y: jax.Array, tick: jax.Array) -> _State:
+        """Adds the gradients of microbatch `tick` - 2 (P - 1) + s.
+
+        In the bubble the incoming gradient is zero, and so are the resulting gradients.
+
+        Args:
+          d_y: the gradient of the last stage's output.
+        """
         last = self._stages - 1
-        number = turn - 2 * last + self._place
-        d_y = jnp.where(self._place == last, d_y, state.backward)
+        number = tick - 2 * last + self._stage_index
+        d_y = jnp.where(self._stage_index == last, d_y, state.backward)
         d_y = jnp.where((number >= 0) & (number < self.parts), d_y, 0)
-        real = self._real(number)
-        _, pull = jax.vjp(
-            lambda *of: self.run(*of, real), self.blocks, self.shared, state.kept[number % len(state.kept)]
+        valid = self._clipped(number)
+        _, vjp = jax.vjp(
+            lambda *args: self.run(*args, valid), self.blocks, self.shared, state.inputs[number % len(state.inputs)]
         )
-        of_blocks, of_shared, d_x = pull(d_y)
+        d_blocks, d_shared, d_x = vjp(d_y)
         old = state.gradients
         gradients = _Gradients(
-            _added(old.blocks, of_blocks),
+            _add(old.blocks, d_blocks),
             old.ending,
-            _added(old.shared, of_shared),
-            old.x.at[self._places(turn - 2 * last)].add(self._from_first(d_x), mode="drop"),
+            _add(old.shared, d_shared),
+            old.x.at[self._row_indices(tick - 2 * last)].add(self._broadcast_first(d_x), mode="drop"),
         )
-        return state._replace(backward=self._sent(d_x, -1), gradients=gradients)
+        return state._replace(backward=self._send(d_x, -1), gradients=gradients)
 
-    def _real(self, number: jax.Array) -> jax.Array:
+    def _clipped(self, number: jax.Array) -> jax.Array:
         return jnp.clip(number, 0, self.parts - 1)
 
-    def _sent(self, x: jax.Array, step: int) -> jax.Array:
-        """Returns what the neighbour has sent; the stage at the end, which has none, gets zeros."""
+    def _send(self, x: jax.Array, step: int) -> jax.Array:
+        """Sends x to the stage `step` further and returns the received array; a stage without a sender gets zeros."""
         pairs = [(i, i + step) for i in range(self._stages) if 0 <= i + step < self._stages]
         return jax.lax.ppermute(x, PIPELINE_AXIS, pairs)
 
-    def _places(self, number: jax.Array) -> jax.Array:
-        """Returns where in this device's rows those of a part are, [b]; n: they are another's."""
-        places = number * self._rows + jnp.arange(self._rows) - self._place * len(self.x)
-        return jnp.where((places >= 0) & (places < len(self.x)), places, len(self.x))
+    def _row_indices(self, number: jax.Array) -> jax.Array:
+        """Returns the indices [b] of a microbatch's rows on this device; `n` marks rows of other devices."""
+        indices = number * self._rows + jnp.arange(self._rows) - self._stage_index * len(self.x)
+        return jnp.where((indices >= 0) & (indices < len(self.x)), indices, len(self.x))
 
-    def _entering(self, number: jax.Array) -> jax.Array:
-        """Returns the embeddings of a part, [b, T, D], from the devices whose rows they are."""
-        mine = self.x.at[self._places(number)].get(mode="fill", fill_value=0)
-        return between_stages(jax.lax.psum, mine)
+    def _embeddings(self, number: jax.Array) -> jax.Array:
+        """Returns the embeddings of a microbatch, [b, T, D], from the devices that hold its rows."""
+        local = self.x.at[self._row_indices(number)].get(mode="fill", fill_value=0)
+        return between_stages(jax.lax.psum, local)
 
-    def _from_first(self, x: jax.Array) -> jax.Array:
-        """Returns what the first stage has, on all of them."""
-        return between_stages(jax.lax.psum, jnp.where(self._place == 0, x, 0))
+    def _broadcast_first(self, x: jax.Array) -> jax.Array:
+        """Returns the first stage's array on all stages."""
+        return between_stages(jax.lax.psum, jnp.where(self._stage_index == 0, x, 0))
 
 
-def _added(total: PyTree, more: PyTree) -> PyTree:
+def _add(total: PyTree, more: PyTree) -> PyTree:
     return jax.tree.map(jnp.add, total, more)

@@ -1,5 +1,7 @@
-"""LSTMs with projections, one from left to right and one from right to left, layer upon layer (Peters et al. 2018,
-arXiv 1802.05365, section 3.1)."""
+"""Stacked LSTMs with projections, one from left to right and one from right to left.
+
+This is the architecture of ELMo (Peters et al. 2018, arXiv 1802.05365, section 3.1).
+"""
 
 from typing import Optional
 
@@ -32,56 +34,57 @@ add_partition_rules(
 )
 add_axis("filters", FSDP_AXIS)
 add_axis("gates", None)
-_GATES = 4  # what comes in, what it is, what stays, what goes out: i, j, f, o
-_FORGET_BIAS = 1.0  # a memory stays at first (Jozefowicz et al. 2015, section 2.3; TensorFlow adds it to the sum)
+_GATES = 4  # input gate, candidate, forget gate, output gate: i, j, f, o
+# The forget gate is open initially (Jozefowicz et al. 2015, section 2.3; TensorFlow adds it to the sum)
+_FORGET_BIAS = 1.0
 _BOTH = ("forward", "backward")
 
-State = tuple[jax.Array, jax.Array]  # the memory [B, F] float32, and what was said of it [B, D]
+State = tuple[jax.Array, jax.Array]  # cell state [B, F] float32, and output [B, D]
 
 
 def recurrent_of(config: ModelConfig) -> Recurrent:
-    """Returns the part of a recurrent model."""
+    """Returns the `Recurrent` part of a recurrent model's config."""
     part = config.part(Recurrent)
-    assert part is not None  # the callers are modules of such a model
+    assert part is not None  # all callers are modules of recurrent models
     return part
 
 
 class Cell(nn.Module):
-    """One step of an LSTM that says a projection of its memory (Sak et al. 2014, arXiv 1402.1128), without peepholes.
+    """One step of an LSTM with a projected output (Sak et al. 2014, arXiv 1402.1128), without peepholes.
 
-    Gates are sigmoid(x · W + h · U + b) in float32; both the memory and what is said are clipped.
+    Gates are sigmoid(x · W + h · U + b) in float32. The cell state and the output are clipped.
     """
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, state: State, gates: jax.Array, starts: jax.Array) -> tuple[State, jax.Array]:
-        """Returns the next state, and what is said, [B, D].
+        """Returns the next state and the output [B, D].
 
         Args:
-          gates: the part that the input makes of them, [B, 4, F].
-          starts: [B] bool, a text begins here: what was before is forgotten.
+          gates: the input's part of the gates, [B, 4, F].
+          starts: [B] bool, True where a segment begins: the state is reset.
         """
         config, limit = self.config, recurrent_of(self.config).clip
         clipped = lambda x: x if limit is None else jnp.clip(x, -limit, limit)  # noqa: E731
-        memory, said = (jnp.where(starts[:, None], 0, x) for x in state)
+        cell, output = (jnp.where(starts[:, None], 0, x) for x in state)
         init = normal_init(config, 2 * config.d_model)
         axes = ("d_model", "gates", "d_ff")
         # [B, D] -> [B, 4, F]
-        gates = gates + Linear((_GATES, config.d_ff), axes, init, use_bias=False, name="hidden")(said)
-        enters, new, stays, leaves = jnp.moveaxis(gates.astype(jnp.float32), 1, 0)
-        new, stays = jnp.tanh(new), jax.nn.sigmoid(stays + _FORGET_BIAS)
-        memory = clipped(stays * memory + jax.nn.sigmoid(enters) * new)
-        shown = (jax.nn.sigmoid(leaves) * jnp.tanh(memory)).astype(said.dtype)
+        gates = gates + Linear((_GATES, config.d_ff), axes, init, use_bias=False, name="hidden")(output)
+        input_gate, candidate, forget_gate, output_gate = jnp.moveaxis(gates.astype(jnp.float32), 1, 0)
+        candidate, forget_gate = jnp.tanh(candidate), jax.nn.sigmoid(forget_gate + _FORGET_BIAS)
+        cell = clipped(forget_gate * cell + jax.nn.sigmoid(input_gate) * candidate)
+        h = (jax.nn.sigmoid(output_gate) * jnp.tanh(cell)).astype(output.dtype)
         init = normal_init(config, config.d_ff)
         # [B, F] -> [B, D]
-        said = clipped(Linear((config.d_model,), ("d_ff", "d_model"), init, use_bias=False, name="projection")(shown))
-        said = constrain(said, logical_spec("batch"))
-        return (memory, said), said
+        output = clipped(Linear((config.d_model,), ("d_ff", "d_model"), init, use_bias=False, name="projection")(h))
+        output = constrain(output, logical_spec("batch"))
+        return (cell, output), output
 
 
 class Direction(nn.Module):
-    """Reads each text of a row with one LSTM, [B, T, D] -> [B, T, D]: from left to right, or from right to left."""
+    """Reads each segment of a row with one LSTM, [B, T, D] -> [B, T, D], left to right or right to left."""
 
     config: ModelConfig
     backward: bool
@@ -110,8 +113,10 @@ class Direction(nn.Module):
 
 
 class RecurrentBlock(Block):
-    """A layer of both directions, [B, T, 2 D] -> [B, T, 2 D]: the left half of the stream reads forward, the right half
-    backward, and neither sees the other. All layers but the first add what they read (Peters et al. 2018, section 3.4).
+    """A bidirectional layer, [B, T, 2 D] -> [B, T, 2 D].
+
+    The left half of the stream reads forward, the right half reads backward, and neither sees the other. All layers but
+    the first have a residual connection (Peters et al. 2018, section 3.4).
     """
 
     @nn.compact
@@ -124,25 +129,25 @@ class RecurrentBlock(Block):
         branch: Optional[Branch] = None,
         source: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream, which is the state of the layer too: a task mixes those of all layers."""
+        """Returns the stream, also as the layer's state: a task mixes the streams of all layers."""
         dropout = Dropout(self.config.dropout_rate, deterministic=context.deterministic)
         x = dropout(constrain(x))
-        said = [
+        outputs = [
             Direction(self.config, backward=name == "backward", name=name)(half, context.mask.query_segment_ids)
             for name, half in zip(_BOTH, jnp.split(x, 2, axis=-1), strict=True)
         ]
-        x = jnp.concatenate(said, axis=-1) + jnp.where(layer.is_first, 0, x)
+        x = jnp.concatenate(outputs, axis=-1) + jnp.where(layer.is_first, 0, x)
         self.sow("intermediates", "hidden", x)
         return x, SideOutputs(x)
 
     @staticmethod
     def flops(config: ModelConfig, length: int) -> int:
-        """Counts the floating-point operations of one example's forward, in one layer."""
+        """Returns the floating-point operations of one example's forward pass in one layer."""
         return 2 * length * len(_BOTH) * config.d_model * config.d_ff * (2 * _GATES + 1)
 
 
 class RecurrentStack(nn.Module):
-    """Vectors of words [B, T, D] -> the stream of both directions [B, T, 2 D]."""
+    """Maps word vectors [B, T, D] to the stream of both directions [B, T, 2 D]."""
 
     config: ModelConfig
     compute: Compute
@@ -150,7 +155,7 @@ class RecurrentStack(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, segment_ids: jax.Array, *, deterministic: bool) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream after the last layer, and beside it that of each layer, [L, B, T, 2 D]."""
+        """Returns the stream after the last layer, and the stream of each layer as state, [L, B, T, 2 D]."""
         context = Context(Mask(False, segment_ids, segment_ids), PositionTerms(), deterministic=deterministic)
         config, compute, count = self.config, self.compute, self.num_layers
         blocks = scanned(RecurrentBlock, config, compute, count, blocks_in_a_turn(compute, count))

@@ -1,4 +1,4 @@
-"""A weighted mean of all layers, by which a task reads a model (Peters et al. 2018, arXiv 1802.05365, equation 1)."""
+"""A weighted mean of all layers, the input of a task (Peters et al. 2018, arXiv 1802.05365, equation 1)."""
 
 import chex
 import flax.linen as nn
@@ -11,7 +11,7 @@ add_partition_rules(((r"scalar_mix/(weights|scale)", "rows"),))
 
 
 class ScalarMix(nn.Module):
-    """gamma · sum over layers of softmax(s)_j · x_j, [L, B, T, D] -> [B, T, D]; s [L] begins at 0, gamma [1] at 1."""
+    """gamma · sum over layers of softmax(s)_j · x_j, [L, B, T, D] -> [B, T, D]; at first s [L] is 0, gamma [1] is 1."""
 
     @nn.compact
     def __call__(self, layers: jax.Array) -> jax.Array:

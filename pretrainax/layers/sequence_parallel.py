@@ -1,14 +1,18 @@
-"""Attention over a length that the mesh splits: a device has T/n queries and S/n keys of each row, n the size of the
-axis `sequence`.
+"""Attention over a length that the mesh splits: each device has T/n queries and S/n keys of each row.
 
-Ring attention (Liu et al. 2023, arXiv 2310.01889, section 3): the keys and values of each device travel around the ring
-of n devices, while it attends to those that are with it; the softmax is kept online. A device never holds more than two
-parts of k and v and the logits of one part, so this is what long contexts need, and as it is written in JAX it takes
-every mask, bias and cap. Kernels that are written for whole keys get them instead by an all-gather, as in Llama 3
-(arXiv 2407.21783, section 3.3.2): with few key heads they are small beside the queries (`on_each_device`).
+n is the size of the mesh axis `sequence`.
 
-NOTE Parts are ranges of the row. With a causal mask the first device has less to do than the last, and waits for it:
-half of the time of a long row. Orders that even it out (Brandon et al. 2023, "striped") are not here.
+In ring attention (Liu et al. 2023, arXiv 2310.01889, section 3), the keys and values of each device travel around the
+ring of n devices. Each device attends to the keys and values that it currently holds and accumulates the softmax
+online. It never holds more than two parts of k and v and the logits of one part, so the ring supports long contexts. It
+is written in JAX and supports every mask, bias and cap.
+
+Kernels that require whole keys get them by an all-gather instead, as in Llama 3 (arXiv 2407.21783, section 3.3.2). With
+few key heads, keys and values are small compared with the queries (`on_each_device`).
+
+NOTE Parts are contiguous ranges of the row. With a causal mask, the first device has less work than the last and waits
+for it, half of the time of a long row. Orders that balance the work (Brandon et al. 2023, "striped") are not
+implemented.
 """
 
 import functools
@@ -39,8 +43,8 @@ def ring_attention(
     scale: float,
     logit_cap: Optional[float],
 ) -> jax.Array:
-    """Computes `attention` of whole arrays under the mesh of `jax.set_mesh`; lengths it does not divide are padded."""
-    assert not mask.has_positions  # each device gives its part those that it has in the row
+    """Computes `attention` of whole arrays under the mesh of `jax.set_mesh`; pads lengths that it does not divide."""
+    assert not mask.has_positions  # each device computes the row indices of its part
     parts = axis_size(LENGTH_AXIS)
     length, segments = q.shape[1], padded_segments(mask, q, k, parts)
     if segments is not None:
@@ -53,19 +57,19 @@ def ring_attention(
         functools.partial(_ring, _Settings(scale, logit_cap, parts)),
         in_specs=(array, array, array, _bias_spec(bias, q, k), _mask_spec(mask, per_token, per_token)),
         out_specs=array,
-        check_vma=False,  # a device cannot say that what it got from its neighbour varies along the axis
+        check_vma=False,  # a device cannot declare that data from its neighbour varies along the axis
     )
     return run(q, k, v, bias, mask)[:, :length]
 
 
 def _rows(q: jax.Array) -> Optional[tuple[str, ...]]:
-    """Returns the axes that split the rows; None for a batch that they do not divide, which each device has whole."""
+    """Returns the axes that split the rows; None if they do not divide the batch, which each device then has whole."""
     axes = free_axes(BATCH_AXES)
     return axes if axes and q.shape[0] % axis_size(axes) == 0 else None
 
 
 def _heads(k: jax.Array) -> Optional[str]:
-    """Returns the axis that splits the heads; None for a number that it does not divide."""
+    """Returns the axis that splits the heads; None if it does not divide their number."""
     return TENSOR_AXIS if k.shape[2] % axis_size(TENSOR_AXIS) == 0 else None
 
 
@@ -80,7 +84,7 @@ def _mask_spec(mask: Mask, query: P, key: P) -> Mask:
     )
 
 
-# --- the ring, on one of its devices --------------------------------------------------------------------------------
+# --- the ring, on one device ------------------------------------------------------------------------------------------
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -89,7 +93,7 @@ def _ring(settings: _Settings, q, k, v, bias, mask):
 
 
 def _ring_forward(settings: _Settings, q, k, v, bias, mask):
-    """Returns the output [B, T/n, H, K], and the residuals for the backward."""
+    """Returns the output [B, T/n, H, K] and the residuals for the backward."""
     b, t, h, d = q.shape
     g = k.shape[2]
     empty = (
@@ -98,26 +102,27 @@ def _ring_forward(settings: _Settings, q, k, v, bias, mask):
         jnp.zeros((b, g, h // g, t, d)),  # the sum of exp(logit - largest) · value
     )
 
-    def attend(carry, guest, turn):
+    def attend(carry, kv_block, step):
         largest, normaliser, total = carry
-        logits = _logits(settings, q, guest, _columns(settings, bias, turn), mask, turn)
+        logits = _logits(settings, q, kv_block, _bias_columns(settings, bias, step), mask, step)
         new = jnp.maximum(largest, logits.max(-1))
-        weights, shrink = jnp.exp(logits - new[..., None]), jnp.exp(largest - new)
-        total = total * shrink[..., None] + weighted_sum(weights, guest["v"])
-        return new, normaliser * shrink + weights.sum(-1), total
+        weights, rescale = jnp.exp(logits - new[..., None]), jnp.exp(largest - new)
+        total = total * rescale[..., None] + weighted_sum(weights, kv_block["v"])
+        return new, normaliser * rescale + weights.sum(-1), total
 
-    largest, normaliser, total = _around(settings, attend, empty, _guest(k, v, mask))
+    largest, normaliser, total = _scan_ring(settings, attend, empty, _kv_block(k, v, mask))
     largest, normaliser, total = kept(largest), kept(normaliser), kept(total / normaliser[..., None])
     out = heads_last(total).astype(q.dtype)
     return out, (q, k, v, bias, mask, total, largest, normaliser)
 
 
 def _ring_backward(settings: _Settings, residuals, gradient):
-    """Sends keys and values around once more, and their gradients with them.
+    """Sends keys and values around the ring once more, together with their gradients.
 
-    The gradient of a logit is p · (dp - D), with p its weight, dp = value · d_out and D = out · d_out (Dao et al. 2022,
-    arXiv 2205.14135, section B.4). So with largest logits, normalisers and D held fixed, the gradients of
-    sum(p · (dp - D)) are those of attention, whatever makes a logit of q, k and the bias.
+    The gradient of a logit is p · (dp - D), where p is its weight, dp = value · d_out and D = out · d_out (Dao et al.
+    2022, arXiv 2205.14135, section B.4). With largest logits, normalisers and D held constant, the gradients of
+    sum(p · (dp - D)) are therefore the gradients of attention. This is true for any function that computes a logit from
+    q, k and the bias.
     """
     q, k, v, bias, mask, out, largest, normaliser = residuals
     b, g, r, t, d = out.shape
@@ -125,86 +130,92 @@ def _ring_backward(settings: _Settings, residuals, gradient):
     d_out = gradient.astype(jnp.float32).reshape(b, t, g, r, d).transpose(0, 2, 3, 1, 4)
     out_dot_d_out = (out * d_out).sum(-1)  # D
 
-    def objective(q, k, v, columns, guest, turn):
-        logits = _logits(settings, q, guest | {"k": k}, columns, mask, turn)
+    def objective(q, k, v, columns, kv_block, step):
+        logits = _logits(settings, q, kv_block | {"k": k}, columns, mask, step)
         weights = jnp.exp(logits - largest[..., None]) / normaliser[..., None]
         d_weights = jnp.einsum("BGRTK,BSGK->BGRTS", d_out.astype(v.dtype), v, preferred_element_type=jnp.float32)
         return jnp.sum(weights * (d_weights - out_dot_d_out[..., None]))
 
-    def attend(carry, guest, turn):
-        d_q, d_bias, travelling = carry
-        columns = _columns(settings, bias, turn)
-        arrays = q, guest["k"], guest["v"], columns
-        new_q, new_k, new_v, new_columns = jax.grad(objective, (0, 1, 2, 3))(*arrays, guest, turn)
+    def attend(carry, kv_block, step):
+        d_q, d_bias, d_kv = carry
+        columns = _bias_columns(settings, bias, step)
+        arrays = q, kv_block["k"], kv_block["v"], columns
+        new_q, new_k, new_v, new_columns = jax.grad(objective, (0, 1, 2, 3))(*arrays, kv_block, step)
         if bias is not None:
-            start = _origin(settings, turn) * columns.shape[3]
+            start = _source_device(settings, step) * columns.shape[3]
             d_bias = jax.lax.dynamic_update_slice_in_dim(d_bias, new_columns, start, axis=3)
-        # Those of k and v go with k and v to the next device, in float32.
-        travelling = jax.tree.map(lambda x, new: x + new.astype(jnp.float32), travelling, (new_k, new_v))
-        return d_q + new_q.astype(jnp.float32), d_bias, _next(settings, travelling)
+        # The gradients of k and v travel to the next device together with k and v, in float32.
+        d_kv = jax.tree.map(lambda x, new: x + new.astype(jnp.float32), d_kv, (new_k, new_v))
+        return d_q + new_q.astype(jnp.float32), d_bias, _send_to_next(settings, d_kv)
 
     zeros = [jnp.zeros(x.shape, jnp.float32) for x in (q, k, v)]
     start = zeros[0], None if bias is None else jnp.zeros_like(bias), tuple(zeros[1:])
-    d_q, d_bias, (d_k, d_v) = _around(settings, attend, start, _guest(k, v, mask))
+    d_q, d_bias, (d_k, d_v) = _scan_ring(settings, attend, start, _kv_block(k, v, mask))
     return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), d_bias, None
 
 
 _ring.defvjp(_ring_forward, _ring_backward)
 
 
-def _guest(k, v, mask: Mask) -> dict[str, Optional[jax.Array]]:
-    """Returns what travels: keys, values and what the mask says of them."""
+def _kv_block(k, v, mask: Mask) -> dict[str, Optional[jax.Array]]:
+    """Returns the arrays that travel: keys and values with their segment ids and prefix."""
     return {"k": k, "v": v, "ids": mask.key_segment_ids, "prefix": mask.prefix}
 
 
-def _around(settings: _Settings, attend, carry, guest):
-    """Calls `attend(carry, guest, turn)` for each part of the keys, its own first; the next is under way meanwhile."""
+def _scan_ring(settings: _Settings, attend, carry, kv_block):
+    """Calls `attend(carry, kv_block, step)` for each part of the keys, starting with the device's own part.
 
-    def body(state, turn):
-        carry, guest = state
-        return (attend(carry, guest, turn), _next(settings, guest)), None
+    The transfer of the next part overlaps with the computation.
+    """
 
-    (carry, guest), _ = jax.lax.scan(body, (carry, guest), jnp.arange(settings.parts - 1))
-    return attend(carry, guest, settings.parts - 1)
+    def body(state, step):
+        carry, kv_block = state
+        return (attend(carry, kv_block, step), _send_to_next(settings, kv_block)), None
+
+    (carry, kv_block), _ = jax.lax.scan(body, (carry, kv_block), jnp.arange(settings.parts - 1))
+    return attend(carry, kv_block, settings.parts - 1)
 
 
-def _next(settings: _Settings, tree):
+def _send_to_next(settings: _Settings, tree):
     """Sends a tree of arrays to the next device of the ring."""
     pairs = [(i, (i + 1) % settings.parts) for i in range(settings.parts)]
     return jax.tree.map(lambda x: jax.lax.ppermute(x, LENGTH_AXIS, pairs), tree)
 
 
-def _origin(settings: _Settings, turn):
-    """Returns the device whose keys are here at a turn, by its place on the axis."""
-    return (jax.lax.axis_index(LENGTH_AXIS) - turn) % settings.parts
+def _source_device(settings: _Settings, step):
+    """Returns the axis index of the device whose keys this device holds at a step."""
+    return (jax.lax.axis_index(LENGTH_AXIS) - step) % settings.parts
 
 
-def _columns(settings: _Settings, bias, turn):
-    """Cuts out the bias of the keys that are here: [1 or B, H, T/n, S] -> [1 or B, H, T/n, S/n]."""
+def _bias_columns(settings: _Settings, bias, step):
+    """Slices the bias of the current keys: [1 or B, H, T/n, S] -> [1 or B, H, T/n, S/n]."""
     if bias is None:
         return None
     size = bias.shape[3] // settings.parts
-    return jax.lax.dynamic_slice_in_dim(bias, _origin(settings, turn) * size, size, axis=3)
+    return jax.lax.dynamic_slice_in_dim(bias, _source_device(settings, step) * size, size, axis=3)
 
 
-def _logits(settings: _Settings, q, guest, columns, mask: Mask, turn):
-    """Returns the logits of this device's queries and the keys that are here, [B, G, R, T/n, S/n] float32."""
-    t, s = q.shape[1], guest["k"].shape[1]
+def _logits(settings: _Settings, q, kv_block, columns, mask: Mask, step):
+    """Computes the logits of this device's queries and the current keys, [B, G, R, T/n, S/n] float32."""
+    t, s = q.shape[1], kv_block["k"].shape[1]
     mask = mask.replace(
-        key_segment_ids=guest["ids"],
-        prefix=guest["prefix"],
+        key_segment_ids=kv_block["ids"],
+        prefix=kv_block["prefix"],
         query_positions=jax.lax.axis_index(LENGTH_AXIS) * t + jnp.arange(t),
-        key_positions=_origin(settings, turn) * s + jnp.arange(s),
+        key_positions=_source_device(settings, step) * s + jnp.arange(s),
     )
-    return masked_logits(q, guest["k"], mask, columns, settings.scale, settings.logit_cap)
+    return masked_logits(q, kv_block["k"], mask, columns, settings.scale, settings.logit_cap)
 
 
 # --- kernels --------------------------------------------------------------------------------------------------------
 
 
 def on_each_device(kernel):
-    """Runs a kernel that the compiler cannot split on each device's own rows, heads and queries, under the mesh of
-    `jax.set_mesh`; keys and values are gathered along the length, and their gradients summed and scattered."""
+    """Runs a kernel that the compiler cannot split on each device's own rows, heads and queries.
+
+    The function runs under the mesh of `jax.set_mesh`. It gathers keys and values along the length; the backward sums
+    and scatters their gradients.
+    """
 
     @functools.wraps(kernel)
     def sharded(q, k, v, mask: Mask, bias, scale, logit_cap):
@@ -222,7 +233,7 @@ def on_each_device(kernel):
             one_device,
             in_specs=(array, array, array, mask_spec, _bias_spec(bias, q, k)),
             out_specs=array,
-            check_vma=False,  # the kernels do not say which axes their results vary over
+            check_vma=False,  # the kernels do not declare which axes their results vary over
         )
         return run(q, k, v, mask, bias)
 

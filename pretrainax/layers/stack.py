@@ -1,8 +1,8 @@
-"""L blocks, scanned with their parameters stacked on a leading axis; the only place where layers repeat.
+"""A stack of L blocks, scanned with their parameters stacked on a leading axis; the only place where layers repeat.
 
-Where a model writes text token by token, the time of a step is that of reading the parameters once, and a scan copies
-those of each layer out of the stack before. So `Stack` also takes a tuple of the layers' parameters (`layer_by_layer`),
-and then applies one after the other.
+In token-by-token generation, a step takes the time of reading the parameters once. A scan first copies the parameters
+of each layer out of the stack. `Stack` therefore also takes a tuple of the layers' parameters (`layer_by_layer`), and
+then applies one layer after the other.
 """
 
 import functools
@@ -39,21 +39,21 @@ _SAVEABLE = {  # config.train.remat -> the residuals of a block that jax.checkpo
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # of linear maps, not attention's
 }
 
-# What a loop over layers has of each layer: parameters, what is sown, keys; (layers, context, state, branch).
-_OWN = {
+# Per-layer inputs of a loop over layers: parameters, sown intermediates, random keys; (layers, context, state, branch).
+_PER_LAYER = {
     "variable_axes": {"params": 0, "intermediates": 0},
     "split_rngs": {"params": True, "dropout": True},
-    "check_constancy_invariants": False,  # which traces each block twice, for variables that all layers share
+    "check_constancy_invariants": False,  # the check traces each block twice, for variables that all layers share
 }
 _IN_AXES = (0, nn.broadcast, 0, nn.broadcast)
 
 
 @flax.struct.dataclass
 class Encoded:
-    """A text that an encoder has read, for a decoder to read."""
+    """An encoded sequence for a decoder to read."""
 
-    x: Optional[jax.Array]  # [B, S, D]; None: the decoder's blocks remember what they read of it
-    segment_ids: jax.Array  # [B, S]; segment i of the decoder reads this segment i; or [B], as in `Stack`
+    x: Optional[jax.Array]  # [B, S, D]; None: it is in the KV cache of the decoder's blocks
+    segment_ids: jax.Array  # [B, S]; segment i of the decoder reads segment i; or [B], as in `Stack`
     sums: Sums = flax.struct.field(default_factory=dict)  # of the encoder's blocks
 
 
@@ -63,38 +63,38 @@ class Blocks(nn.Module):
     config: ModelConfig
     compute: Compute
     num_layers: int
-    unroll: Optional[int]  # blocks of the stack in a turn of its loop; None: there is no loop
+    unroll: Optional[int]  # blocks in each iteration of the loop; None: no loop
     block: type[Block] = Block
 
     @nn.compact
     def __call__(
         self, x: jax.Array, layers: Layer, context: Context, state: PyTree, branch: Optional[Branch]
     ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream after the last layer, and what each gives beside it, [L, …]; layers: [L] each."""
+        """Returns the stream after the last layer and the side outputs of each layer, [L, …]; layers: [L] each."""
         blocks = scanned(self.block, self.config, self.compute, self.num_layers, self.unroll)
         return blocks(self.config, self.compute, name="blocks")(x, layers, context, state, branch)
 
 
 class Turn(nn.Module):
-    """Applies the layers of a turn: some without experts, and one with them."""
+    """Applies the layers of a period: some without experts, then one with experts."""
 
     before: Blocks
-    last: nn.Module  # of [1, …]
+    last: nn.Module  # with parameters [1, …]
 
     def __call__(
         self, x: jax.Array, layers: Layer, context: Context, state: PyTree, branch: Optional[Branch]
     ) -> tuple[jax.Array, SideOutputs]:
-        (early, early_state), (late, late_state) = _divided((layers, state), self.before.num_layers)
+        (early, early_state), (late, late_state) = _split((layers, state), self.before.num_layers)
         x, early = self.before(x, early, context, early_state, branch)
         x, late = self.last(x, late, context, late_state, branch)
-        return x, late.replace(state=_joined(early.state, late.state))
+        return x, late.replace(state=_concatenate(early.state, late.state))
 
 
 class Stack(nn.Module):
-    """[B, T, D] -> [B, T, D]. Position terms of attention are computed once and shared by all blocks.
+    """A stack of blocks, [B, T, D] -> [B, T, D]. All blocks share the position terms of attention, computed once.
 
-    Where experts are in some layers, the others are a part of their own: "dense" the first ones, "between" those that
-    take turns with them.
+    If only some layers have experts, the other layers are a separate parameter group: "dense" for the first layers,
+    "between" for layers that alternate with expert layers.
     """
 
     config: ModelConfig
@@ -116,17 +116,18 @@ class Stack(nn.Module):
         state: PyTree = None,
         deterministic: bool,
     ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream after the last block and its norm, and what the blocks give beside it.
+        """Returns the stream after the last block and its norm, and the side outputs of the blocks.
 
         Args:
           x: embeddings, [B, T, D].
           positions: [B, T], from 0 in each segment.
-          segment_ids: [B, T], separate what may not see each other (0: padding); or [B], how long a row's one text is.
-          prefix_mask: [B, T], 1 at tokens that all of their segment see: in a causal stack, or one of windows.
-          encoded: what a decoder of an encoder-decoder reads.
-          ending: [B, T, D] makes a mask decoder of the last block, which alone is told; an `Ending` a loss of the
-            stream, on stages of a pipeline: its objective [] is returned for the stream, and its sums beside it.
-          state: of each block, stacked [L, …]; a `Memory` where the parameters lie layer by layer. Returned likewise.
+          segment_ids: [B, T], separate segments that must not see each other (0: padding); or [B], the length of the
+            single segment of each row.
+          prefix_mask: [B, T], 1 at tokens that their whole segment sees, in a causal stack or in a stack with windows.
+          encoded: the encoder's output, in an encoder-decoder.
+          ending: [B, T, D], absolute positions for the last block, which becomes a mask decoder. Or an `Ending`, a loss
+            on pipeline stages: its objective [] is returned instead of the stream, with its sums.
+          state: of each block, stacked [L, …]; a `Memory` if the parameters are a tuple of layers. Returned likewise.
         """
         config = self.config
         chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
@@ -146,16 +147,16 @@ class Stack(nn.Module):
             deterministic=deterministic,
         )
         if isinstance(ending, Ending):
-            return self._turned_round(x, context, ending)
+            return self._loss_on_stages(x, context, ending)
         branch = None
         if config.input_convolution is not None:
             branch = InputConvolution(config, name="convolution")(x, segment_ids, deterministic)
         if self.has_variable("params", "blocks") and isinstance(self.get_variable("params", "blocks"), tuple):
-            x, side = self._one_by_one(x, context, state, branch)
-        elif state is None and self._lies_on_stages(len(x)):
-            x, side = self._piped(x, context), SideOutputs()
+            x, side = self._unrolled(x, context, state, branch)
+        elif state is None and self._uses_pipeline(len(x)):
+            x, side = self._pipelined(x, context), SideOutputs()
         elif config.experts is not None and config.experts.every is not None:
-            x, side = self._in_turns(x, context, state, branch)
+            x, side = self._alternating(x, context, state, branch)
         else:
             x, side = self._scanned(x, context, state, branch, ending)
         if config.norm_at != "post":
@@ -163,79 +164,82 @@ class Stack(nn.Module):
         self.sow("intermediates", "output", x)
         return x, side
 
-    @nn.nowrap  # whose name would stand in those of what is computed here
+    @nn.nowrap  # keeps the method's name out of the scopes
     def _scanned(
         self, x: jax.Array, context: Context, state: PyTree, branch: Optional[Branch], absolute: Optional[jax.Array]
     ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream after the last block, and what is beside it, of parameters stacked [L, …]."""
+        """Returns the stream after the last block and the side outputs, from parameters stacked [L, …]."""
         config, compute, name = self.config, self.compute, str(self.name)
-        first, own = kinds_of_layers(config, self.num_layers)
+        dense, others = kinds_of_layers(config, self.num_layers)
         unroll = self._unroll()
         layers, early = layers_of(config, self.num_layers), None
-        if first.numbers:
-            (before, early_state), (layers, state) = _divided((layers, state), len(first.numbers))
-            blocks = Blocks(first.config, compute, len(first.numbers), unroll, self.block, name=first.part)
-            x, early = blocks(x, before, context, early_state, branch)
+        if dense.numbers:
+            (early_layers, early_state), (layers, state) = _split((layers, state), len(dense.numbers))
+            blocks = Blocks(dense.config, compute, len(dense.numbers), unroll, self.block, name=dense.part)
+            x, early = blocks(x, early_layers, context, early_state, branch)
         if absolute is None:
-            blocks = scanned(self.block, config, compute, len(own.numbers), unroll)
+            blocks = scanned(self.block, config, compute, len(others.numbers), unroll)
             x, side = blocks(config, compute, name="blocks")(x, layers, context, state, branch)
         else:
-            blocks = scanned(MaskDecoderBlock, config, compute, len(own.numbers), unroll, nn.broadcast)
+            blocks = scanned(MaskDecoderBlock, config, compute, len(others.numbers), unroll, nn.broadcast)
             carry, side = blocks(config, compute, name="blocks")((x, x), layers, context, state, branch, absolute)
             rngs = {} if context.deterministic else {"dropout": self.make_rng("dropout")}
-            x, again = decode_again(config, compute, self.variables["params"]["blocks"], carry, layers, context, rngs)
+            x, second = decode_again(config, compute, self.variables["params"]["blocks"], carry, layers, context, rngs)
         if config.share_layers:
             side = jax.tree.map(lambda s: s[:, 0], side)  # [L, 1, …] -> [L, …]
-        sums = over_layers(side.sums, name, own.numbers)
+        sums = over_layers(side.sums, name, others.numbers)
         if absolute is not None:
-            once = jax.tree.map(lambda s: s[None], again.sums)
-            sums = added(sums, over_layers(once, f"{name}_again", own.numbers))
-        return x, SideOutputs(side.state if early is None else _joined(early.state, side.state), sums)
+            once = jax.tree.map(lambda s: s[None], second.sums)
+            sums = added(sums, over_layers(once, f"{name}_again", others.numbers))
+        return x, SideOutputs(side.state if early is None else _concatenate(early.state, side.state), sums)
 
     @nn.nowrap
-    def _in_turns(
+    def _alternating(
         self, x: jax.Array, context: Context, state: PyTree, branch: Optional[Branch]
     ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the same where layers without experts and one with them take turns: one scan of n turns of k layers.
+        """Computes the same as `_scanned` if layers without experts alternate with one layer with experts.
 
-        Parameters of each kind are stacked as everywhere, [l, …]; a turn takes l / n of them.
+        It is one scan over n periods of k layers. Parameters of each kind are stacked as everywhere, [l, …]; a period
+        uses l / n of them.
         """
-        compute, (others, own) = self.compute, kinds_of_layers(self.config, self.num_layers)
-        turns, unroll = len(own.numbers), self._unroll()
-        before = Blocks(others.config, compute, len(others.numbers) // turns, unroll, self.block, name=others.part)
-        last = scanned(self.block, own.config, compute, 1, unroll)(own.config, compute, name="blocks")
+        compute, (dense, mixed) = self.compute, kinds_of_layers(self.config, self.num_layers)
+        periods, unroll = len(mixed.numbers), self._unroll()
+        early = Blocks(dense.config, compute, len(dense.numbers) // periods, unroll, self.block, name=dense.part)
+        last = scanned(self.block, mixed.config, compute, 1, unroll)(mixed.config, compute, name="blocks")
         # [l, …] -> [n, l / n, …], and back
-        cut = functools.partial(jax.tree.map, lambda a: a.reshape(turns, -1, *a.shape[1:]))
+        cut = functools.partial(jax.tree.map, lambda a: a.reshape(periods, -1, *a.shape[1:]))
         join = functools.partial(jax.tree.map, lambda a: a.reshape(-1, *a.shape[2:]))
-        of_turns = turns if unroll is None else max(1, unroll * turns // self.num_layers)
-        run = nn.scan(Turn, **_OWN, in_axes=_IN_AXES, length=turns, unroll=of_turns)
+        unrolled_periods = periods if unroll is None else max(1, unroll * periods // self.num_layers)
+        run = nn.scan(Turn, **_PER_LAYER, in_axes=_IN_AXES, length=periods, unroll=unrolled_periods)
         run = nn.map_variables(run, "params", cut, join, init=self.is_initializing())
         layers = layers_of(self.config, self.num_layers)
-        x, side = run(before, last, name="turns")(x, cut(layers), context, cut(state), branch)
-        return x, SideOutputs(join(side.state), over_layers(join(side.sums), str(self.name), own.numbers))
+        x, side = run(early, last, name="turns")(x, cut(layers), context, cut(state), branch)
+        return x, SideOutputs(join(side.state), over_layers(join(side.sums), str(self.name), mixed.numbers))
 
     @nn.nowrap
     def _unroll(self) -> Optional[int]:
-        """Returns how many blocks a turn of the loop over layers has; None: there is no loop."""
+        """Returns the number of blocks in each iteration of the loop over layers; None: no loop."""
         unroll = blocks_in_a_turn(self.compute, self.num_layers)
         return unroll if unroll < self.num_layers else None
 
     @nn.nowrap
-    def _lies_on_stages(self, rows: int) -> bool:
-        """Returns True if a pipeline computes the blocks: of rows that the mesh divides, unless somebody asks for what
-        is between the layers."""
-        asked = self.is_initializing() or self.is_mutable_collection("intermediates")
-        piped = axis_size(PIPELINE_AXIS) > 1 and stages_obstacle(self.config) is None
-        return piped and not asked and rows % axis_size(BATCH_AXES) == 0
+    def _uses_pipeline(self, rows: int) -> bool:
+        """Returns True if a pipeline computes the blocks.
+
+        The mesh must divide the rows, and no caller may need the intermediates between layers.
+        """
+        needs_intermediates = self.is_initializing() or self.is_mutable_collection("intermediates")
+        has_stages = axis_size(PIPELINE_AXIS) > 1 and stages_obstacle(self.config) is None
+        return has_stages and not needs_intermediates and rows % axis_size(BATCH_AXES) == 0
 
     @nn.nowrap
-    def _piped(self, x: jax.Array, context: Context) -> jax.Array:
-        """Returns the stream after the last block, of parameters that the mesh splits by layers."""
+    def _pipelined(self, x: jax.Array, context: Context) -> jax.Array:
+        """Returns the stream after the last block, from parameters that the mesh splits by layers."""
         return pipelined(self._stage, *self._on_stages(x, context))
 
     @nn.nowrap
-    def _turned_round(self, x: jax.Array, context: Context, ending: Ending) -> tuple[jax.Array, SideOutputs]:
-        """Returns the objective of what follows the last block, and its sums."""
+    def _loss_on_stages(self, x: jax.Array, context: Context, ending: Ending) -> tuple[jax.Array, SideOutputs]:
+        """Returns the objective of the `Ending` after the last block, and its sums."""
         params = {name: tree for name, tree in self.variables["params"].items() if name == "final_norm"}
 
         def run(params, x, tokens):
@@ -257,18 +261,18 @@ class Stack(nn.Module):
 
     @nn.nowrap
     def _on_stages(self, x: jax.Array, context: Context) -> tuple[PyTree, jax.Array, Layer, Context, Keys, int]:
-        """Returns what a pipeline is told: parameters, stream, layers, context, keys and parts."""
+        """Returns the arguments of a pipeline: parameters, stream, layers, context, keys, number of microbatches."""
         keys = {} if context.deterministic else {"dropout": self.make_rng("dropout")}
         layers = layers_of(self.config, self.num_layers)
         return self.get_variable("params", "blocks"), x, layers, context, keys, self.compute.pipeline_parts
 
     @nn.nowrap
-    def _one_by_one(
+    def _unrolled(
         self, x: jax.Array, context: Context, memory: Optional[Memory], branch: Optional[Branch]
     ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the same of a tuple of the layers' parameters, as `layer_by_layer` makes it; without dropout."""
+        """Computes the same as `_scanned` from the tuple of `layer_by_layer`, without dropout."""
         layers, kinds = layers_of(self.config, self.num_layers), kinds_of_layers(self.config, self.num_layers)
-        kept: list[PyTree] = [None] * self.num_layers
+        states: list[PyTree] = [None] * self.num_layers
         sums = []
         for i in range(self.num_layers):
             kind = next(kind for kind in kinds if i in kind.numbers)
@@ -276,18 +280,21 @@ class Stack(nn.Module):
             run = self.block(kind.config, self.compute, parent=None).apply
             layer = jax.tree.map(lambda array, i=i: array[i], layers)
             state = None if memory is None else memory.blocks[i]
-            own = {"params": params[kind.numbers.index(i) % len(params)]}
-            x, side = run(own, x, layer, context, state, branch)
-            kept[i] = side.state
+            variables = {"params": params[kind.numbers.index(i) % len(params)]}
+            x, side = run(variables, x, layer, context, state, branch)
+            states[i] = side.state
             sums += [side.sums] if kind is kinds[1] else []
         if memory is not None:
-            memory = memory.replace(blocks=tuple(kept), index=None if memory.index is None else memory.index + 1)
+            memory = memory.replace(blocks=tuple(states), index=None if memory.index is None else memory.index + 1)
         stacked = jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *sums)
         return x, SideOutputs(memory, over_layers(stacked, str(self.name), kinds[1].numbers))
 
 
 def _segments(segment_ids: jax.Array, length: int) -> tuple[jax.Array, bool]:
-    """Returns segment ids [B, T], and whether each row has one text, of these ids or the texts' lengths [B]."""
+    """Returns segment ids [B, T], from segment ids or segment lengths [B].
+
+    The second value is True if each row has one segment.
+    """
     if segment_ids.ndim == 2:
         return segment_ids, False
     # [1, T] < [B, 1] -> [B, T]
@@ -295,7 +302,7 @@ def _segments(segment_ids: jax.Array, length: int) -> tuple[jax.Array, bool]:
 
 
 def _cross_mask(segment_ids: jax.Array, one_text: bool, encoded: Encoded) -> Mask:
-    """Returns what a decoder's tokens [B, T] see of an encoded text."""
+    """Returns the mask of a decoder's tokens [B, T] on an encoded sequence."""
     read, alone = _segments(encoded.segment_ids, 0 if encoded.x is None else encoded.x.shape[1])
     return Mask(False, segment_ids, read, one_text=one_text and alone)
 
@@ -303,31 +310,35 @@ def _cross_mask(segment_ids: jax.Array, one_text: bool, encoded: Encoded) -> Mas
 def scanned(
     block: type[Block], config: ModelConfig, compute: Compute, length: int, unroll: Optional[int], *own_axes: object
 ) -> type[nn.Module]:
-    """Returns the class of so many blocks, called with (carry, layers, context, state, branch) and arguments of a
-    block's own, which lie along `own_axes`; unroll: blocks in a turn of the loop, None: neither here nor around is one.
+    """Returns the class of `length` blocks, called with (carry, layers, context, state, branch) and further arguments.
 
-    Layers that are shared (Lan et al. 2019, section 3.1) are a stack of one, applied again and again.
+    Shared layers (Lan et al. 2019, section 3.1) are a stack of one layer, applied repeatedly.
+
+    Args:
+      unroll: blocks in each iteration of the loop; None: no loop here or outside.
+      own_axes: axes of the block's further arguments.
     """
-    if compute.remat != "none" or platform() != "cpu":  # arithmetic is what bounds a CPU
+    if compute.remat != "none" or platform() != "cpu":  # a CPU is bound by arithmetic
         policy = _SAVEABLE[compute.remat]
         if unroll is None:
             policy = jax.checkpoint_policies.save_from_both_policies(policy, converted_saveable)
-        # Two loops cannot share work by accident; unrolled code can, which would undo the saving.
+        # The compiler cannot merge the work of two loops. It can in unrolled code, which would undo the
+        # rematerialization.
         block = nn.remat(block, policy=policy, prevent_cse=unroll != 1)
-    of_all = {"in_axes": (*_IN_AXES, *own_axes), "length": length, "unroll": min(unroll or length, length)}
+    loop = {"in_axes": (*_IN_AXES, *own_axes), "length": length, "unroll": min(unroll or length, length)}
     if not config.share_layers:
-        return nn.scan(block, **_OWN, **of_all)
+        return nn.scan(block, **_PER_LAYER, **loop)
     return nn.scan(
-        nn.scan(block, **_OWN, in_axes=nn.broadcast, length=1),
+        nn.scan(block, **_PER_LAYER, in_axes=nn.broadcast, length=1),
         variable_broadcast="params",
         variable_axes={"intermediates": 0},
         split_rngs={"params": False, "dropout": True},
-        **of_all,
+        **loop,
     )
 
 
 def layers_of(config: ModelConfig, count: int) -> Layer:
-    """Returns what tells the layers of a stack from each other; [L] each."""
+    """Returns the flags and numbers of a stack's layers; [L] each."""
     pattern = config.layer_pattern
     return Layer(
         is_first=jnp.asarray([i == 0 for i in range(count)]),
@@ -337,16 +348,16 @@ def layers_of(config: ModelConfig, count: int) -> Layer:
     )
 
 
-def _divided(of_layers: PyTree, count: int) -> tuple[PyTree, PyTree]:
-    """Returns what is of the first `count` layers, and what of the others, of arrays [L, …]."""
+def _split(of_layers: PyTree, count: int) -> tuple[PyTree, PyTree]:
+    """Splits arrays [L, …] into the first `count` layers and the other layers."""
     return jax.tree.map(lambda s: s[:count], of_layers), jax.tree.map(lambda s: s[count:], of_layers)
 
 
-def _joined(first: PyTree, others: PyTree) -> PyTree:
-    """Returns what is of all layers."""
+def _concatenate(first: PyTree, others: PyTree) -> PyTree:
+    """Concatenates arrays along the layers."""
     return jax.tree.map(lambda *s: jnp.concatenate(s), first, others)
 
 
 def layer_by_layer(blocks: PyTree) -> tuple[PyTree, ...]:
-    """Returns the parameters of each block of a stack's, whose arrays are [L, …]."""
+    """Splits the parameters [L, …] of a stack's blocks into a tuple of one tree per block."""
     return tuple(jax.tree.map(lambda x, i=i: x[i], blocks) for i in range(len(jax.tree.leaves(blocks)[0])))

@@ -1,21 +1,22 @@
-"""The gradient of a table that rows were looked up in, with the same bits each time, also on a GPU."""
+"""The gradient of a table lookup, bitwise reproducible also on a GPU."""
 
 import jax
 import jax.numpy as jnp
 
 from pretrainax.sharding.mesh import GPUS, platform
 
-BLOCK = 128  # tokens: large enough for a tensor core, and few enough that comparing each with each costs little
+BLOCK = 128  # tokens: large enough for a tensor core, and small enough that comparing all pairs costs little
 
 
 def sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
-    """Returns for each id below `rows` the sum of the vectors with that id, [rows, D]; others are left out.
+    """Returns for each id below `rows` the sum of the vectors with that id, [rows, D]; ignores other ids.
 
-    A GPU adds to a table with atomics, in whatever order its threads arrive; there the sum is over sorted ids.
+    A GPU adds to a table with atomics, in the order in which its threads arrive. On a GPU, this function therefore sums
+    over sorted ids.
 
     Args:
-      ids: whole numbers of any shape.
-      x: a vector of size D for each, float.
+      ids: integers of any shape.
+      x: a float vector of size D for each id.
     """
     ids, x = ids.reshape(-1), x.reshape(-1, x.shape[-1])
     if platform() in GPUS:
@@ -24,11 +25,11 @@ def sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
 
 
 def sorted_sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
-    """Returns what `sum_by_id` does, of ids [N] and x [N, D], by products with matrices of zeros and ones.
+    """Computes `sum_by_id` of ids [N] and x [N, D], by products with matrices of zeros and ones.
 
-    Tokens are sorted by id and cut into blocks. Within a block each token gets the sum over those of its id, in
-    float32. An id that began in an earlier block is the last one of each such block, whose sum for it is added. The
-    last token of an id then has the whole sum, which its row of the table takes.
+    Tokens are sorted by id and split into blocks. Within a block, each token gets the sum over the tokens with its id,
+    in float32. An id that began in earlier blocks is the last id of each of these blocks; their sums for this id are
+    added. The last token of an id then has the whole sum, which becomes the id's row of the table.
     """
     count = -(-ids.size // BLOCK)
     pad = (0, count * BLOCK - ids.size)
@@ -37,18 +38,18 @@ def sorted_sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
     blocks = ids.reshape(count, BLOCK)
     vectors = jnp.pad(x[order], (pad, (0, 0))).reshape(count, BLOCK, -1)
     first, last = blocks[:, 0], blocks[:, -1]
-    own = _product(blocks[:, :, None] == blocks[:, None, :], vectors)
+    block_sums = _product(blocks[:, :, None] == blocks[:, None, :], vectors)
     numbers = jnp.arange(count)
     began_before = (first[:, None] == last[None, :]) & (numbers[None, :] < numbers[:, None])
-    earlier = _product(began_before, own[:, -1])  # [blocks, D]: of the first id of each
-    total = own + jnp.where((blocks == first[:, None])[..., None], earlier[:, None], 0)
-    place = jnp.searchsorted(ids, jnp.arange(rows, dtype=ids.dtype), side="right") - 1
-    place = jnp.maximum(place, 0)
-    is_there = ids[place] == jnp.arange(rows)
-    return jnp.where(is_there[:, None], total.reshape(ids.size, -1)[place], 0).astype(x.dtype)
+    earlier = _product(began_before, block_sums[:, -1])  # [blocks, D]: earlier sums for the first id of each block
+    total = block_sums + jnp.where((blocks == first[:, None])[..., None], earlier[:, None], 0)
+    last_token = jnp.searchsorted(ids, jnp.arange(rows, dtype=ids.dtype), side="right") - 1
+    last_token = jnp.maximum(last_token, 0)
+    is_present = ids[last_token] == jnp.arange(rows)
+    return jnp.where(is_present[:, None], total.reshape(ids.size, -1)[last_token], 0).astype(x.dtype)
 
 
 def _product(is_same: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns the sums of vectors [..., M, D] that each row of is_same [..., N, M] asks for, in float32."""
-    # "highest": a GPU would round float32 to 10 bits
+    """Returns the sum of the vectors [..., M, D] that each row of is_same [..., N, M] selects, in float32."""
+    # "highest", because a GPU would round float32 to 10 bits.
     return jnp.matmul(is_same.astype(x.dtype), x, precision="highest", preferred_element_type=jnp.float32)

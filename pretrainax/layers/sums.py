@@ -1,4 +1,4 @@
-"""Sums with their counts: added over layers, micro-batches and devices, and divided once."""
+"""Sums with their counts: added over layers, microbatches and devices, and divided once."""
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +9,21 @@ Sums = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), float32 s
 
 
 def added(one: Sums, other: Sums) -> Sums:
-    """Returns the sums of both, those of one name added up."""
+    """Returns the sums of both dictionaries; sums with the same name are added."""
     both = {name: jax.tree.map(jnp.add, one[name], other[name]) for name in one.keys() & other.keys()}
     return {**one, **other, **both}
 
 
 def over_layers(sums: Sums, stack: str, numbers: range) -> Sums:
-    """Returns the sums of a stack, of those of its layers of these numbers, [l, …]; what is BY_LAYER keeps its layers,
-    and gets the name of the stack, and which they are, by the first and the step: layers/decoder/0:1/expert_tokens."""
-    apart = {name: pair for name, pair in sums.items() if name.startswith(BY_LAYER)}
-    together = {name: pair for name, pair in sums.items() if name not in apart}
-    place = f"{BY_LAYER}{stack}/{numbers.start}:{numbers.step}/"
-    named = {name.replace(BY_LAYER, place, 1): pair for name, pair in apart.items()}
-    return jax.tree.map(lambda s: s.sum(axis=0), together) | named
+    """Adds the sums [l, …] of a stack over its layers; BY_LAYER sums keep their layer axis.
+
+    The name of a BY_LAYER sum gets the stack, the first layer and the step: layers/decoder/0:1/expert_tokens.
+
+    Args:
+      numbers: of these layers in the stack.
+    """
+    layered = {name: pair for name, pair in sums.items() if name.startswith(BY_LAYER)}
+    others = {name: pair for name, pair in sums.items() if name not in layered}
+    prefix = f"{BY_LAYER}{stack}/{numbers.start}:{numbers.step}/"
+    named = {name.replace(BY_LAYER, prefix, 1): pair for name, pair in layered.items()}
+    return jax.tree.map(lambda s: s.sum(axis=0), others) | named

@@ -1,4 +1,7 @@
-"""Pallas kernels for TPUs, from JAX: they never hold the [B, H, T, S] weights. Imported when they are used."""
+"""Pallas attention kernels for TPUs, called through JAX; they never hold the [B, H, T, S] weights.
+
+The kernels are imported when they are used.
+"""
 
 import functools
 import math
@@ -19,12 +22,12 @@ LANES = 128  # lengths are padded to multiples of the width of a TPU's vector re
 
 
 def _block(length: int) -> int:
-    """Returns the rows of a tile. Large ones fill the matrix unit; 512 × 512 in float32 is 1 of the 16 MB of VMEM."""
+    """Returns the rows of a tile. Large tiles fill the matrix unit; 512 × 512 in float32 is 1 of the 16 MB of VMEM."""
     return math.gcd(length, 512)
 
 
 def tpu_splash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
-    """Says why `tpu_splash` cannot compute an attention; None if it can."""
+    """Returns the reason why `tpu_splash` cannot compute an attention, or None if it can."""
     obstacle = _obstacle_of_both(spec, platform)
     if obstacle is None and spec.bias != "none":
         return "takes no bias, and this model has relative positions ('tpu_flash' takes one)"
@@ -32,7 +35,7 @@ def tpu_splash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
 
 
 def tpu_flash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
-    """Says why `tpu_flash` cannot compute an attention; None if it can."""
+    """Returns the reason why `tpu_flash` cannot compute an attention, or None if it can."""
     obstacle = _obstacle_of_both(spec, platform)
     if obstacle is not None:
         return obstacle
@@ -53,7 +56,7 @@ def _obstacle_of_both(spec: AttentionSpec, platform: str) -> Optional[str]:
     if spec.has_prefix:
         return "has no bidirectional prefix, and config.objective makes one in each row"
     if spec.has_positions:
-        return "takes rows from their start, and this mask has positions of its own"
+        return "does not support explicit positions, and this mask has them"
     multiple = spec.sequence * LANES
     if spec.sequence > 1 and any(length % multiple for length in spec.lengths):
         return (
@@ -64,23 +67,26 @@ def _obstacle_of_both(spec: AttentionSpec, platform: str) -> Optional[str]:
 
 
 def tpu_work(spec: AttentionSpec) -> Work:
-    """Returns the pairs in the tiles that both kernels do not skip. Each has a kernel for the gradient of queries and
-    one for those of keys and values: both make the logits again, and the gradient of the weights is made twice."""
+    """Returns the pairs in the tiles that both kernels do not skip.
+
+    In the backward, each kernel has one kernel for the gradient of queries and one for the gradients of keys and
+    values. Both recompute the logits, and the gradient of the weights is computed twice.
+    """
     local, whole = (length + -length % LANES for length in (spec.query_length // spec.sequence, spec.key_length))
     return Work(seen_pairs(spec, (_block(local), _block(whole))), again=3)
 
 
 @on_each_device
 def tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
-    """Computes `attention` without a bias; the kernel skips the blocks that a causal mask or a window leaves empty."""
+    """Computes `attention` without a bias; the kernel skips blocks that a causal mask or a window hides."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     assert bias is None and mask.prefix is None and not mask.has_positions
     segments = padded_segments(mask, q, k, LANES)
-    # [B, T, H, K] -> [B, H, T', K]; the kernel has no scale of its own
+    # [B, T, H, K] -> [B, H, T', K]; the kernel has no scale, so q is scaled here
     heads_first = [pad(x, 1, LANES).swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v)]
-    # The mask is that of whole rows: this device has one part of their queries, and all keys.
+    # The mask covers whole rows: this device has one part of their queries, and all keys.
     parts = axis_size(LENGTH_AXIS) if mask.causal or mask.window is not None else 1
     block_q, block_kv = (_block(x.shape[2]) for x in heads_first[:2])
     shape = parts * heads_first[0].shape[2], heads_first[1].shape[2]
@@ -102,25 +108,28 @@ def tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
         q_seq_shards=parts,
         attn_logits_soft_cap=logit_cap,
     )
-    kernel = kernel if parts == 1 else _own_part(kernel, parts)
+    kernel = kernel if parts == 1 else _own_shard(kernel, parts)
     out = jax.vmap(kernel)(*heads_first, None if segments is None else splash.SegmentIds(*segments))
     # [B, H, T', K] -> [B, T, H, K]
     return out.swapaxes(1, 2)[:, : q.shape[1]]
 
 
-def _own_part(kernel: Any, parts: int) -> Any:
-    """Returns the kernel for the queries of this device: its blocks of the mask, taken by its place on the axis, as
-    SplashAttentionKernel.manual_sharding_spec splits them."""
+def _own_shard(kernel: Any, parts: int) -> Any:
+    """Returns the kernel for the queries of this device, with its blocks of the mask.
 
-    def part(x, axis):
+    The device's index on the axis selects the blocks. SplashAttentionKernel.manual_sharding_spec splits them in the
+    same way.
+    """
+
+    def shard(x, axis):
         if x is None:
             return None
         size = x.shape[axis] // parts
         return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(LENGTH_AXIS) * size, size, axis)
 
     def own(info):
-        by_block = {name: part(getattr(info, name), 1) for name in ("data_next", "mask_next", "block_mask")}
-        return info._replace(**by_block, q_sequence=part(info.q_sequence, 0))
+        by_block = {name: shard(getattr(info, name), 1) for name in ("data_next", "mask_next", "block_mask")}
+        return info._replace(**by_block, q_sequence=shard(info.q_sequence, 0))
 
     infos = kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info
     return type(kernel)(*map(own, infos), **kernel.kwargs)
@@ -128,7 +137,7 @@ def _own_part(kernel: Any, parts: int) -> Any:
 
 @on_each_device
 def tpu_flash(q, k, v, mask: Mask, bias, scale, logit_cap):
-    """Computes `attention` without windows and without a cap of logits; it takes a bias."""
+    """Computes `attention` without windows and without a logit cap; it supports a bias."""
     assert mask.window is None and mask.prefix is None and not mask.has_positions and logit_cap is None
     from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
@@ -165,7 +174,7 @@ def tpu_flash(q, k, v, mask: Mask, bias, scale, logit_cap):
         segments = None if segments is None else flash.SegmentIds(*(x[None] for x in segments))
         return run(q[None], k[None], v[None], None if bias is None else bias[None], segments)[0]
 
-    # Row by row, because the kernel wants the bias as [B, H, T, S]: a shared one stays [1, H, T, S] in memory.
+    # Row by row, because the kernel expects the bias as [B, H, T, S]: a shared bias stays [1, H, T, S] in memory.
     shared = bias is not None and bias.shape[0] == 1
     bias = bias if bias is None or shared else kept(bias)
     bias_axis = None if shared else 0

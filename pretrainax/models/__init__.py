@@ -1,4 +1,4 @@
-"""The three families of Transformer, and a recurrent one before them, built of the bricks in `layers`.
+"""Models built from `layers`: the three families of Transformers, and a recurrent family.
 
 model = models.build(config, compute)
 params = model.init(key, batch, deterministic=True)["params"]
@@ -35,16 +35,16 @@ __all__ = [
 
 
 def build(config: ModelConfig, compute: Compute) -> AnyModel:
-    """Returns the model of a config. It reads `config` at each call: do not change it afterwards."""
-    return cast(AnyModel, model_of(config)(config, compute))  # Flax types `apply` as if it might return a tuple
+    """Returns the model of a config. The model reads `config` at each call, so do not change it afterwards."""
+    return cast(AnyModel, model_of(config)(config, compute))  # Flax types `apply` as possibly returning a tuple
 
 
 def abstract_params(config: ModelConfig) -> PyTree:
-    """Returns the tree of parameters as shapes and dtypes, without computing any."""
-    key = repr(config)  # all of it, by value: a config may change between two calls
-    if key not in _abstract_params:  # tracing a model takes a second, and many parts ask for this
+    """Returns the shapes and dtypes of the parameters, without computing any."""
+    key = repr(config)  # by value, because a config may change between two calls
+    if key not in _abstract_params:  # cached, because tracing a model takes a second
         _abstract_params[key] = _trace_params(config)
-    return jax.tree.map(lambda shape: shape, _abstract_params[key])  # a tree of the caller's own
+    return jax.tree.map(lambda shape: shape, _abstract_params[key])  # a copy for the caller
 
 
 _abstract_params: dict[str, PyTree] = {}

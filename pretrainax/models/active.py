@@ -1,4 +1,4 @@
-"""The part of a model that a token passes through: all of it but for the experts that it is not given to."""
+"""The active part of a model: the parameters that one token uses, without the experts that do not receive it."""
 
 import math
 
@@ -12,7 +12,7 @@ from pretrainax.sharding.rules import axes_of_leaves
 
 
 def active_parameters(config: ModelConfig) -> int:
-    """Counts the parameters that one token uses."""
+    """Returns the number of parameters that one token uses."""
     params = abstract_params(config)
     sizes = [math.prod(x.shape) for x in jax.tree.leaves(params)]
     if config.experts is None:
@@ -22,18 +22,18 @@ def active_parameters(config: ModelConfig) -> int:
 
 
 def predicted_vocabulary(config: ModelConfig) -> int:
-    """Counts the logits of a token that is to be predicted: those of a vocabulary, and none of a classifier."""
+    """Returns the number of vocabulary logits per predicted token; 0 for a classifier."""
     return sum(model.vocab_size for model in models_of(config) if HEADS["lm"].is_in(model))
 
 
 def describe_experts(config: ModelConfig) -> str:
-    """Says how many experts there are, and how many parameters a token uses; "": there are none."""
+    """Returns a line with the number of experts and of active parameters; "" for a model without experts."""
     if config.experts is None:
         return ""
     settings = config.experts
     count, each, shared, first = settings.num_experts, settings.top_k, settings.shared_experts, settings.first_dense
-    where = f"each block but the first {first}" if first else "each block"
-    where = where if settings.every is None else f"one block of each {settings.every}"
-    for_token = f"{each} for a token" + (f" and {shared} for all" if shared else "")
-    for_token += " and a feed-forward behind them" if settings.dense_after else ""
-    return f"{count} in {where}, {for_token}, which uses {active_parameters(config) / 1e6:,.1f} M parameters"
+    blocks = f"each block except the first {first}" if first else "each block"
+    blocks = blocks if settings.every is None else f"one block in {settings.every}"
+    per_token = f"{each} per token" + (f" and {shared} shared" if shared else "")
+    per_token += " and a feed-forward after them" if settings.dense_after else ""
+    return f"{count} in {blocks}, {per_token}, {active_parameters(config) / 1e6:,.1f} M active parameters per token"

@@ -1,4 +1,4 @@
-"""The base of the three families: embeddings in, the answers of the heads out."""
+"""The base class of models: embeds the inputs and applies the heads to the last hidden states."""
 
 import math
 from typing import NamedTuple, Optional, Protocol, TypeVar, cast
@@ -27,58 +27,58 @@ from pretrainax.sharding.param_paths import PyTree
 
 
 class AnyModel(Protocol):
-    """Stands for what `models.build` returns: a `Model`, or the two of an `Electra`, which are used like one."""
+    """The interface of the result of `models.build`: a `Model`, or an `Electra`, which has two models inside."""
 
     config: ModelConfig
     compute: Compute
 
     def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
-        """Returns {"params": a fresh tree}."""
+        """Returns fresh parameters as {"params": tree}."""
         ...
 
     def apply(
         self, variables: dict[str, PyTree], batch: Batch, *, deterministic: bool, rngs: Optional[PyTree] = None
     ) -> Outputs:
-        """Returns what the model of the parameters `variables["params"]` says of a batch."""
+        """Returns the outputs for a batch, with parameters `variables["params"]`."""
         ...
 
 
 def table(config: ModelConfig, rows: int, **axes) -> Embedding:
-    """Returns a table of so many vectors, as wide as embeddings are."""
+    """Returns an embedding table with this number of rows, of the width of the embeddings."""
     return Embedding(rows, config.embedding_width, normal_init(config, fan_in=1), **axes)
 
 
 def token_table(config: ModelConfig) -> Embedding:
-    """Returns that of the tokens that a stack reads."""
+    """Returns the embedding table of a stack's input tokens."""
     return table(config, config.vocab_size, axes=("vocab_size", "d_model"))
 
 
 class Flops(NamedTuple):
-    """Counts the floating-point operations of one example's forward, but for those between queries and keys."""
+    """The FLOPs of one example's forward pass, without the FLOPs between queries and keys."""
 
     blocks: float
-    around: float  # before and after the blocks
+    around: float  # FLOPs before and after the blocks
 
 
 class AnyFamily(nn.Module):
-    """Base of what `models.build` builds. A subclass gives `__call__(batch, *, deterministic) -> Outputs`."""
+    """Base class of model families. A subclass defines `__call__(batch, *, deterministic) -> Outputs`."""
 
     config: ModelConfig
     compute: Compute
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
-        """Returns True if this is the class of a config."""
+        """Returns True if this class implements the config."""
         raise NotImplementedError
 
     @staticmethod
     def flops(config: ModelConfig, inputs: int, targets: int) -> Optional[Flops]:
-        """Counts those of a model without blocks of this package; None: it has such blocks, which count theirs."""
+        """Returns the FLOPs of a model without blocks of this package; None for models with these blocks."""
         return None
 
 
 class Model(AnyFamily):
-    """A family of this package adds its stacks."""
+    """Base class of this package's families, which add their stacks."""
 
     def setup(self):
         config = self.config
@@ -99,7 +99,7 @@ class Model(AnyFamily):
 
     @property
     def written_embedding(self) -> Embedding:
-        """Returns the table of the tokens that the model writes, to which the output matrix may be tied."""
+        """Returns the embedding table of the output tokens, to which the output matrix may be tied."""
         return self.decoder_token_embedding if self.config.separate_embeddings else self.token_embedding
 
     def embed(
@@ -111,9 +111,11 @@ class Model(AnyFamily):
         side: str = "",
         deterministic: bool,
     ) -> jax.Array:
-        """Returns the sum of a token's embeddings, [B, T] -> [B, T, D]. Without `token_types` all are of type 0.
+        """Returns the sum of a token's embeddings, [B, T] -> [B, T, D].
 
-        `side` is "decoder_" where positions, norm and perhaps tokens are not those of the encoder.
+        Args:
+          token_types: [B, T]; None: all tokens have type 0.
+          side: "decoder_" selects the decoder's positions, norm and, with `separate_embeddings`, tokens.
         """
         config = self.config.last_stack if side else self.config
         ids = (tokens, positions) if token_types is None else (tokens, positions, token_types)
@@ -132,19 +134,19 @@ class Model(AnyFamily):
         return self.embedding_projection(x) if config.embedding_dim else x
 
     def absolute(self, positions: jax.Array) -> jax.Array:
-        """Returns what a mask decoder is told about where a token stands, [B, T] -> [B, T, D]."""
-        assert self.position_embedding is not None  # a mask decoder needs positions that have a table
+        """Returns the absolute position embeddings for a mask decoder, [B, T] -> [B, T, D]."""
+        assert self.position_embedding is not None  # a mask decoder needs position embeddings
         x = constrain(self.position_embedding(positions)).astype(self.compute.dtype)
         # [B, T, E] -> [B, T, D]
         return self.embedding_projection(x) if self.config.embedding_dim else x
 
     def answer(self, x: jax.Array, side: SideOutputs, batch: Batch, *, deterministic: bool) -> Outputs:
-        """Returns what each head says of the last hidden state [B, T, D], with what its stack gave beside it."""
-        answers, sums = {}, side.sums
+        """Returns the outputs of all heads for the last hidden state [B, T, D], with the stack's side outputs."""
+        outputs, sums = {}, side.sums
         for head in heads_of(self.config):
-            answers[head.name] = head.answer(self, x, batch, deterministic=deterministic)
-            sums = added(sums, head.of_blocks(answers[head.name]))
-        return Outputs(answers, sums, side.state)
+            outputs[head.name] = head.answer(self, x, batch, deterministic=deterministic)
+            sums = added(sums, head.of_blocks(outputs[head.name]))
+        return Outputs(outputs, sums, side.state)
 
 
 MODELS: list[type[AnyFamily]] = []
@@ -152,18 +154,18 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def register_model(cls: _Class) -> _Class:
-    """Adds a family, which goes before those that were there."""
+    """Registers a model family; it takes precedence over families registered before."""
     MODELS.insert(0, cast(type[AnyFamily], cls))
     return cls
 
 
 def model_of(config: ModelConfig) -> type[AnyFamily]:
-    """Returns the class of a config's model.
+    """Returns the model class for a config.
 
     Raises:
-      UserError: no class has a model of this config.
+      UserError: no registered class implements the config.
     """
-    found = next((cls for cls in MODELS if cls.is_in(config)), None)
-    if found is None:
+    matching = next((cls for cls in MODELS if cls.is_in(config)), None)
+    if matching is None:
         raise UserError(f"config.model.family is {config.family!r}, {nearest(config.family, known_families())}")
-    return found
+    return matching

@@ -1,4 +1,4 @@
-"""Decoder: every token sees those before it (GPT-2, LLaMA), and of a prefix LM the whole prefix."""
+"""Decoder: each token attends to earlier tokens (GPT-2, LLaMA), and in a prefix LM to the whole prefix."""
 
 import functools
 from collections.abc import Callable
@@ -31,19 +31,20 @@ class Decoder(Model):
         return self.decode(batch, deterministic=deterministic)
 
     def decode(self, batch: Batch, state: PyTree = None, *, deterministic: bool) -> Outputs:
-        """Returns what the model says of each token; `state` of the blocks [L, …] comes back in the outputs."""
+        """Returns the outputs for each token, with the updated `state` of the blocks [L, …], such as a KV cache."""
         x, side = self._through_stack(batch, state, deterministic=deterministic)
         return self.answer(x, side, batch, deterministic=deterministic)
 
     def turned_round(self, batch: Batch, loss: Callable[[Outputs, Batch], Loss]) -> Loss:
-        """Returns the loss of a batch in training, with gradients of each part as soon as a pipeline has its loss.
+        """Returns the training loss of a batch; a pipeline computes each microbatch's gradients right after its loss.
 
-        loss: of the outputs for some tokens [1, n], and what the batch says of these; to be added up.
+        Args:
+          loss: (outputs, batch) -> loss of some tokens [1, n]; losses are added up.
         """
         names = (*self.names_of_heads, *(["token_embedding"] if self.config.tie_embeddings else []))
         params = {name: tree for name, tree in self.variables["params"].items() if name in names}
         tokens = {name: batch[name] for name in ("targets", "loss_weights", "text_weights") if name in batch}
-        if "target_bytes" in batch:  # of a row, to be added up: they stand at its first token
+        if "target_bytes" in batch:  # a count per row, stored at its first token and added up
             tokens["target_bytes"] = jnp.zeros_like(batch["loss_weights"]).at[:, 0].set(batch["target_bytes"])
         answer = functools.partial(self.clone(parent=None).apply, deterministic=False, method="answer")
 

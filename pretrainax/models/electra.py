@@ -1,14 +1,14 @@
-"""ELECTRA: a masked LM proposes replacements, and the model says of each token whether it was replaced.
+"""ELECTRA: a generator (a masked LM) replaces tokens, and a discriminator predicts the replaced tokens.
 
 Clark et al. 2020 (arXiv 2003.10555), and the embedding sharing of DeBERTa v3 (He et al. 2021, arXiv 2111.09543,
-section 3.3). The model is two encoders: the discriminator, which goes on to other tasks, and the generator. They have
-one tree of parameters. At its top is the discriminator's, with the paths that it has alone; beside it
+section 3.3). The model consists of two encoders: the discriminator, which is later fine-tuned, and the generator. Both
+are in one parameter tree. The discriminator's parameters have the same paths as in a plain encoder. Next to them are
 
-    generator/...             what the generator does not share
-    embedding_difference/...  added to the shared tables for the discriminator; only where gradients are disentangled
+    generator/...             the parameters that the generator does not share
+    embedding_difference/...  added to the shared tables for the discriminator, with gradient disentanglement only
 
-`discriminator` and `generator` take a tree apart into two plain encoders, `join` puts it together. Training reads its
-parameters through them too, so that what is exported is what was trained.
+`discriminator` and `generator` split a tree into two plain encoders, and `join` merges them. Training uses the same
+functions, so the exported parameters are the trained parameters.
 """
 
 import copy
@@ -31,29 +31,33 @@ from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
 from pretrainax.sharding.param_paths import PyTree
 
-# config.model.generator.share_embeddings -> what the two share. ELECTRA's code has one scope for all that makes an
-# embedding; DeBERTa's shares tokens and positions, each plus a difference, and leaves the norm to each.
+# config.model.generator.share_embeddings -> shared modules. ELECTRA's code has one scope for all embedding modules.
+# DeBERTa's code shares token and position tables, each plus a difference, and has a separate norm for each encoder.
 SHARED = {
     "all": ("token_embedding", "position_embedding", "token_type_embedding", "embedding_norm"),
     "gradient_disentangled": ("token_embedding", "position_embedding"),
 }
-_AT_ONCE = 4096  # tokens of a batch whose logits over the vocabulary exist at a time when replacements are drawn
+_SAMPLE_CHUNK = 4096  # number of tokens whose vocabulary logits exist at a time when replacements are sampled
 
 
 def models_of(config: ModelConfig) -> list[ModelConfig]:
-    """Returns the models that a config is made of: the one, or a generator and its discriminator."""
+    """Returns the configs of the models in a config: the config itself, or a generator and its discriminator."""
     return [config] if config.generator is None else [generator_config(config), discriminator_config(config)]
 
 
 def discriminator_config(config: ModelConfig) -> ModelConfig:
-    """Returns the config of the encoder that goes on to other tasks. A mask decoder is the generator's (DeBERTa v3, in
-    the released code)."""
+    """Returns the config of the discriminator.
+
+    Only the generator has the enhanced mask decoder (DeBERTa v3, in the released code).
+    """
     return dataclasses.replace(copy.deepcopy(config), generator=None, enhanced_mask_decoder=False)
 
 
 def generator_config(config: ModelConfig) -> ModelConfig:
-    """Returns the config of the masked LM. Its embeddings are as wide as the discriminator's, and projected where it is
-    narrower."""
+    """Returns the config of the generator, a masked LM.
+
+    Its embeddings have the width of the discriminator's embeddings, and are projected if `d_model` differs.
+    """
     sizes, width = _generator_of(config), config.embedding_width
     heads = {field.name: False for field in dataclasses.fields(config) if field.name.endswith("_head")}
     return dataclasses.replace(
@@ -67,15 +71,15 @@ def generator_config(config: ModelConfig) -> ModelConfig:
         embedding_dim=None if sizes.d_model == width else width,
         replaced_token_context=False,
         generator=None,
-        **{**heads, "masked_lm_head": True},  # the questions of the other heads are the discriminator's
+        **{**heads, "masked_lm_head": True},  # the discriminator has the other heads
     )
 
 
 def discriminator(config: ModelConfig, params: PyTree) -> tuple[ModelConfig, PyTree]:
-    """Returns the config and the parameters of the discriminator as an encoder of its own.
+    """Returns the config and the parameters of the discriminator as a plain encoder.
 
-    Disentangled (He et al. 2021, section 3.3): its tables are the shared ones, through which none of its gradient goes
-    to the generator, plus the difference.
+    With gradient disentanglement (He et al. 2021, section 3.3), its tables are the shared tables plus the difference,
+    and no gradient of the discriminator reaches the shared tables.
     """
     own = {name: x for name, x in params.items() if name not in ("generator", "embedding_difference")}
     for name, difference in params.get("embedding_difference", {}).items():
@@ -84,16 +88,16 @@ def discriminator(config: ModelConfig, params: PyTree) -> tuple[ModelConfig, PyT
 
 
 def generator(config: ModelConfig, params: PyTree) -> tuple[ModelConfig, PyTree]:
-    """Returns the config and the parameters of the generator as an encoder of its own."""
+    """Returns the config and the parameters of the generator as a plain encoder."""
     shared = {name: params[name] for name in _shared(config) if name in params}
     return generator_config(config), {**shared, **params["generator"]}
 
 
 def join(config: ModelConfig, discriminator: PyTree, generator: PyTree) -> PyTree:
-    """Returns the tree of `config` from the parameters that `discriminator` and `generator` gave of its two encoders.
+    """Returns the parameter tree of `config` from the parameters of its discriminator and generator.
 
     Raises:
-      UserError: embeddings that `config` shares and that are not the same in both.
+      UserError: embeddings that `config` shares differ between the two encoders.
     """
     shared = [name for name in _shared(config) if name in discriminator and name in generator]
     joined = dict(discriminator)
@@ -105,14 +109,14 @@ def join(config: ModelConfig, discriminator: PyTree, generator: PyTree) -> PyTre
     for name in shared:
         if not jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), discriminator[name], generator[name])):
             raise UserError(
-                f"generator and discriminator differ in {name}, which config.model.generator.share_embeddings="
-                f"{_generator_of(config).share_embeddings!r} says they share: not pretrained together"
+                f"generator and discriminator were not pretrained together: they differ in {name}, but "
+                f"config.model.generator.share_embeddings={_generator_of(config).share_embeddings!r} shares it"
             )
     return joined
 
 
 def _generator_of(config: ModelConfig) -> Generator:
-    """Returns what `config` says of the generator, for a model that has one."""
+    """Returns `config.generator` of a model with a generator."""
     assert config.generator is not None
     return config.generator
 
@@ -128,11 +132,11 @@ def _disentangled(config: ModelConfig) -> bool:
 @dataclasses.dataclass(frozen=True)
 @register_model
 class Electra:
-    """Used like the other models, on batches of masked language modelling.
+    """Generator and discriminator with the interface of the other models, for batches of masked language modeling.
 
-    The outputs are the generator's and the discriminator's, with the truth about what was replaced. The replacements
-    come from the stream "sample" of `rngs`. Where there is none, as in evaluation, those of a row follow from its
-    tokens: the same row always gets the same ones, whatever else is in its batch.
+    The outputs contain the heads of both encoders, and the mask of replaced tokens. The replacements are sampled with
+    the key "sample" of `rngs`. Without this key, as in evaluation, the key of a row is derived from its tokens, so a
+    row gets the same replacements in any batch.
     """
 
     config: ModelConfig
@@ -174,34 +178,36 @@ class Electra:
             config, params = part(self.config, variables["params"])
             encoder, keys = Encoder(config, self.compute), _folded(rngs, number)
             outputs = encoder.apply({"params": params}, batch, deterministic=deterministic, rngs=keys)
-            return cast(Outputs, outputs)  # a tuple, as Flax types it too, only with `mutable`
+            return cast(Outputs, outputs)  # Flax's type includes a tuple, which needs `mutable`
 
         generated = run(1, generator, batch)
-        if not has_loss(batch):  # nobody asks for a loss: what the generator says
+        if not has_loss(batch):  # without a loss, only the generator runs
             return generated
         tokens, replaced = replace(generated.heads["lm"], batch, sample)
-        found = run(0, discriminator, {**batch, "tokens": tokens})
-        told = found.heads["replaced"].replace(replaced=replaced, weight=_generator_of(self.config).loss_weight)
-        heads = {**generated.heads, **found.heads, "replaced": told}
-        return Outputs(heads, added(generated.sums, found.sums))
+        detected = run(0, discriminator, {**batch, "tokens": tokens})
+        replaced_output = detected.heads["replaced"].replace(
+            replaced=replaced, weight=_generator_of(self.config).loss_weight
+        )
+        heads = {**generated.heads, **detected.heads, "replaced": replaced_output}
+        return Outputs(heads, added(generated.sums, detected.sums))
 
 
 def _folded(keys: PyTree, number: int) -> PyTree:
-    """Returns keys for encoder `number`: two of one shape would else drop the same activations."""
+    """Returns the keys of encoder `number`; with equal keys, encoders of one shape would drop the same activations."""
     return jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)
 
 
 def replace(
     generated: LanguageModelOutput, batch: Batch, sample: Optional[jax.Array] = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the text as the generator writes it, and where that is not the original.
+    """Returns the tokens with the generator's replacements, and the mask of replaced tokens.
 
-    Each token that is predicted is drawn from its softmax; all others are the originals. A draw that hits the original
-    is an original (Clark et al. 2020, section 2). No gradient goes through a draw.
+    Predicted tokens are sampled from the softmax, and other tokens are unchanged. A sample equal to the original token
+    counts as original (Clark et al. 2020, section 2). Samples have no gradient.
 
     Args:
-      generated: the predictions [B, N], N = K where the batch has masked_positions [B, K], else T.
-      sample: a key; without one, that of a row is made of the sum of its tokens.
+      generated: the predictions [B, N]; N = K if the batch has masked_positions [B, K], else T.
+      sample: a random key; None: the key of each row is derived from the sum of its tokens.
 
     Returns:
       Tokens [B, T] int32, and [B, T] bool.
@@ -215,7 +221,7 @@ def replace(
     else:
         keys = jax.random.split(sample, rows)
     if is_gathered(batch):
-        places = jnp.where(predicted, batch["masked_positions"], length)  # slots that a row does not need have 0
+        places = jnp.where(predicted, batch["masked_positions"], length)  # unused slots contain 0; index T is dropped
         put = jax.vmap(lambda row, place, values: row.at[place].set(values, mode="drop"))
         fill = lambda values: put(tokens, places, values)  # noqa: E731
     else:
@@ -226,22 +232,23 @@ def replace(
 
 
 def _draw(generated: LanguageModelOutput, keys: jax.Array, places: jax.Array) -> jax.Array:
-    """Draws a token from the softmax of each prediction, [B, N] int32: the largest of logits + Gumbel noise is one.
+    """Samples a token from the softmax of each prediction, [B, N] int32, as the argmax of logits + Gumbel noise.
 
-    The noise follows from the row's key and the token's place [B, N]. It costs the logits once more, a third of what
-    their loss costs, and a random number for each; they exist for some tokens at a time, and are the same however many.
+    The noise depends on the row's key and the token's position [B, N]. Sampling recomputes the logits, a third of the
+    cost of their loss, and draws a random number for each logit. Logits exist for a chunk of tokens at a time; the size
+    of the chunk does not change the samples.
     """
     generated = jax.lax.stop_gradient(generated)
     matrix = constrain(generated.unembedding.astype(generated.features.dtype), logical_spec(None, "vocab_size"))
 
     def draw(column):
         features, places = column  # [B, E], [B]
-        said = dataclasses.replace(generated, features=features[:, None], unembedding=matrix)
-        logits = said.logits()[:, 0]  # [B, V]
+        output = dataclasses.replace(generated, features=features[:, None], unembedding=matrix)
+        logits = output.logits()[:, 0]  # [B, V]
         noise = jax.vmap(lambda key, place: jax.random.gumbel(jax.random.fold_in(key, place), logits.shape[1:]))
         noisy = constrain(logits + noise(keys, places), logical_spec("batch", "vocab_size"))
         return jnp.argmax(noisy, axis=-1).astype(jnp.int32)
 
     # [B, N, E] -> [N, B, E]
     columns = constrain(generated.features.swapaxes(0, 1), logical_spec(None, "batch")), places.T
-    return jax.lax.map(draw, columns, batch_size=max(1, _AT_ONCE // len(keys))).T
+    return jax.lax.map(draw, columns, batch_size=max(1, _SAMPLE_CHUNK // len(keys))).T

@@ -1,4 +1,4 @@
-"""Encoder: every token sees the whole segment (BERT)."""
+"""Encoder: each token attends to its whole segment (BERT)."""
 
 from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch, segments_of
@@ -21,6 +21,6 @@ class Encoder(Model):
         x = self.embed(batch["tokens"], batch["positions"], batch.get("token_types"), deterministic=deterministic)
         absolute = self.absolute(batch["positions"]) if self.config.enhanced_mask_decoder else None
         ids = batch["positions"], segments_of(batch)
-        asked = batch["question"] if self.config.reads_question else None
-        x, side = self.encoder(x, *ids, prefix_mask=asked, ending=absolute, deterministic=deterministic)
+        question = batch["question"] if self.config.reads_question else None
+        x, side = self.encoder(x, *ids, prefix_mask=question, ending=absolute, deterministic=deterministic)
         return self.answer(x, side, batch, deterministic=deterministic)

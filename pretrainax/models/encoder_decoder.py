@@ -1,4 +1,4 @@
-"""Encoder-decoder: a decoder that also reads an encoded text (Vaswani et al. 2017; T5)."""
+"""Encoder-decoder: a decoder with cross-attention to an encoder (Vaswani et al. 2017; T5)."""
 
 import dataclasses
 
@@ -17,9 +17,12 @@ from pretrainax.sharding.param_paths import PyTree
 
 @register_model
 class EncoderDecoder(Model):
-    """Both sides share the embedding of tokens, but for `separate_embeddings`; learned positions and an embedding norm
-    are each side's own (Lewis et al. 2019, in the released code). Segment i of the decoder reads segment i of the
-    encoder."""
+    """An encoder-decoder Transformer.
+
+    Encoder and decoder share the token embedding, unless `separate_embeddings` is set. Each has its own learned
+    positions and embedding norm (Lewis et al. 2019, in the released code). Segment i of the decoder attends to segment
+    i of the encoder.
+    """
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
@@ -40,14 +43,14 @@ class EncoderDecoder(Model):
         return self.decode(batch, self.encode(batch, deterministic=deterministic), deterministic=deterministic)
 
     def encode(self, batch: Batch, *, deterministic: bool) -> Encoded:
-        """Returns what the decoder reads of `encoder_tokens`, which is the same for all that it writes."""
+        """Returns the encoded `encoder_tokens`, which the decoder reads at every step."""
         positions, segment_ids = batch["encoder_positions"], segments_of(batch, "encoder_")
         x = self.embed(batch["encoder_tokens"], positions, deterministic=deterministic)
         x, side = self.encoder(x, positions, segment_ids, deterministic=deterministic)
         return Encoded(self._drop(x, deterministic), segment_ids, side.sums)
 
     def decode(self, batch: Batch, encoded: Encoded, state: PyTree = None, *, deterministic: bool) -> Outputs:
-        """Returns what the model says of each token; `state` of the decoder's blocks [L, …] comes back in them."""
+        """Returns the outputs for each token, with the updated `state` of the decoder's blocks [L, …]."""
         x, side = self.decoder(
             self.embed(batch["tokens"], batch["positions"], side="decoder_", deterministic=deterministic),
             batch["positions"],
@@ -60,5 +63,5 @@ class EncoderDecoder(Model):
         return self.answer(self._drop(x, deterministic), both, batch, deterministic=deterministic)
 
     def _drop(self, x: jax.Array, deterministic: bool) -> jax.Array:
-        # after a last norm too (Raffel et al. 2020, section 2.1)
+        # T5 also applies dropout after the last norm (Raffel et al. 2020, section 2.1).
         return x if self.config.norm_at == "post" else self.dropout(x, deterministic=deterministic)

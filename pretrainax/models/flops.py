@@ -1,6 +1,6 @@
-"""Floating-point operations of a step, counted from the architecture on paper.
+"""FLOPs of a step, computed from the architecture.
 
-XLA's own count is of no use for this: it counts the body of the scan over layers once.
+XLA's cost analysis is not usable here, because it counts the body of the scan over layers once.
 """
 
 import collections
@@ -22,10 +22,10 @@ from pretrainax.models.heads import heads_of
 
 
 class Attention(NamedTuple):
-    """Describes attentions of a model that are alike."""
+    """A group of equal attentions of a model."""
 
     layers: int
-    queries: int  # of an example
+    queries: int  # per example
     keys: int
     heads: int
     kv_heads: int
@@ -47,25 +47,25 @@ def flops_per_step(
     teacher: Optional[ModelConfig] = None,
     passes: int = 3,
 ) -> float:
-    """Counts the FLOPs of the matrix products of one update: forward, and twice that for the backward.
+    """Returns the FLOPs of the matrix products of one update: the forward pass, plus twice that for the backward pass.
 
-    What is counted, by the convention of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B), which published
-    MFUs follow: 2 a multiplication and its addition; attention in full, also where a causal mask throws half of it
-    away, or a window more; a masked LM's head on its `lengths.targets` positions only; padding as if it were text;
-    generator and discriminator.
-    What is not: norms, activations, softmax, embeddings, the optimizer, what is made again (by rematerialisation, or by
-    the backward of a fused attention), and the logits that a generator's replacements are drawn from.
+    The count follows PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B), like published MFUs. A multiply-add
+    counts as 2 FLOPs. Attention counts in full, even if a causal mask removes half of it or a window removes more. The
+    head of a masked LM counts for `lengths.targets` positions only. Padding counts like text. Generator and
+    discriminator both count.
+    Not counted: norms, activations, softmax, embeddings, the optimizer, recomputation (by rematerialization, or in the
+    backward pass of a fused attention), and the logits for sampling a generator's replacements.
 
     Args:
-      batch_size: examples of one update; where its optimizer takes a gradient more than once, they count as often.
-      inputs, targets: tokens of an example. An encoder reads `inputs` tokens and predicts `targets` of them, an
-        encoder-decoder reads `inputs` and writes `targets`, a decoder has as many of both.
-      teacher: reads the same, forward alone; None: there is none.
-      passes: products with each matrix, `Experiment.passes`. What a tuning adds is not counted.
+      batch_size: examples per update, times the number of gradients that the optimizer takes per update.
+      inputs, targets: tokens per example. An encoder reads `inputs` tokens and predicts `targets` of them, an
+        encoder-decoder reads `inputs` and predicts `targets`, and in a decoder both are equal.
+      teacher: a model that also runs the forward pass; None: no teacher.
+      passes: number of products with each matrix, `Experiment.passes`. Matrices that a tuning adds are not counted.
     """
-    in_full = attention_flops(config, inputs, targets, lambda one: PRODUCTS * one.queries * one.keys)
-    own = batch_size * (mapped(passes, *other_flops(config, inputs, targets)) + attended(passes) * in_full)
-    return own if teacher is None else own + flops_per_step(teacher, batch_size, inputs, targets) / 3
+    attention = attention_flops(config, inputs, targets, lambda one: PRODUCTS * one.queries * one.keys)
+    total = batch_size * (mapped(passes, *other_flops(config, inputs, targets)) + attended(passes) * attention)
+    return total if teacher is None else total + flops_per_step(teacher, batch_size, inputs, targets) / 3
 
 
 def flops_done(
@@ -77,42 +77,48 @@ def flops_done(
     teacher: Optional[ModelConfig] = None,
     passes: int = 3,
 ) -> float:
-    """Counts those of `flops_per_step` that are done: `work` says which pairs of a query and a key are multiplied."""
-    in_part = attention_flops(config, inputs, targets, lambda one: PRODUCTS * work(one).pairs.sum())
-    own = batch_size * (mapped(passes, *other_flops(config, inputs, targets)) + attended(passes) * in_part)
-    return own if teacher is None else own + flops_done(teacher, batch_size, inputs, targets, work) / 3
+    """Returns the FLOPs of `flops_per_step` without query-key pairs that the attention skips, by `work`."""
+    attention = attention_flops(config, inputs, targets, lambda one: PRODUCTS * work(one).pairs.sum())
+    total = batch_size * (mapped(passes, *other_flops(config, inputs, targets)) + attended(passes) * attention)
+    return total if teacher is None else total + flops_done(teacher, batch_size, inputs, targets, work) / 3
 
 
 def mapped(passes: int, blocks: float, around: float) -> float:
-    """Returns the FLOPs of a step with the matrices of blocks, and with those around them: heads that are trained alone
-    have a backward where blocks have none."""
+    """Returns the FLOPs of a step's products with matrices, from the forward FLOPs in and around the blocks.
+
+    If only the heads are trained (one pass), the heads have a backward pass and the blocks have none.
+    """
     return passes * blocks + (3 if passes == 1 else passes) * around
 
 
 def attended(passes: int) -> float:
-    """Returns the share of attention's products that a step makes: without a backward a third."""
+    """Returns the fraction of the attention products that a step computes: 1/3 without a backward pass."""
     return 1.0 if passes > 1 else 1 / 3
 
 
 def attention_flops(config: ModelConfig, inputs: int, targets: int, products: Callable[[Attention], float]) -> float:
-    """Counts the FLOPs between queries, keys and values of one example; products: pairs × products of one head."""
-    found = attentions(config, inputs, targets)
-    # half of the products are with queries and keys, half with values
+    """Returns the FLOPs between queries, keys and values of one example.
+
+    Args:
+      products: returns query-key pairs × matrix products per pair, of one head.
+    """
+    groups = attentions(config, inputs, targets)
+    # Half of the products are between queries and keys, half with values.
     width = lambda one: (one.head_dim + one.value_dim) / 2  # noqa: E731
-    return sum(2.0 * one.layers * one.heads * width(one) * float(products(one)) for one in found)
+    return sum(2.0 * one.layers * one.heads * width(one) * float(products(one)) for one in groups)
 
 
 def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, float]:
-    """Counts the other FLOPs of one example's forward: those of the blocks, and those before and after them."""
+    """Returns the other forward FLOPs of one example: in the blocks, and before and after the blocks."""
     if config.generator is not None:
         parts = (other_flops(part, inputs, targets) for part in models_of(config))
         blocks, around = map(sum, zip(*parts, strict=True))
         return blocks, around
     if (own := model_of(config).flops(config, inputs, targets)) is not None:
         return own
-    again = 1 if config.enhanced_mask_decoder else 0  # the last block runs twice
+    repeated = 1 if config.enhanced_mask_decoder else 0  # the last block runs twice
     stacks = list(zip(config.stacks.values(), (inputs, targets), strict=False))
-    blocks = sum(_blocks(stack, stack.num_layers + again, length) for stack, length in stacks)
+    blocks = sum(_blocks(stack, stack.num_layers + repeated, length) for stack, length in stacks)
     if config.family == "encoder_decoder":
         encoder, decoder = config.stacks.values()
         blocks += decoder.num_layers * MultiHeadAttention.flops(decoder, targets, inputs, encoder.d_model)
@@ -125,7 +131,7 @@ def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, 
 
 
 def expert_flops(config: ModelConfig, inputs: int, targets: int) -> float:
-    """Counts those of the blocks that are of feed-forwards with experts: products grouped by expert."""
+    """Returns the FLOPs of the feed-forwards with experts, whose products are grouped by expert."""
     if config.experts is None:
         return 0.0
     stacks = zip(config.stacks.values(), (inputs, targets), strict=False)
@@ -139,7 +145,7 @@ def expert_flops(config: ModelConfig, inputs: int, targets: int) -> float:
 
 
 def _blocks(config: ModelConfig, layers: int, length: int) -> int:
-    """Counts feed-forward, positions, and the projections of self-attention, of one example's forward."""
+    """Returns the forward FLOPs of one example in feed-forwards, positions and self-attention projections."""
     attention = self_attention_of(config).flops(config, length, length) + positions_of(config).flops(length, length)
     return layers * attention + sum(
         len(kind.numbers) * part.kind.flops(part.config, length)
@@ -148,16 +154,16 @@ def _blocks(config: ModelConfig, layers: int, length: int) -> int:
     )
 
 
-# --- which pairs of a query and a key ------------------------------------------------------------------------------
+# --- query-key pairs -----------------------------------------------------------------------------------------------
 
 
 def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Attention]:
-    """Yields all attentions of a model."""
+    """Yields all attentions of a model, in groups."""
     if config.generator is not None:
         for part in models_of(config):
             yield from attentions(part, inputs, targets)
         return
-    if model_of(config).flops(config, inputs, targets) is not None:  # it has no attention of this package
+    if model_of(config).flops(config, inputs, targets) is not None:  # the model has no attention of this package
         return
     stacks = list(zip(config.stacks.values(), (inputs, targets), strict=False))
     if config.family == "encoder_decoder":
@@ -176,33 +182,33 @@ def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Atten
 
 
 def _heads(config: ModelConfig) -> tuple[int, int, int, int]:
-    """Returns how many heads an attention has, of queries and of keys, and how wide its keys and its values are."""
+    """Returns the numbers of query heads and key heads, and the widths of keys and values."""
     width, latent = config.dim_per_head, config.latent_attention
     return config.num_heads, config.kv_heads, width, width if latent is None else latent.value_dim
 
 
 def implementation_of(specs: Sequence[AttentionSpec], requested: str, platform: str) -> ImplementationOf:
-    """Returns what says of each attention of a model which implementation runs it, and on what.
+    """Returns a function from an attention to the name of its implementation and its spec.
 
     Args:
-      specs: those that a trace of the model has collected; of a batch of other lengths too.
-      requested, platform: as of `choose_implementation`.
+      specs: specs from a trace of the model, possibly with other sequence lengths.
+      requested, platform: as in `choose_implementation`.
     """
 
     def implementation(one: Attention) -> tuple[str, AttentionSpec]:
-        alike = [s for s in specs if (s.causal, s.head_dim) == (one.causal, one.head_dim)]
+        candidates = [s for s in specs if (s.causal, s.head_dim) == (one.causal, one.head_dim)]
         lengths = one.queries, one.keys
-        # Where lengths are others, cross-attention finds the encoder's own: no kernel skips anything of either.
-        traced = next((spec for spec in alike if spec.lengths == lengths), alike[0])
+        # With other lengths, cross-attention may get the encoder's spec; no kernel skips pairs in either.
+        traced = next((spec for spec in candidates if spec.lengths == lengths), candidates[0])
         traced = dataclasses.replace(traced, query_length=one.queries, key_length=one.keys)
-        name, _ = choose_implementation(requested, platform, traced)  # of a stack: one, for all of its layers
+        name, _ = choose_implementation(requested, platform, traced)  # all layers of a stack use the same
         return name, dataclasses.replace(traced, window=one.window)
 
     return implementation
 
 
 def work_of(specs: Sequence[AttentionSpec], requested: str, platform: str) -> WorkOf:
-    """Returns what says of each attention how much its implementation multiplies; arguments as of that."""
+    """Returns a function from an attention to the work of its implementation; arguments as in `implementation_of`."""
     implementation = implementation_of(specs, requested, platform)
 
     def work(one: Attention) -> Work:

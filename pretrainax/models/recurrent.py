@@ -1,7 +1,7 @@
-"""Recurrent: two LSTMs over words that are read by their characters (ELMo: Peters et al. 2018, arXiv 1802.05365).
+"""Recurrent: two LSTMs over character-based word vectors (ELMo: Peters et al. 2018, arXiv 1802.05365).
 
-No Transformer: in the place of blocks are LSTMs, one that reads from left to right and predicts the next word, one that
-reads from right to left and predicts the one before, with one softmax for both.
+LSTMs replace the Transformer's blocks. A forward LSTM predicts the next word, a backward LSTM predicts the previous
+word, and both share one softmax.
 """
 
 import jax
@@ -20,9 +20,9 @@ from pretrainax.models.outputs import Outputs
 
 @register_model
 class RecurrentModel(Model):
-    """The stream is [B, T, 2 D], a half of each direction. A table of tokens is never made: nobody looks one up.
+    """A bidirectional language model with a stream [B, T, 2 D], one half for each direction, and no token table.
 
-    The head of a task reads a learned mean of all layers and of the vectors of words (Peters et al. 2018, section 3.2).
+    The head of a task reads a learned average of all layers and the word vectors (Peters et al. 2018, section 3.2).
     """
 
     @staticmethod
@@ -52,6 +52,8 @@ class RecurrentModel(Model):
 
 
 def _layers(words: jax.Array, above: jax.Array) -> jax.Array:
-    """Returns vectors of words, twice side by side, and the layers above them: [B, T, D], [L, B, T, 2 D] -> [L + 1, B,
-    T, 2 D]."""
+    """Stacks the word vectors, repeated twice along the features, and the layers above them.
+
+    [B, T, D], [L, B, T, 2 D] -> [L + 1, B, T, 2 D].
+    """
     return jnp.concatenate([jnp.concatenate([words, words], axis=-1)[None], above])

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules, as configs name them."""
+"""Optimizers and learning-rate schedules, the choices of `config.optimizer` and `config.schedule`."""
 
 from pretrainax.optim.factored import SM3, Adafactor
 from pretrainax.optim.muon import Muon

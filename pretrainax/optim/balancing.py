@@ -1,8 +1,8 @@
-"""Biases that keep experts busy without a loss (DeepSeek-V3, arXiv 2412.19437, section 2.1.2; Wang et al. 2024, arXiv
-2408.15664, algorithm 1).
+"""Biases that balance the load of experts without a loss (DeepSeek-V3, arXiv 2412.19437, section 2.1.2; Wang et al.
+2024, arXiv 2408.15664, algorithm 1).
 
-They are parameters, as they are saved, averaged and sent to devices like others; but no gradient reaches them, and
-weight decay leaves biases alone. After an update they follow what the routers gave to each expert in its batch.
+The biases are parameters, so that they are saved, averaged and sharded like others, but they have neither gradients nor
+weight decay. After each update they move by the number of tokens that the routers sent to each expert in the batch.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,12 @@ _BIAS = "/blocks/mlp/router/balance"
 
 
 def steered(settings: Optional[MixtureOfExperts], layers: LayersConfig, params: PyTree, sums: Mapping) -> PyTree:
-    """Returns the parameters after biases have moved by `bias_rate`: up for experts that got fewer tokens than the mean
-    of their layer, down for others. Those of frozen layers stay.
+    """Returns the parameters with router biases moved by `bias_rate`; the biases of frozen layers do not move.
 
-    sums: of the update, {name: (sum, count)}; what each expert got, [L, E], is among them.
+    A bias moves up if its expert got fewer tokens than the mean expert of its layer, and down if it got more.
+
+    Args:
+      sums: {name: (sum, count)} of the metrics of the update, which include the tokens of each expert, [L, E].
     """
     if settings is None or settings.bias_rate is None:
         return params
@@ -32,9 +34,9 @@ def steered(settings: Optional[MixtureOfExperts], layers: LayersConfig, params: 
     def moved(name: str, x: jax.Array, on: jax.Array) -> jax.Array:
         if not name.endswith(_BIAS):
             return x
-        side = name.removesuffix(_BIAS).rpartition("/")[2]
+        stack = name.removesuffix(_BIAS).rpartition("/")[2]
         tokens = next(
-            total for key, (total, _) in sums.items() if key.startswith(f"{BY_LAYER}{side}/") and EXPERT_TOKENS in key
+            total for key, (total, _) in sums.items() if key.startswith(f"{BY_LAYER}{stack}/") and EXPERT_TOKENS in key
         )
         return x + settings.bias_rate * jnp.where(on, jnp.sign(tokens.mean(axis=-1, keepdims=True) - tokens), 0.0)
 

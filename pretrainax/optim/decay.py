@@ -1,9 +1,9 @@
-"""The parameters that weight decay pulls to zero."""
+"""The parameters to which weight decay applies."""
 
 from pretrainax.sharding.param_paths import PyTree, match_rules
 
-# The end of a parameter's path -> does weight decay pull it to zero? First match wins. By path and not by rank: the
-# scale of a norm has two axes once layers are stacked. Embeddings decay, as in BERT's and GPT-2's training.
+# End of a parameter's path -> True if weight decay applies. The first match wins. The rank of a parameter would not do,
+# because the scale of a norm has two axes in a stack of layers. Embeddings decay, as in BERT and GPT-2.
 DECAY = (
     (r"bias|scale|sinks|router/balance", False),
     (r"tagger/(transitions|start|end)|scalar_mix/weights", False),
@@ -16,9 +16,9 @@ DECAY = (
 
 
 def decay_mask(params: PyTree) -> PyTree:
-    """Returns `params` (arrays or shapes) with True where weight decay applies.
+    """Returns a tree like `params` (arrays or shapes) with True for parameters that decay.
 
     Raises:
-      ValueError: parameters that DECAY does not cover.
+      ValueError: DECAY has no row for a parameter.
     """
     return match_rules(DECAY, params, "DECAY")

@@ -1,4 +1,4 @@
-"""Optimizers that remember the squares of gradients by rows and columns, in the place of a number for each weight."""
+"""Optimizers whose second moment is factored into rows and columns: Adafactor and SM3."""
 
 import dataclasses
 from typing import Optional
@@ -11,22 +11,22 @@ from pretrainax.optim.optimizers import Chain
 
 @dataclasses.dataclass
 class Adafactor(Chain):
-    """Adafactor without a mean of gradients (Shazeer and Stern 2018, arXiv 1804.04235, algorithms 4 and 5): T5's.
+    """Adafactor without a first moment, as in T5 (Shazeer and Stern 2018, arXiv 1804.04235, algorithms 4 and 5).
 
         v = b v + (1 - b) (g² + 1e-30), b = 1 - (updates made)^-decay_exponent
         u = g / sqrt(v); u /= max(1, RMS(u) / clip_rms)
         w -= rate(step) · (max(1e-3, RMS(w)) · u + weight_decay · w)
 
-    Of a matrix whose sides are least_factored or more, v is the product of the means of its rows and its columns.
+    For a matrix with sides of at least `least_factored`, v is the product of the means of its rows and its columns.
     """
 
     learning_rate: float = 1e-2  # peak of the schedule
-    decay_exponent: float = 0.8  # memory of squares grows with the number of updates to this power
-    clip_rms: Optional[float] = 1.0  # largest root mean square of the update of a matrix; None: any
-    scale_by_parameter_rms: bool = True  # steps relative to the size of each matrix
-    least_factored: int = 128  # smaller sides: a number for each weight
-    weight_decay: float = 0.0  # pull of weights to zero, times the rate; biases and norms have none
-    clip_norm: Optional[float] = None  # largest norm of the whole gradient; None: any
+    decay_exponent: float = 0.8  # the second moment decays by 1 - updates^-decay_exponent
+    clip_rms: Optional[float] = 1.0  # maximum RMS of the update of a matrix; None: no clipping
+    scale_by_parameter_rms: bool = True  # updates relative to the RMS of each matrix
+    least_factored: int = 128  # matrices with a smaller side have an unfactored second moment
+    weight_decay: float = 0.0  # decoupled, times the learning rate; biases and norms do not decay
+    clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 
     @property
     def is_relative(self) -> bool:
@@ -52,8 +52,8 @@ class Adafactor(Chain):
 
 @dataclasses.dataclass
 class SM3(Chain):
-    """Adagrad with one sum of squares for each row and each column (Anil et al. 2019, arXiv 1901.11150, algorithm
-    SM3-II), and a mean of updates.
+    """Adagrad with one sum of squares per row and per column, and momentum (Anil et al. 2019, arXiv 1901.11150,
+    algorithm SM3-II).
 
         v = min(row, column) + g²; row, column = max of v along each
         m = b1 m + (1 - b1) g / sqrt(v)
@@ -61,9 +61,9 @@ class SM3(Chain):
     """
 
     learning_rate: float = 1e-1  # peak of the schedule
-    b1: float = 0.9  # memory of the mean of updates
-    weight_decay: float = 0.0  # pull of weights to zero, times the rate; biases and norms have none
-    clip_norm: Optional[float] = None  # largest norm of the whole gradient; None: any
+    b1: float = 0.9  # decay rate of the momentum, the mean of updates
+    weight_decay: float = 0.0  # decoupled, times the learning rate; biases and norms do not decay
+    clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 
     def directions(self, params_shape):
         yield on_each_matrix(optax.scale_by_sm3(self.b1, eps=0.0), params_shape)

@@ -1,6 +1,6 @@
-"""Rates by layer: which parameters are trained, how fast beside the schedule, and from which step on.
+"""Per-layer learning rates: frozen layers, layer-wise decay of the rate, and gradual unfreezing.
 
-The blocks of a stack are one array [L, …], so that what differs by layer is a vector along its first axis.
+The blocks of a stack are one array [L, …], so a per-layer value is a vector along its first axis.
 """
 
 import math
@@ -17,18 +17,18 @@ from pretrainax.optim.matrices import tree_of_names
 from pretrainax.optim.optimizers import Optimizer
 from pretrainax.sharding.param_paths import PyTree, numbers_of_layers, stack_of
 
-# Paths, outside of stacks, of what comes before the first block or is shared by all: tables, their norms and
-# projections, terms of positions, a convolution of the input. Everything else is above the last block.
+# Paths outside of stacks of parameters before the first block or shared by all blocks: embeddings, their norms and
+# projections, position biases, the input convolution. All others are above the last block.
 _BELOW = re.compile(r"(^|/)((\w+_)?embedding(_\w+)?|relative_bias|convolution)/")
 
 
 def layers_above(params: PyTree) -> PyTree:
-    """Returns how many layers are above each parameter: of a stack [L, 1, …], whose blocks are layers; else [].
+    """Returns the number of layers above each parameter: [L, 1, …] for a stack, whose blocks are the layers; else [].
 
     Args:
       params: arrays or shapes.
 
-    NOTE ELECTRA's code (model/optimization.py) has one more above all but the heads.
+    NOTE ELECTRA's code (model/optimization.py) counts one more layer above all parameters but the heads.
     """
     stacks = numbers_of_layers(params)
     most = max((total for _, total in stacks.values()), default=0)
@@ -48,10 +48,10 @@ def _of_layers(values: Sequence, x: PyTree) -> np.ndarray:
 
 
 def trained(layers: LayersConfig, params: PyTree) -> PyTree:
-    """Returns for each parameter whether it is trained at all, in the shapes of `layers_above`.
+    """Returns flags, True for trained parameters, in the shapes of `layers_above`.
 
     Raises:
-      UserError: none is.
+      UserError: no parameter is trained.
     """
 
     stacks = numbers_of_layers(params)
@@ -61,30 +61,31 @@ def trained(layers: LayersConfig, params: PyTree) -> PyTree:
             return _of_layers([i >= layers.frozen for i in stacks[stack][0]], x)
         return np.array(not (layers.frozen_embeddings and _BELOW.search(name)))
 
-    found = jax.tree.map(is_trained, tree_of_names(params), params)
-    if not any(map(np.any, jax.tree.leaves(found))):
+    flags = jax.tree.map(is_trained, tree_of_names(params), params)
+    if not any(map(np.any, jax.tree.leaves(flags))):
         raise UserError(f"config.layers leaves no parameter to train: {layers.describe()}")
-    return found
+    return flags
 
 
 def count_trained(layers: LayersConfig, params: PyTree) -> int:
-    """Counts the numbers that are trained, of arrays or shapes."""
+    """Returns the number of trained parameters; params: arrays or shapes."""
     shares = jax.tree.map(lambda on, x: int(on.sum()) * math.prod(x.shape) // on.size, trained(layers, params), params)
     return sum(jax.tree.leaves(shares))
 
 
 def factors(layers: LayersConfig, params: PyTree, step: jax.typing.ArrayLike) -> PyTree:
-    """Returns what the rate of each parameter is multiplied by at a step (0 is the first), as `layers_above` has it.
+    """Returns the factor of each parameter's learning rate at a step (0 is the first), in the shapes of `layers_above`.
 
-    rate_decay^above, 0 where frozen; with n layers above it a layer begins at step n · unfreeze_every.
+    The factor is rate_decay^layers_above, and 0 for frozen parameters. With gradual unfreezing, a layer with n layers
+    above it starts at step n · unfreeze_every.
     """
 
     def factor(above: np.ndarray, on: np.ndarray) -> jax.Array:
-        own = jnp.asarray(layers.rate_decay**above * on, jnp.float32)
+        decayed = jnp.asarray(layers.rate_decay**above * on, jnp.float32)
         if not layers.unfreeze_every:
-            return own
-        made = step - layers.unfreeze_every * above + 1  # updates, this one with them, since the layer has begun
-        return own * jnp.clip(made / max(layers.unfreeze_warmup, 1), 0.0, 1.0)
+            return decayed
+        updates = step - layers.unfreeze_every * above + 1  # of the layer, including this one
+        return decayed * jnp.clip(updates / max(layers.unfreeze_warmup, 1), 0.0, 1.0)
 
     return jax.tree.map(factor, layers_above(params), trained(layers, params))
 
@@ -92,14 +93,14 @@ def factors(layers: LayersConfig, params: PyTree, step: jax.typing.ArrayLike) ->
 def by_layer(
     layers: LayersConfig, chosen: Optimizer, built: optax.GradientTransformationExtraArgs, params: PyTree
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns an optimizer with the rate of each layer: decay is by that rate too, and a frozen layer has neither.
+    """Returns an optimizer with per-layer learning rates, which scale weight decay too; both are zero if frozen.
 
-    The state is that of `built`, of all parameters, frozen ones too. It sees the gradients of layers that wait, so that
-    their first updates are no larger than others; those of frozen ones are to be zero (`only_trained`).
+    The state is that of `built` for all parameters, including frozen ones. It sees the gradients of layers before their
+    unfreezing, so that their first updates are not larger than others. `only_trained` sets frozen gradients to zero.
 
     Args:
-      chosen: of the config.
-      built: what it has built.
+      chosen: the optimizer of the config.
+      built: the transformation that `chosen` built.
       params: arrays or shapes.
     """
     if layers == LayersConfig():
@@ -107,9 +108,9 @@ def by_layer(
 
     def update(updates, state, params=None, *, step, **more):
         now = factors(layers, updates, step)
-        own = {"factors": now} if chosen.takes_factors else {}
-        updates, state = built.update(updates, state, params, step=step, **own, **more)
-        scaled = updates if own else jax.tree.map(jnp.multiply, updates, now)
+        passed = {"factors": now} if chosen.takes_factors else {}
+        updates, state = built.update(updates, state, params, step=step, **passed, **more)
+        scaled = updates if passed else jax.tree.map(jnp.multiply, updates, now)
         return jax.tree.map(lambda u, f: jnp.where(f > 0, u, 0.0), scaled, now), state
 
     trained(layers, params)
@@ -117,7 +118,7 @@ def by_layer(
 
 
 def only_trained(layers: LayersConfig, gradients: PyTree) -> PyTree:
-    """Returns gradients with zeros for what is frozen: it counts in no norm."""
+    """Returns gradients with zeros for frozen parameters, so that global norms exclude them."""
     if layers == LayersConfig():
         return gradients
     return jax.tree.map(lambda g, on: jnp.where(on, g, 0.0), gradients, trained(layers, gradients))

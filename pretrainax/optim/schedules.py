@@ -1,4 +1,4 @@
-"""Learning-rate schedules: a warm-up to the peak, then a fall, both by optax's own functions of the step."""
+"""Learning-rate schedules: warmup to the peak, then decay, built from the schedules of Optax."""
 
 import abc
 import dataclasses
@@ -16,31 +16,31 @@ Rate = Callable[[jax.typing.ArrayLike], jax.Array]  # step (0 is the first) -> l
 
 @dataclasses.dataclass
 class Schedule(kinds.Schedule):
-    """A rise from peak / warmup_steps at step 0 (an update with rate 0 would be wasted) to the peak, then a fall.
+    """A warmup from peak / warmup_steps at step 0 (a rate of 0 would waste an update) to the peak, then a decay.
 
-    Where warmup_steps exceeds train.steps, as in a short trial of a long run, the rate rises until the end.
-    NOTE Released code mostly begins at 0 and has the peak one step later, at step warmup_steps. So it is here with a
-    start_fraction, which gives the very rates of `optax.warmup_cosine_decay_schedule`. Optax interpolates in float32:
-    rates are within 2e-7 of the peak from what they were when this file had formulas of its own.
+    If warmup_steps exceeds train.steps, as in a short trial of a long run, the rate rises until the end.
+    NOTE Released code mostly starts at 0 and reaches the peak one step later, at step warmup_steps. A start_fraction
+    does the same here, and gives exactly the rates of `optax.warmup_cosine_decay_schedule`. Optax interpolates in
+    float32, which changed the rates by at most 2e-7 of the peak from earlier formulas of this file.
     """
 
-    warmup_steps: int = 1000  # steps of the rise
-    # of the peak, at step 0 (nanoT5: 0.5); the rise then ends a step later; None: 1 / warmup_steps
+    warmup_steps: int = 1000  # steps of the warmup
+    # rate at step 0 / peak (nanoT5: 0.5); the warmup then ends a step later; None: 1 / warmup_steps
     start_fraction: Optional[float] = dataclasses.field(default=None, kw_only=True)
 
     def build(self, peak: float, steps: int) -> Rate:
-        """Returns the learning rate of a run of `steps` updates; `self.fall` says how it goes on from the peak."""
-        start, rise = self.start_fraction, self.warmup_steps
+        """Returns the learning-rate schedule of a run of `steps` updates; `self.fall` gives the part after warmup."""
+        start, steps_to_peak = self.start_fraction, self.warmup_steps
         if start is None:
-            start, rise = 1 / max(self.warmup_steps, 1), self.warmup_steps - 1
-        rising = optax.linear_schedule(start * peak, peak, max(rise, 1))
-        return optax.join_schedules([rising, self.fall(peak, max(steps - self.warmup_steps, 1))], [self.warmup_steps])
+            start, steps_to_peak = 1 / max(self.warmup_steps, 1), self.warmup_steps - 1
+        warmup = optax.linear_schedule(start * peak, peak, max(steps_to_peak, 1))
+        return optax.join_schedules([warmup, self.fall(peak, max(steps - self.warmup_steps, 1))], [self.warmup_steps])
 
-    @abc.abstractmethod  # no ABC, which a dataclass that is also a Choice need not be: it marks what cannot be chosen
+    @abc.abstractmethod  # without ABC: it only marks that this class is no choice
     def fall(self, peak: float, steps: int) -> optax.Schedule:
-        """Returns the rate by the steps since the warm-up, of which a run has `steps`.
+        """Returns the schedule after warmup, a function of the steps since then; the run has `steps` of them.
 
-        The end of the fall is the first step not taken, so that the last rate is above it.
+        The decay ends at the first step after the run, so the rate of the last step is above the final rate.
         """
         raise NotImplementedError
 
@@ -53,16 +53,16 @@ class Schedule(kinds.Schedule):
                 yield f"config.schedule.{name} is {fraction}, it must be in [0, 1]"
         if self.start_fraction is not None and self.warmup_steps == 0:
             yield (
-                f"config.schedule.start_fraction is {self.start_fraction}, and there is no rise that it starts: "
+                f"config.schedule.start_fraction is {self.start_fraction}, and there is no warmup: "
                 "config.schedule.warmup_steps is 0"
             )
 
 
 @dataclasses.dataclass
 class WarmupCosine(Schedule):
-    """Half a cosine from the peak to final_fraction of it (Loshchilov and Hutter 2016, section 3)."""
+    """Cosine decay from the peak to final_fraction of the peak (Loshchilov and Hutter 2016, section 3)."""
 
-    final_fraction: float = 0.1  # of the peak, at the last step
+    final_fraction: float = 0.1  # final rate / peak
 
     def fall(self, peak, steps):
         return optax.cosine_decay_schedule(peak, steps, self.final_fraction)
@@ -70,9 +70,9 @@ class WarmupCosine(Schedule):
 
 @dataclasses.dataclass
 class WarmupLinear(Schedule):
-    """A straight line from the peak to final_fraction of it (Devlin et al. 2018, appendix A.2)."""
+    """Linear decay from the peak to final_fraction of the peak (Devlin et al. 2018, appendix A.2)."""
 
-    final_fraction: float = 0.0  # of the peak, at the last step
+    final_fraction: float = 0.0  # final rate / peak
 
     def fall(self, peak, steps):
         return optax.linear_schedule(peak, self.final_fraction * peak, steps)
@@ -80,20 +80,20 @@ class WarmupLinear(Schedule):
 
 @dataclasses.dataclass
 class WarmupInverseSquareRoot(Schedule):
-    """peak · sqrt(warmup_steps / (step + 1)) (Vaswani et al. 2017, section 5.3). It does not depend on train.steps.
+    """peak · sqrt(warmup_steps / (step + 1)) (Vaswani et al. 2017, section 5.3); independent of train.steps.
 
     NOTE T5 (Raffel et al. 2020, section 3.1.2) holds the peak, 0.01, for its first 10,000 steps: start_fraction=1.
     """
 
-    warmup_steps: int = 10_000  # steps of the rise
+    warmup_steps: int = 10_000  # steps of the warmup
 
-    def fall(self, peak, steps):  # which optax does not have
+    def fall(self, peak, steps):  # Optax has no such schedule.
         return lambda step: peak * jnp.sqrt(max(self.warmup_steps, 1) / (step + self.warmup_steps + 1.0))
 
 
 @dataclasses.dataclass
 class WarmupConstant(Schedule):
-    """The peak, after the warm-up."""
+    """A constant rate, the peak, after warmup."""
 
     def fall(self, peak, steps):
         return optax.constant_schedule(peak)
@@ -101,14 +101,14 @@ class WarmupConstant(Schedule):
 
 @dataclasses.dataclass
 class WarmupStableDecay(Schedule):
-    """The peak until decay_steps before the end, then down to final_fraction of it, by 1 - sqrt (Hägele et al. 2024,
-    arXiv 2405.18392, section 4). Runs of several lengths share all but their decay."""
+    """The peak until decay_steps before the end, then 1 - sqrt decay to final_fraction of the peak (Hägele et al. 2024,
+    arXiv 2405.18392, section 4). Runs of different lengths share all steps before their decay."""
 
-    decay_steps: int = 1000  # the last ones, over which the rate falls
-    final_fraction: float = 0.0  # of the peak, at the last step
+    decay_steps: int = 1000  # steps of the decay, at the end of the run
+    final_fraction: float = 0.0  # final rate / peak
 
     def fall(self, peak, steps):
-        def decay(step):  # optax's polynomial of power 1/2 is sqrt(1 - progress), which falls the other way round
+        def decay(step):  # not Optax's polynomial of power 1/2, sqrt(1 - progress)
             progress = jnp.clip((step - (steps - self.decay_steps)) / max(self.decay_steps, 1), 0.0, 1.0)
             return peak * (1.0 - (1.0 - self.final_fraction) * jnp.sqrt(progress))
 
@@ -122,13 +122,15 @@ class WarmupStableDecay(Schedule):
 
 @dataclasses.dataclass
 class WarmupSteps(Schedule):
-    """The peak, times `factor` for each share of the run that is past (DeepSeek-V2, arXiv 2405.04434, section 3.1.2).
+    """Step decay: multiplies the peak by `factor` after each share of the run (DeepSeek-V2, arXiv 2405.04434, section
+    3.1.2).
 
-    The shares are of all steps, warm-up and all. NOTE DeepSeek's are of all tokens: the same where batches are alike.
+    The shares refer to all steps, including warmup. NOTE DeepSeek's refer to all tokens, which is equivalent for
+    batches of equal size.
     """
 
-    shares: tuple[float, ...] = (0.6, 0.9)  # of the run, after each of which the rate falls
-    factor: float = 0.316  # by which it is multiplied then
+    shares: tuple[float, ...] = (0.6, 0.9)  # shares of the run after which the rate decays
+    factor: float = 0.316  # of the rate at each decay
 
     def fall(self, peak, steps):
         whole = self.warmup_steps + steps

@@ -1,4 +1,4 @@
-"""SOAP: Adam in the coordinates in which Shampoo's factors of a matrix are diagonal."""
+"""SOAP: Adam in the eigenbases of Shampoo's factors."""
 
 import dataclasses
 import math
@@ -20,32 +20,32 @@ from pretrainax.sharding.rules import axes_of_leaves
 
 @dataclasses.dataclass
 class SOAP(Chain):
-    """Adam on gradients turned into the eigenbases of their second moments (Vyas et al. 2024, arXiv 2409.11321,
+    """Adam on gradients rotated into the eigenbases of their second moments (Vyas et al. 2024, arXiv 2409.11321,
     algorithm 3). For each matrix, with inputs I and outputs O,
 
         L = b3 L + (1 - b3) G Gᵀ [I, I], R = b3 R + (1 - b3) Gᵀ G [O, O]; P and Q are their eigenvectors
         w -= rate(step) · (P Adam(Pᵀ G Q) Qᵀ + weight_decay · w)
 
-    The eigenvectors are made anew every `interval` updates, by one power iteration and a QR decomposition. The first
-    update only starts L and R, and is zero, as in the released code. A side longer than `longest` is not turned; AdamW
-    trains biases and norms. The state of a square matrix is six times as large as the matrix, Adam's twice.
+    One power iteration and a QR decomposition update the eigenvectors every `interval` updates. The first update only
+    initializes L and R, and is zero, as in the released code. A side longer than `longest` is not rotated; AdamW trains
+    biases and norms. The state of a square matrix is six times as large as the matrix; Adam's is twice as large.
 
-    NOTE The first gradient has fewer directions than a matrix's longer side. Which basis the others get, rounding
-    decides, here as in the released code: on another mesh a run begins with other steps. On its own it repeats bit for
-    bit, and a run that is resumed on another mesh takes its bases along.
-    NOTE Of heads side by side one matrix is made, as of a layer in released code: [D, H · K]. The first, zero, update
-    decays the weights here.
+    NOTE The rank of the first gradient is below the longer side of a matrix. As in the released code, rounding decides
+    the basis of the remaining directions, so a run starts with other steps on another mesh. On one mesh a run repeats
+    bit for bit, and a run that resumes on another mesh loads its bases.
+    NOTE All heads of a projection form one matrix [D, H · K], as for a layer in the released code. Here the first, zero
+    update still decays the weights.
     """
 
     learning_rate: float = 3e-3  # peak of the schedule
-    b1: float = 0.95  # memory of the mean of gradients
-    b2: float = 0.95  # memory of the mean of their squares, in turned coordinates
-    b3: float = 0.95  # memory of L and R
-    epsilon: float = 1e-8  # added to the root of the squares
-    interval: int = 10  # updates from one change of the eigenvectors to the next
-    longest: int = 10_000  # side of a matrix that has eigenvectors
-    weight_decay: float = 0.01  # pull of weights to zero, times the rate; biases and norms have none
-    clip_norm: Optional[float] = 1.0  # largest norm of the whole gradient; None: any
+    b1: float = 0.95  # decay rate of the first moment
+    b2: float = 0.95  # decay rate of the second moment, in rotated coordinates
+    b3: float = 0.95  # decay rate of L and R
+    epsilon: float = 1e-8  # added to the square root of the second moment
+    interval: int = 10  # number of updates between changes of the eigenvectors
+    longest: int = 10_000  # maximum length of a side with eigenvectors
+    weight_decay: float = 0.01  # decoupled, times the learning rate; biases and norms do not decay
+    clip_norm: Optional[float] = 1.0  # maximum global norm of the gradient; None: no clipping
 
     def directions(self, params_shape):
         matrices = self._matrices(params_shape)
@@ -54,8 +54,8 @@ class SOAP(Chain):
             matrices,
             is_leaf=lambda x: isinstance(x, optax.MaskedNode),
         )
-        by = {"soap": self._turned(matrices), "adam": scale_by_adam(self.b1, self.b2, self.epsilon)}
-        yield optax.partition(by, labels)
+        transformations = {"soap": self._rotated(matrices), "adam": scale_by_adam(self.b1, self.b2, self.epsilon)}
+        yield optax.partition(transformations, labels)
 
     def problems(self, experiment):
         yield from super().problems(experiment)
@@ -64,29 +64,29 @@ class SOAP(Chain):
                 yield f"config.optimizer.{name} is {getattr(self, name)}, it must be at least 1"
 
     def _matrices(self, params_shape: PyTree) -> PyTree:
-        """Returns a `_Matrix` for each array of matrices that have a side to turn, and a MaskedNode for each other."""
+        """Returns a `_Matrix` for each array of matrices with a rotated side, and a MaskedNode for other arrays."""
 
-        def of(name: str, x: jax.ShapeDtypeStruct, axes: tuple[str, ...]) -> Union[_Matrix, optax.MaskedNode]:
+        def matrix_of(name: str, x: jax.ShapeDtypeStruct, axes: tuple[str, ...]) -> Union[_Matrix, optax.MaskedNode]:
             stacked = sum(axis in STACKED for axis in axes)
             outputs = first_output(axes)
             if not name.endswith(("kernel", "embedding")) or outputs <= stacked:
                 return optax.MaskedNode()
             sides = math.prod(x.shape[stacked:outputs]), math.prod(x.shape[outputs:])
-            turned = tuple(i for i, side in enumerate(sides) if side <= self.longest)
+            rotated = tuple(i for i, side in enumerate(sides) if side <= self.longest)
             names = axes[stacked], axes[outputs]
             return (
-                _Matrix((*x.shape[:stacked], *sides), axes[:stacked], names, turned) if turned else optax.MaskedNode()
+                _Matrix((*x.shape[:stacked], *sides), axes[:stacked], names, rotated) if rotated else optax.MaskedNode()
             )
 
         leaves = map(jax.tree.leaves, (tree_of_names(params_shape), params_shape))
-        found = map(of, *leaves, axes_of_leaves(params_shape))
-        return jax.tree.unflatten(jax.tree.structure(params_shape), list(found))
+        rows = map(matrix_of, *leaves, axes_of_leaves(params_shape))
+        return jax.tree.unflatten(jax.tree.structure(params_shape), list(rows))
 
-    def _turned(self, matrices: PyTree) -> optax.GradientTransformation:
+    def _rotated(self, matrices: PyTree) -> optax.GradientTransformation:
         """Returns the transformation of the arrays that have a `_Matrix`."""
 
         def init(params):
-            if not jax.tree.leaves(params):  # Optax asks what a state is made of with a tree without arrays
+            if not jax.tree.leaves(params):  # Optax inspects the structure with a tree without arrays
                 return _State(jnp.zeros((), jnp.int32), *(params,) * 4)
             zeros, factors = optax.tree.zeros_like(params), jax.tree.map(lambda m: m.factors(), matrices)
             return _State(jnp.zeros((), jnp.int32), zeros, zeros, factors, factors)
@@ -94,61 +94,63 @@ class SOAP(Chain):
         def update(updates, state, params=None):
             tree = jax.tree.structure(updates)
             arrays = [tree.flatten_up_to(x) for x in (updates, *state[1:])]
-            made = [self._one(m, state.count, *x) for m, *x in zip(jax.tree.leaves(matrices), *arrays, strict=True)]
-            updates, *kept = map(tree.unflatten, zip(*made, strict=True))
-            return updates, _State(state.count + 1, *kept)
+            results = [
+                self._update_array(m, state.count, *x) for m, *x in zip(jax.tree.leaves(matrices), *arrays, strict=True)
+            ]
+            updates, *new_state = map(tree.unflatten, zip(*results, strict=True))
+            return updates, _State(state.count + 1, *new_state)
 
         return optax.GradientTransformation(init, update)
 
-    def _one(self, matrix: "_Matrix", count, gradient, mean, square, factors, bases):
-        """Returns the update of one array, and its part of the state."""
-        shape, begun = gradient.shape, count > 0
+    def _update_array(self, matrix: "_Matrix", count, gradient, mean, square, factors, bases):
+        """Returns the update of one array and its new state."""
+        shape, started = gradient.shape, count > 0
         gradient, mean, square = (x.reshape(matrix.shape) for x in (gradient, mean, square))
-        mean = jnp.where(begun, _moved(mean, gradient, self.b1), mean)
-        square = jnp.where(begun, _moved(square, jnp.square(matrix.turn(gradient, bases)), self.b2), square)
-        made = matrix.turn(matrix.turn(mean, bases) / (jnp.sqrt(square) + self.epsilon), bases, back=True)
-        size = jnp.sqrt(1 - self.b2**count) / jnp.where(begun, 1 - self.b1**count, 1.0)  # 0 at the first update
+        mean = jnp.where(started, _ema(mean, gradient, self.b1), mean)
+        square = jnp.where(started, _ema(square, jnp.square(matrix.rotate(gradient, bases)), self.b2), square)
+        direction = matrix.rotate(matrix.rotate(mean, bases) / (jnp.sqrt(square) + self.epsilon), bases, back=True)
+        correction = jnp.sqrt(1 - self.b2**count) / jnp.where(started, 1 - self.b1**count, 1.0)  # 0 at the first update
 
         factors = [
-            x.replace(array=_moved(x.array, outer, self.b3))
+            x.replace(array=_ema(x.array, outer, self.b3))
             for x, outer in zip(factors, matrix.outer(gradient), strict=True)
         ]
-        change = jnp.where(begun, 1 + (count % self.interval == 0), 0)
-        whole = [[constrain(x.array, P()) for x in arrays] for arrays in (bases, factors)]  # as a decomposition needs
-        found = jax.lax.switch(change, [_eigenvectors, lambda bases, _: bases, _turned_on], *whole)
-        bases = [x.replace(array=vectors) for x, vectors in zip(bases, found, strict=True)]
-        return (size * made).reshape(shape), mean.reshape(shape), square.reshape(shape), factors, bases
+        change = jnp.where(started, 1 + (count % self.interval == 0), 0)
+        replicated = [[constrain(x.array, P()) for x in arrays] for arrays in (bases, factors)]  # for decompositions
+        new_bases = jax.lax.switch(change, [_eigenvectors, lambda bases, _: bases, _power_iteration], *replicated)
+        bases = [x.replace(array=vectors) for x, vectors in zip(bases, new_bases, strict=True)]
+        return (correction * direction).reshape(shape), mean.reshape(shape), square.reshape(shape), factors, bases
 
 
 class _State(NamedTuple):
     count: jax.Array  # [] int32, updates so far
-    mean: PyTree  # of gradients
-    square: PyTree  # of turned gradients
+    mean: PyTree  # first moment, of gradients
+    square: PyTree  # second moment, of rotated gradients
     factors: PyTree  # L and R of each array, a list of `Placed`
     bases: PyTree  # P and Q of each array, a list of `Placed`
 
 
 @dataclasses.dataclass(frozen=True)
 class _Matrix:
-    """Says how an array is read as matrices: [stacked, inputs, outputs]."""
+    """Describes an array as stacked matrices [stacked, inputs, outputs]."""
 
     shape: tuple[int, ...]
-    stacked: tuple[str, ...]  # axes that matrices lie along
-    names: tuple[str, str]  # of the axis of inputs and of outputs, or the first of them
-    turned: tuple[int, ...]  # the sides that have eigenvectors: 0 inputs, 1 outputs
+    stacked: tuple[str, ...]  # names of the axes that stack matrices
+    names: tuple[str, str]  # name of the first input axis and of the first output axis
+    rotated: tuple[int, ...]  # the sides with eigenvectors: 0 inputs, 1 outputs
 
     def factors(self) -> list[Placed]:
-        """Returns zeros [stacked, side, side] for each side that is turned."""
-        sides = [(self.shape[i - 2], self.names[i]) for i in self.turned]
+        """Returns zeros [stacked, side, side] for each rotated side."""
+        sides = [(self.shape[i - 2], self.names[i]) for i in self.rotated]
         return [Placed(jnp.zeros((*self.shape[:-2], n, n)), (*self.stacked, name, None)) for n, name in sides]
 
     def outer(self, x: jax.Array) -> list[jax.Array]:
-        """Returns x xᵀ, or xᵀ x, of each side that is turned."""
-        return [_product(("...IO,...JO->...IJ", "...IO,...IP->...OP")[i], x, x) for i in self.turned]
+        """Returns x xᵀ for rotated inputs and xᵀ x for rotated outputs."""
+        return [_product(("...IO,...JO->...IJ", "...IO,...IP->...OP")[i], x, x) for i in self.rotated]
 
-    def turn(self, x: jax.Array, bases: list[Placed], back: bool = False) -> jax.Array:
-        """Returns Pᵀ x Q, or P x Qᵀ."""
-        for i, basis in zip(self.turned, bases, strict=True):
+    def rotate(self, x: jax.Array, bases: list[Placed], back: bool = False) -> jax.Array:
+        """Returns Pᵀ x Q; if `back`, P x Qᵀ."""
+        for i, basis in zip(self.rotated, bases, strict=True):
             matrix = basis.array.mT if back else basis.array
             x = _product(("...IO,...IJ->...JO", "...IO,...OP->...IP")[i], x, matrix)
         return x
@@ -157,36 +159,36 @@ class _Matrix:
 def _eigenvectors(bases: list[jax.Array], factors: list[jax.Array]) -> list[jax.Array]:
     """Returns eigenvectors [stacked, side, side] of the factors."""
     del bases
-    return [_of_each(lambda factor: jnp.linalg.eigh(factor)[1], factor) for factor in factors]
+    return [_each_matrix(lambda factor: jnp.linalg.eigh(factor)[1], factor) for factor in factors]
 
 
-def _turned_on(bases: list[jax.Array], factors: list[jax.Array]) -> list[jax.Array]:
-    """Returns what one power iteration makes of the bases, made orthogonal in the order of their eigenvalues.
+def _power_iteration(bases: list[jax.Array], factors: list[jax.Array]) -> list[jax.Array]:
+    """Returns the bases after one power iteration, orthogonalized in the order of their eigenvalues.
 
-    NOTE The released code sorts the vectors, and the squares with them. Here each keeps its place, and so do they.
+    NOTE The released code sorts the vectors and the second moments with them. Here both stay at their places.
     """
 
-    def one(basis: jax.Array, factor: jax.Array) -> jax.Array:
+    def iterate(basis: jax.Array, factor: jax.Array) -> jax.Array:
         product = _product("IJ,JK->IK", factor, basis)
         order = jnp.argsort(-jnp.sum(basis * product, axis=0))
         return jnp.linalg.qr(product[:, order])[0][:, jnp.argsort(order)]
 
-    return [_of_each(one, *pair) for pair in zip(bases, factors, strict=True)]
+    return [_each_matrix(iterate, *pair) for pair in zip(bases, factors, strict=True)]
 
 
-def _of_each(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
-    """Returns the function of each matrix of arrays [stacked, side, side], one after the other.
+def _each_matrix(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+    """Applies a function to each matrix of arrays [stacked, side, side] sequentially.
 
-    LAPACK would decompose several on the threads on which the devices of a CPU, where they are more than its cores,
-    wait for each other: a test on eight of them stood still.
+    LAPACK would decompose several matrices on the threads on which simulated CPU devices wait for each other if there
+    are more devices than cores: a test on eight devices deadlocked.
     """
-    return function(*arrays) if arrays[0].ndim == 2 else jax.lax.map(lambda x: _of_each(function, *x), arrays)
+    return function(*arrays) if arrays[0].ndim == 2 else jax.lax.map(lambda x: _each_matrix(function, *x), arrays)
 
 
-def _moved(mean: jax.Array, new: jax.Array, memory: float) -> jax.Array:
-    return memory * mean + (1 - memory) * new
+def _ema(mean: jax.Array, new: jax.Array, decay: float) -> jax.Array:
+    return decay * mean + (1 - decay) * new
 
 
 def _product(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns an einsum in float32, on a TPU too."""
+    """Returns an einsum in full float32 precision, on a TPU too."""
     return jnp.einsum(axes, x, y, precision="highest")

@@ -1,4 +1,4 @@
-"""Sophia: steps by the curvature of the loss, which is measured every few updates."""
+"""Sophia: a second-order optimizer that estimates the diagonal of the Hessian every few updates."""
 
 import dataclasses
 from typing import ClassVar, Optional
@@ -12,37 +12,37 @@ from pretrainax.optim.optimizers import Chain
 
 @dataclasses.dataclass
 class Sophia(Chain):
-    """A mean of gradients over one of the curvature, clipped (Liu et al. 2023, arXiv 2305.14342, algorithm 3, with
-    Hutchinson's estimate, algorithm 1).
+    """The first moment divided by a moving average of the curvature, clipped (Liu et al. 2023, arXiv 2305.14342,
+    algorithm 3, with Hutchinson's estimate, algorithm 1).
 
         h = b2 h + (1 - b2) s · (H s) every `interval` updates, with signs s drawn at random and H the Hessian
         w -= rate(step) · (clip(m̂ / max(gamma · h, epsilon), 1) + weight_decay · w)
 
-    An estimate is the work of 8/3 gradients, and keeps twice as much for its backward. Its kernels must have second
-    derivatives: `train.attention` is to be "xla".
+    An estimate costs 8/3 gradients and saves twice as many residuals for the backward pass. It differentiates kernels
+    twice, so `train.attention` must be "xla".
 
-    NOTE Optax's m̂ is corrected for its start at zero, the paper's m is not, and Optax measures the curvature after the
-    update, as the released code, where the algorithm does so before. Signs stand for the paper's normal numbers.
+    NOTE Optax's m̂ has a bias correction, the paper's m has none. Optax measures the curvature after the update, as in
+    the released code; in the algorithm this is before the update. Random signs replace the paper's normal numbers.
     """
 
     asks_for_gradients: ClassVar[bool] = True
 
     learning_rate: float = 3e-4  # peak of the schedule
-    b1: float = 0.965  # memory of the mean of gradients
-    b2: float = 0.99  # memory of the mean of the curvature
-    gamma: float = 0.01  # of the curvature: more clips fewer weights; 10 to 50 % of them should not be
-    interval: int = 10  # updates from one estimate of the curvature to the next
-    epsilon: float = 1e-12  # smallest curvature that divides
-    weight_decay: float = 0.1  # pull of weights to zero, times the rate; biases and norms have none
-    clip_norm: Optional[float] = 1.0  # largest norm of the whole gradient; None: any
+    b1: float = 0.965  # decay rate of the first moment
+    b2: float = 0.99  # decay rate of the curvature
+    gamma: float = 0.01  # factor of the curvature; a larger factor clips fewer weights; 10 to 50 % should be unclipped
+    interval: int = 10  # number of updates between estimates of the curvature
+    epsilon: float = 1e-12  # smallest divisor
+    weight_decay: float = 0.1  # decoupled, times the learning rate; biases and norms do not decay
+    clip_norm: Optional[float] = 1.0  # maximum global norm of the gradient; None: no clipping
 
     @property
     def gradients_per_update(self):
-        return 1.0 + (2 / 3 + 2.0) / self.interval  # the passes but for the weights' gradients, and all their tangents
+        return 1.0 + (2 / 3 + 2.0) / self.interval  # all passes but the weight gradients, and their tangents
 
     def directions(self, params_shape):
         yield optax.contrib.sophia(
-            -1.0,  # the rate and the decay of the step come after it
+            -1.0,  # learning rate and weight decay come later in the chain
             b1=self.b1,
             b2=self.b2,
             eps=self.epsilon,
@@ -61,16 +61,16 @@ class Sophia(Chain):
             yield f"config.optimizer.interval is {self.interval}, it must be at least 1"
         if experiment.train.attention != "xla":
             yield (
-                f"config.train.attention is {experiment.train.attention!r}, and Sophia needs gradients of gradients, "
-                "which other kernels than xla do not have: set --config.train.attention=xla"
+                f"config.train.attention is {experiment.train.attention!r}, and Sophia requires second derivatives, "
+                "which only the xla kernel has: set --config.train.attention=xla"
             )
 
 
 def _hutchinson() -> optax.GradientTransformationExtraArgs:
-    """Returns the estimate of the diagonal of the Hessian, signs · (Hessian · signs).
+    """Returns Hutchinson's estimate of the diagonal of the Hessian, signs · (Hessian · signs).
 
-    NOTE Optax's differentiates the loss of a batch that it holds whole; this one the gradients, as micro-batches make
-    them. Its signs follow from the step, so that nothing is kept of them.
+    NOTE Optax's version differentiates the loss of a whole batch. This version differentiates gradients, so it works
+    with gradient accumulation. Its signs are a function of the step, so it has no state.
     """
 
     def update(updates, state, params=None, *, step, gradients_at, **_):

@@ -1,1 +1,1 @@
-"""Needs of a run, before it is paid for: memory, traffic, time and price, without an accelerator."""
+"""Plans a run without an accelerator: memory, communication, step time, hours and price."""

@@ -1,9 +1,9 @@
-"""The state of a run, and what the backward of a step needs of its forward: traced on shapes, with nothing allocated.
+"""Traces the train state and the residuals that a step saves for its backward pass, on shapes, without allocation.
 
-`jax.vjp` of the real objective is traced, and what it carries to the backward is counted. So every family,
-rematerialisation policy and attention kernel is counted by the code that runs. One device is traced: its rows, and a
-model with its part of the heads, the feed-forward and the vocabulary (as `PARTITION_RULES` splits them; Shoeybi et
-al. 2019, section 3).
+The module traces `jax.vjp` of the real objective and counts the residuals, so each family, rematerialization policy and
+attention kernel is measured on the code that runs. The trace covers one device: its rows, and a model with the device's
+share of the heads, the feed-forward and the vocabulary (as `PARTITION_RULES` splits them; Shoeybi et al. 2019,
+section 3).
 """
 
 import copy
@@ -41,41 +41,47 @@ from pretrainax.training.wrapped import trained_model
 
 
 class SavedResidual(NamedTuple):
-    """An array that lives from the forward to the backward."""
+    """An array that lives from the forward pass to the backward pass."""
 
     module: str  # decoder/blocks/mlp/up
-    shape: tuple[int, ...]  # for a few rows
+    shape: tuple[int, ...]  # of the trace with 2 rows
     dtype: str
     bytes: float
 
 
 def saved_residuals(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[SavedResidual]:
-    """Traces what one device keeps for the backward of one micro-batch; platform: "tpu", "gpu" or "cpu"."""
+    """Traces the residuals that one device saves for the backward pass of one microbatch.
+
+    Args:
+      platform: "tpu", "gpu" or "cpu".
+    """
     rows = micro_rows(experiment, mesh_sizes)
-    part = local(experiment, mesh_sizes)
-    part.train = dataclasses.replace(part.train, global_batch_size=1, accumulate=1)
-    key = config_key(part)
-    # Of each array a part is there once, and a part for each row: two traces give both.
+    shard = local(experiment, mesh_sizes)
+    shard.train = dataclasses.replace(shard.train, global_batch_size=1, accumulate=1)
+    key = config_key(shard)
+    # The bytes of an array are a constant plus a multiple of the rows. Two traces give both terms.
     teacher = _teacher(experiment, mesh_sizes)
-    few, more = (_trace(key, count, platform, teacher) for count in (2, 4))
-    each = [(b.bytes - a.bytes) / 2 for a, b in zip(few, more, strict=True)]
+    two_rows, four_rows = (_trace(key, count, platform, teacher) for count in (2, 4))
+    bytes_per_row = [(b.bytes - a.bytes) / 2 for a, b in zip(two_rows, four_rows, strict=True)]
     split = mesh_sizes[LENGTH_AXIS]
-    return [a._replace(bytes=a.bytes - 2 * row + row * rows / split) for a, row in zip(few, each, strict=True)]
+    return [
+        a._replace(bytes=a.bytes - 2 * row + row * rows / split) for a, row in zip(two_rows, bytes_per_row, strict=True)
+    ]
 
 
 def micro_rows(experiment: Experiment, mesh_sizes: dict[str, int]) -> float:
-    """Returns the rows of a device in one micro-batch."""
+    """Returns the number of rows of one device in one microbatch."""
     parts = math.prod(mesh_sizes[axis] for axis in BATCH_AXES)
     return experiment.train.global_batch_size / (experiment.train.accumulate * parts)
 
 
 def local(experiment: Experiment, mesh_sizes: dict[str, int]) -> Experiment:
-    """Returns the experiment that one device computes: its part of heads and widths, as AXIS_RULES splits them.
+    """Returns the experiment of one device: its share of the heads and widths, as AXIS_RULES splits them.
 
-    NOTE A generator's own heads and width (ELECTRA) stay whole.
+    NOTE The heads and the width of a generator (ELECTRA) are not divided.
     """
     experiment = copy.deepcopy(experiment)
-    _split(experiment.model, mesh_sizes)
+    _shard_model(experiment.model, mesh_sizes)
     distillation = cast(Optional[Distillation], experiment.distill)
     if distillation is not None:
         parts = math.prod(mesh_sizes[axis] for axis in mesh_axes("num_heads"))
@@ -84,22 +90,22 @@ def local(experiment: Experiment, mesh_sizes: dict[str, int]) -> Experiment:
 
 
 def _teacher(experiment: Experiment, mesh_sizes: dict[str, int]) -> str:
-    """Returns the part of the teacher that one device computes, as JSON; "": there is none."""
+    """Returns one device's share of the teacher's config, as JSON; "" without a teacher."""
     teacher = copy.deepcopy(teacher_of(experiment))
     if teacher is None:
         return ""
-    _split(teacher, mesh_sizes)
+    _shard_model(teacher, mesh_sizes)
     return json.dumps(config_lib.to_json(teacher))
 
 
 def _build(experiment: Experiment, train: TrainConfig, teacher: str) -> models.AnyModel:
-    """Returns the model as it is trained; teacher: of `_teacher`."""
-    found = config_lib.from_json(ModelConfig, json.loads(teacher)) if teacher else None
-    return trained_model(experiment, train, found)
+    """Builds the model that the run trains; `teacher` is the JSON of `_teacher`."""
+    teacher_config = config_lib.from_json(ModelConfig, json.loads(teacher)) if teacher else None
+    return trained_model(experiment, train, teacher_config)
 
 
-def _split(model: ModelConfig, mesh_sizes: dict[str, int]) -> None:
-    """Leaves of a model the part that one device computes."""
+def _shard_model(model: ModelConfig, mesh_sizes: dict[str, int]) -> None:
+    """Reduces a model's config, in place, to the share of one device."""
     names = ("num_heads", "num_kv_heads", "d_ff", "vocab_size")
     parts = {name: math.prod(mesh_sizes[axis] for axis in mesh_axes(name)) for name in names}
     if max(parts.values()) == 1:
@@ -114,14 +120,14 @@ def _split(model: ModelConfig, mesh_sizes: dict[str, int]) -> None:
 
 
 def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainState:
-    """Returns shapes, dtypes and shardings of the train state, over devices that need not be there.
+    """Returns shapes, dtypes and shardings of the train state, on a mesh that needs no real devices.
 
     Raises:
-      UserError: a mesh that does not divide the batch or the model.
+      UserError: the mesh does not divide the batch or the model.
     """
     mesh = abstract_mesh(mesh_sizes, "cpu")
     check_mesh(experiment, mesh)
-    program = _program(config_key(experiment))
+    program = _built_steps(config_key(experiment))
     state = program.abstract_state
     return with_shardings(
         state, train_step.state_shardings(mesh, program.optimizer, state.params, state.ema is not None)
@@ -129,14 +135,14 @@ def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainS
 
 
 def abstract_frozen(experiment: Experiment, mesh_sizes: dict[str, int]) -> dict[str, Params]:
-    """Returns the same of the parameters beside the state, which no update changes; {}: there are none."""
-    mesh, frozen = abstract_mesh(mesh_sizes, "cpu"), _program(config_key(experiment)).abstract_frozen or {}
+    """Returns shapes, dtypes and shardings of the frozen parameters, by collection; {} without frozen parameters."""
+    mesh, frozen = abstract_mesh(mesh_sizes, "cpu"), _built_steps(config_key(experiment)).abstract_frozen or {}
     return {name: with_shardings(tree, tree_shardings(mesh, tree)) for name, tree in frozen.items()}
 
 
 @functools.lru_cache(maxsize=64)
-def _program(key: str) -> Steps:
-    """Returns the real model and optimizer. The platform and the batch change nothing of their state."""
+def _built_steps(key: str) -> Steps:
+    """Builds the real model and optimizer. Their state does not depend on the platform or the batch."""
     experiment = config_lib.from_json(Experiment, json.loads(key))
     experiment.train = dataclasses.replace(experiment.train, attention="xla", global_batch_size=1, accumulate=1)
     mesh = abstract_mesh(dict.fromkeys(AXES, 1), "cpu")
@@ -145,23 +151,23 @@ def _program(key: str) -> Steps:
 
 
 def shapes_of(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns `batch_shapes`, which take a while, once for each experiment."""
-    return _shapes(config_key(experiment))
+    """Returns `batch_shapes`, cached per experiment because they are slow to compute."""
+    return _cached_shapes(config_key(experiment))
 
 
 @functools.lru_cache(maxsize=64)
-def _shapes(key: str) -> dict[str, jax.ShapeDtypeStruct]:
+def _cached_shapes(key: str) -> dict[str, jax.ShapeDtypeStruct]:
     return batch_shapes(config_lib.from_json(Experiment, json.loads(key)))
 
 
 def train_on(experiment: Experiment, platform: str) -> TrainConfig:
-    """Returns `config.train` with what "auto" stands for on the platform."""
+    """Returns `config.train` with "auto" resolved for the platform."""
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         return for_this_machine(experiment.train)
 
 
 def width_on(experiment: Experiment, platform: str) -> int:
-    """Returns the bytes of a number in the dtype of the run on the platform."""
+    """Returns the bytes per element of the compute dtype on the platform."""
     return 2 if train_on(experiment, platform).dtype == "bfloat16" else 4
 
 
@@ -174,18 +180,18 @@ def _trace(key: str, rows: int, platform: str, teacher: str) -> list[SavedResidu
     experiment = config_lib.from_json(Experiment, json.loads(key))
     shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
     if platform == "gpu":
-        # A trace of cuDNN's attention asks for cuDNN. The TPU's kernels keep the same: queries, keys, values, result,
-        # and the normaliser of each row. A model of which some attentions run cuDNN is counted as if all did.
+        # A trace of cuDNN's attention requires cuDNN. The TPU kernels save the same arrays: queries, keys, values, the
+        # result and the normalizer of each row. If some attentions of a model use cuDNN, all count as cuDNN.
         requested, specs = experiment.train.attention, _attention_specs(key, platform, teacher)
         chosen = {choose_implementation(requested, platform, spec)[0] for spec in specs}
         platform, experiment.train.attention = ("tpu", "auto") if "cudnn" in chosen else ("gpu", "xla")
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         train = for_this_machine(experiment.train)
-        return list(_carried(_build(experiment, train, teacher), train, shapes))
+        return list(_residuals_of(_build(experiment, train, teacher), train, shapes))
 
 
 def attention_specs(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[AttentionSpec]:
-    """Returns the specs of an experiment's attentions on a mesh."""
+    """Returns the specs of all attentions of an experiment on a mesh."""
     train = dataclasses.replace(experiment.train, remat="none", accumulate=1, global_batch_size=1)
     teacher = _teacher(experiment, dict.fromkeys(AXES, 1))
     specs = _attention_specs(config_key(dataclasses.replace(experiment, train=train)), platform, teacher)
@@ -194,7 +200,7 @@ def attention_specs(experiment: Experiment, mesh_sizes: dict[str, int], platform
 
 @functools.lru_cache(maxsize=64)
 def _attention_specs(key: str, platform: str, teacher: str) -> tuple[AttentionSpec, ...]:
-    """Returns the specs of an experiment's attentions on one device, from a trace with the one that runs anywhere."""
+    """Returns the specs of all attentions on one device, from a trace with "xla", which runs on every platform."""
     experiment = config_lib.from_json(Experiment, json.loads(key))
     experiment.train.attention = "xla"
     mesh = abstract_mesh(dict.fromkeys(AXES, 1), platform)
@@ -205,37 +211,37 @@ def _attention_specs(key: str, platform: str, teacher: str) -> tuple[AttentionSp
     return tuple(specs)
 
 
-def _carried(
+def _residuals_of(
     model: models.AnyModel, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct]
 ) -> Iterator[SavedResidual]:
-    def carried(objective, params):
+    def residuals(objective, params):
         return jax.tree.leaves(jax.vjp(objective, params, has_aux=True)[1])
 
-    jaxpr, modules = _traced(model, train, shapes, carried)
-    seen = set(jaxpr.invars)  # parameters and batch are there anyway
+    jaxpr, modules = _objective_jaxpr(model, train, shapes, residuals)
+    seen = set(jaxpr.invars)  # parameters and batch, which the step holds anyway
     for var in jaxpr.outvars:
-        if not isinstance(var, Literal) and _viewed(jaxpr, var) not in seen:
-            seen.add(_viewed(jaxpr, var))
-            made = _made(jaxpr, var)
-            if any(is_converted(eqn) for eqn in made):
-                continue  # copies of parameters, which the estimate of memory counts as such
-            words = [word for eqn in made for word in scopes(eqn) if word in modules]
+        if not isinstance(var, Literal) and _behind_reshapes(jaxpr, var) not in seen:
+            seen.add(_behind_reshapes(jaxpr, var))
+            equations = _producers(jaxpr, var)
+            if any(is_converted(eqn) for eqn in equations):
+                continue  # copies of parameters: the memory estimate counts them separately
+            words = [word for eqn in equations for word in scopes(eqn) if word in modules]
             yield SavedResidual("/".join(words) or "loss", var.aval.shape, str(var.aval.dtype), bytes_of(var))
 
 
 def forward_jaxpr(experiment: Experiment, rows: int, platform: str) -> tuple[Jaxpr, set[str]]:
-    """Returns the objective's forward of so many rows on a platform, and the names of modules in its scopes."""
+    """Returns (jaxpr of the objective's forward pass for `rows` rows, names of the modules in its scopes)."""
     shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         train = for_this_machine(experiment.train)
         model = _build(experiment, train, "")
-        return _traced(model, train, shapes, lambda objective, params: objective(params))
+        return _objective_jaxpr(model, train, shapes, lambda objective, params: objective(params))
 
 
-def _traced(
-    model: models.AnyModel, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct], of: Callable[..., PyTree]
+def _objective_jaxpr(
+    model: models.AnyModel, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct], function: Callable[..., PyTree]
 ) -> tuple[Jaxpr, set[str]]:
-    """Returns the program of `of(objective, params)`, and the names of the model's modules."""
+    """Returns (jaxpr of `function(objective, params)`, names of the model's modules)."""
     variables = train_step.abstract_variables(model, shapes)
     params = variables.pop("params")
 
@@ -246,38 +252,38 @@ def _traced(
             )
             return losses.objective(outputs, batch, losses.counts(batch), **train_step.loss_options(train))
 
-        return of(objective, params)
+        return function(objective, params)
 
     jaxpr = jax.make_jaxpr(program)(params, variables, shapes, jax.eval_shape(lambda: jax.random.key(0))).jaxpr
     return jaxpr, {word for name in parameter_names((params, variables)) for word in name.split("/")}
 
 
-def _viewed(jaxpr: Jaxpr, var: Var) -> Var:
-    """Returns what a variable is another shape of, which takes no memory of its own: parameters of layers in turns."""
+def _behind_reshapes(jaxpr: Jaxpr, var: Var) -> Var:
+    """Returns the variable behind reshapes, which take no memory (the parameters of a loop over groups of layers)."""
     eqn = next((eqn for eqn in jaxpr.eqns if var in eqn.outvars), None)
     is_view = eqn is not None and eqn.primitive.name == "reshape" and isinstance(eqn.invars[0], Var)
-    return _viewed(jaxpr, eqn.invars[0]) if is_view else var
+    return _behind_reshapes(jaxpr, eqn.invars[0]) if is_view else var
 
 
 def bytes_of(var: Union[Var, Literal]) -> int:
-    return var.aval.size * getattr(var.aval.dtype, "itemsize", 8)  # a key of random numbers has 8 bytes
+    return var.aval.size * getattr(var.aval.dtype, "itemsize", 8)  # a random key has 8 bytes
 
 
-def _made(jaxpr: Jaxpr, var: Var) -> list[JaxprEqn]:
-    """Finds the equations that a variable is computed by, through the bodies of loops: the outermost first."""
+def _producers(jaxpr: Jaxpr, var: Var) -> list[JaxprEqn]:
+    """Returns the equations that compute a variable, through the bodies of loops, the outermost equation first."""
     eqn = next((eqn for eqn in jaxpr.eqns if var in eqn.outvars), None)
     if eqn is None:
         return []
     inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
     inner = getattr(inner, "jaxpr", inner)
     if inner is not None and len(inner.outvars) == len(eqn.outvars):
-        found = inner.outvars[eqn.outvars.index(var)]
-        return [eqn] if isinstance(found, Literal) else [eqn, *_made(inner, found)]
-    if eqn.primitive.name == "reduce_precision" and isinstance(eqn.invars[0], Var):  # which JAX writes of what is kept
-        return _made(jaxpr, eqn.invars[0]) or [eqn]
+        output = inner.outvars[eqn.outvars.index(var)]
+        return [eqn] if isinstance(output, Literal) else [eqn, *_producers(inner, output)]
+    if eqn.primitive.name == "reduce_precision" and isinstance(eqn.invars[0], Var):  # JAX adds it to residuals
+        return _producers(jaxpr, eqn.invars[0]) or [eqn]
     return [eqn]
 
 
 def scopes(eqn: JaxprEqn) -> list[str]:
-    # jvp(Decoder)/decoder/transpose(jvp(blocks)): what JAX writes around a module's name is not of it
+    """Returns the words of an equation's name stack, such as jvp(Decoder)/decoder/transpose(jvp(blocks))."""
     return re.findall(r"\w+", str(eqn.source_info.name_stack))

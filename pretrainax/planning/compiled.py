@@ -1,4 +1,4 @@
-"""The real train step of a config, compiled for devices that are not there."""
+"""Compiles the real train step of a config for devices that this machine does not have."""
 
 import dataclasses
 import re
@@ -25,22 +25,22 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """Bytes of a device's main memory, as the compiler laid it out; a TPU's VMEM is not in it."""
+    """Bytes of a device's main memory in the compiler's layout, without a TPU's VMEM."""
 
     arguments: int  # parameters, moments, batch
-    outputs: int  # metrics too
-    donated: int  # of the arguments, what outputs take the place of
+    outputs: int  # including metrics
+    donated: int  # arguments whose memory the outputs reuse
     temporaries: int
     code: int
-    peak: Optional[int]  # at the worst moment, all in all; None where the compiler does not say
+    peak: Optional[int]  # total at the peak; None if the compiler does not report it
 
     @property
     def total(self) -> int:
-        """Returns the bytes that the device has to have.
+        """Returns the bytes of memory that the step requires.
 
-        The compiler of a TPU refuses what it finds to be too much at the worst moment, which is less than the sum of
-        all parts: temporaries take the place of arguments that are done with. (Of a small step it is more: VMEM counts
-        in it.) A GPU holds all temporaries from the first to the last: there it is the sum.
+        The TPU compiler limits the peak. The peak is less than the sum of all parts, because temporaries reuse the
+        memory of arguments that are no longer needed. (For a small step the peak is larger, because it includes VMEM.)
+        A GPU holds all temporaries during the whole step, so there the requirement is the sum.
         """
         parts = self.arguments + self.outputs - self.donated + self.temporaries + self.code
         return parts if self.peak is None else min(parts, self.peak)
@@ -48,29 +48,29 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A train step by its compiler, for each device."""
+    """The compiler's report on a train step, per device."""
 
     fits: bool
     needed: int  # bytes of main memory
     available: int
-    memory: Optional[Usage]  # None where the compiler gave up, as that of a TPU does on a step that does not fit
-    collectives: list[Collective]  # of one step; empty where it gave up
-    buffers: list[Buffer]  # the largest first
-    moved: Optional[MemoryTraffic]  # through main memory in one step; None where it gave up
-    seconds: float  # it took to trace and to compile
+    memory: Optional[Usage]  # None if compilation failed, as on a TPU for a step that does not fit
+    collectives: list[Collective]  # of one step; empty if compilation failed
+    buffers: list[Buffer]  # largest first
+    moved: Optional[MemoryTraffic]  # through main memory in one step; None if compilation failed
+    seconds: float  # for tracing and compiling
 
 
 def compile_step(experiment: Experiment, topology: Topology) -> Compiled:
-    """Compiles the step that `experiment` would run on `topology`, in its dtype and with its attention kernel.
+    """Compiles the step of `experiment` for `topology`, with the dtype and attention kernel of that platform.
 
     Raises:
-      UserError: no compiler for the chip is installed, or the config does not suit so many devices.
+      UserError: no compiler for the chip is installed, or the config does not divide over the devices.
     """
     return compile_for(experiment, topology.devices(), topology.chip.memory_bytes)
 
 
 def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available: int) -> Compiled:
-    """Compiles the step for any devices, of `available` bytes each."""
+    """Compiles the step for any devices, each with `available` bytes of memory."""
     start = time.perf_counter()
     mesh = make_mesh(experiment.mesh, devices)
     with jax.set_mesh(mesh):
@@ -89,32 +89,32 @@ def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available
     memory = usage(compiled, devices[0].platform == "tpu")
     hlo = Program(compiled.as_text())
     fits = memory.total <= available
-    read = collectives_of(hlo, mesh), buffers_of(hlo), memory_traffic_of(hlo)
-    return Compiled(fits, memory.total, available, memory, *read, seconds)
+    analyses = collectives_of(hlo, mesh), buffers_of(hlo), memory_traffic_of(hlo)
+    return Compiled(fits, memory.total, available, memory, *analyses, seconds)
 
 
 def usage(compiled: jax.stages.Compiled, is_tpu: bool) -> Usage:
-    """Reads what the compiler says about memory; the peak only of a TPU, whose compiler means it as a limit."""
-    found = compiled.memory_analysis()
+    """Reads the compiler's memory analysis; the peak only for a TPU, whose compiler limits it."""
+    analysis = compiled.memory_analysis()
     names = {"arguments": "argument", "outputs": "output", "donated": "alias", "temporaries": "temp"}
-    sizes = {name: getattr(found, f"{kind}_size_in_bytes") for name, kind in names.items()}
-    peak = getattr(found, "peak_memory_in_bytes", None) if is_tpu else None
-    return Usage(**sizes, code=found.generated_code_size_in_bytes, peak=peak)
+    sizes = {name: getattr(analysis, f"{kind}_size_in_bytes") for name, kind in names.items()}
+    peak = getattr(analysis, "peak_memory_in_bytes", None) if is_tpu else None
+    return Usage(**sizes, code=analysis.generated_code_size_in_bytes, peak=peak)
 
 
 def argument_bytes(arguments: PyTree) -> int:
-    """Counts the bytes of a device's shards of sharded arrays; without the padding of a TPU's tiles."""
+    """Returns the bytes of one device's shards of sharded arrays, without the padding to a TPU's tiles."""
     leaves = jax.tree.leaves(arguments)
     return sum(part_bytes(x, x.sharding) for x in leaves)
 
 
 def exhausted_bytes(message: str, arguments: int) -> Optional[int]:
-    """Reads the bytes that a step needs from the compiler's error; None where it is another error.
+    """Reads the bytes that a step needs from an out-of-memory error of the compiler; None for any other error.
 
-    It names either all that is used, or the temporaries alone, which stand beside the arguments.
+    The message contains either the total, or the temporaries alone; then the function adds the arguments.
     """
-    found = re.search(r"(Used|HLO temporaries \()\s*([\d.]+)([KMGT]?)", message)
-    if "RESOURCE_EXHAUSTED" not in message or found is None:
+    match = re.search(r"(Used|HLO temporaries \()\s*([\d.]+)([KMGT]?)", message)
+    if "RESOURCE_EXHAUSTED" not in message or match is None:
         return None
-    size = round(float(found[2]) * _UNITS[found[3]])
-    return size if found[1] == "Used" else size + arguments
+    size = round(float(match[2]) * _UNITS[match[3]])
+    return size if match[1] == "Used" else size + arguments

@@ -1,4 +1,4 @@
-"""Plans for the devices of this program."""
+"""Plans for the devices of the current process."""
 
 from typing import Optional
 
@@ -12,7 +12,7 @@ from pretrainax.training.callbacks import Callback
 
 
 def topology_here() -> Optional[Topology]:
-    """Returns the devices of this program; None where there is no plan for their like."""
+    """Returns the topology of this process's devices; None if the planner does not support their chip."""
     devices = jax.devices()
     chip = chip_of(devices[0].device_kind)
     if chip is None:
@@ -21,12 +21,12 @@ def topology_here() -> Optional[Topology]:
         return Topology(chip, (jax.process_count(), jax.local_device_count()))
     slices = {getattr(device, "slice_index", 0) for device in devices}
     coords = [device.coords for device in devices]
-    shape = tuple(max(of_axis) - min(of_axis) + 1 for of_axis in zip(*coords, strict=True))
+    shape = tuple(max(positions) - min(positions) + 1 for positions in zip(*coords, strict=True))
     return Topology(chip, shape[: chip.torus], len(slices))
 
 
 class SettledHere(Callback):
-    """Sets a `train.remat` of "auto" by what the devices of this program have room for, if a plan knows these."""
+    """Resolves `train.remat="auto"` by the memory of the current devices, if the planner supports their chip."""
 
     part = "starting"
 

@@ -1,4 +1,4 @@
-"""The page docs/plans.md: every config on some topologies, by the estimate alone."""
+"""Generates docs/plans.md: estimates of every config on a few topologies."""
 
 import os
 import runpy
@@ -19,26 +19,31 @@ COLUMNS = "config topology fits flags memory step MFU done hours USD".split()
 TOPOLOGIES = ("v5e:8x8", "v5p:4x4x4", "v6e:8x8", "h100:8", "h200:8")
 _SPREAD = " and ".join(f"{least} to {most} ({name.upper()})" for name, (least, most) in SPREAD.items())
 LEGEND = f"""\
-Written by `python -m pretrainax.plan --table > docs/plans.md`: each config, with its default variant, on 64 chips of
-TPU or 8 GPUs, by estimates alone. Where it does not fit or divide as it is, the column *flags* has the fastest change
-found that makes it fit, each to be given as `--config.…`, and the figures are with it; where nothing does, the reason
-stands there. *memory* is of one device at the worst moment; a step fits that fills 85 % or less. A † marks more than
-the 75 % that JAX takes of a GPU: set {MEM_FRACTION}, as `launch/slurm.sbatch` does. *step*, *MFU*,
-*hours* and *USD* of the whole run are estimates: published runs took {_SPREAD} times what
-they say (`benchmarks/published.toml`). Assumptions are in `pretrainax/planning/roofline.py`; chips, prices on demand
-and their sources in `pretrainax/runtime/chips.py`. Prices are recalled of 2025: look them up before you pay them.
-*MFU* counts attention in full, as published figures do; *done* is of the FLOPs that are done, without what a kernel of
-attention skips because a causal mask or a window hides it.
+`python -m pretrainax.plan --table > docs/plans.md` writes this page. It plans each config, with its default variant, on
+64 TPU chips or 8 GPUs. All values are estimates; nothing was compiled or run.
 
-On TPU slices whose wires wrap around, libtpu makes all-reduces over the whole torus of gathers and scatters that all
-chips take part in (v5p with `mesh.fsdp=64`). They are counted as such, and not hidden behind compute as gathers
-are: `mesh.data=2 mesh.fsdp=32` keeps the gathers. `plan` with the extra `tpu` or `cuda` compiles the step and says what
-follows from the collectives as compiled, and from the bytes that its kernels move through memory.
+- *flags*: the fastest change that makes the run fit in memory and divide over the devices, to set as `--config.…`. The
+  other columns include this change. If no change helps, this column gives the reason.
+- *memory*: peak memory of one device. A step fits if it fills at most 85 % of the device. A † marks more than 75 %,
+  JAX's default share of a GPU: set {MEM_FRACTION}, as `launch/slurm.sbatch` does.
+- *step*, *hours*, *USD*: time of a step; time and price of the whole run. Ratio of published runs to the estimate:
+  {_SPREAD}; see `benchmarks/published.toml`.
+- *MFU*: model FLOPs utilization. It counts attention in full, as published values do. *done* excludes the FLOPs that an
+  attention kernel skips because a causal mask or a window hides them.
+
+The assumptions are in `pretrainax/planning/roofline.py`. Chips, on-demand prices and their sources are in
+`pretrainax/runtime/chips.py`. The prices are from memory, as of 2025: check current prices before you pay.
+
+If the wires of a TPU slice wrap around, libtpu replaces gathers and scatters over all chips of the slice by all-reduces
+over the whole torus (for example v5p with `mesh.fsdp=64`). The estimate counts them as all-reduces, which compute does
+not hide, unlike gathers. `mesh.data=2 mesh.fsdp=32` keeps the gathers. With the extra `tpu` or `cuda`, `plan` compiles
+the step and adds an estimate from the compiled collectives and from the bytes that the compiled kernels move through
+memory.
 """
 
 
 def rows(files: list[str] | None = None) -> Iterator[tuple[str, ...]]:
-    """Yields the cells of COLUMNS, of each config with its default variant on each of TOPOLOGIES."""
+    """Yields the cells of COLUMNS for each config, with its default variant, on each of TOPOLOGIES."""
     for file in files or (find_config(name)[0] for name in config_names()):
         for name in TOPOLOGIES:
             experiment = runpy.run_path(file)["get_config"]()
@@ -48,16 +53,16 @@ def rows(files: list[str] | None = None) -> Iterator[tuple[str, ...]]:
 
 def row(file: str, experiment: Experiment, topology: Topology) -> tuple[str, ...]:
     name = os.path.basename(file).removesuffix(".py")
-    found, reason = proposal(experiment, topology)
-    if found is None:
+    candidate, reason = proposal(experiment, topology)
+    if candidate is None:
         return name, str(topology), "no", reason, *[""] * (len(COLUMNS) - 4)
-    time = found.roofline
+    time = candidate.roofline
     return (
         name,
         str(topology),
         "yes",
-        found.flags(experiment).replace("--config.", ""),
-        byte_size(found.memory.total) + " †" * found.memory.exceeds_default(topology.chip),
+        candidate.flags(experiment).replace("--config.", ""),
+        byte_size(candidate.memory.total) + " †" * candidate.memory.exceeds_default(topology.chip),
         short_time(time.seconds),
         f"{time.mfu:.0%}",
         f"{time.mfu_done:.0%}",
@@ -67,14 +72,14 @@ def row(file: str, experiment: Experiment, topology: Topology) -> tuple[str, ...
 
 
 def proposal(experiment: Experiment, topology: Topology) -> tuple[Candidate | None, str]:
-    """Returns the run as it is where it fits and divides, else the fastest of what would, and why there is none."""
+    """Returns (the unchanged run if it fits and divides, else the fastest remedy or None; reason for the change)."""
     try:
-        as_it_is, reason = search.assess(experiment, topology), "too large"
+        unchanged, reason = search.assess(experiment, topology), "too large"
     except UserError as e:
-        as_it_is, reason = None, str(e).partition(":")[0].replace("config.", "")
-    if as_it_is is not None and as_it_is.fits:
-        return as_it_is, ""
-    remedies = search.remedies(experiment, topology)  # the fastest last
+        unchanged, reason = None, str(e).partition(":")[0].replace("config.", "")
+    if unchanged is not None and unchanged.fits:
+        return unchanged, ""
+    remedies = search.remedies(experiment, topology)  # fastest last
     return remedies[-1] if remedies else None, reason
 
 

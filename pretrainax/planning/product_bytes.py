@@ -1,4 +1,4 @@
-"""The products of a step's layers: the bytes of activations that they read and write, counted in a trace."""
+"""Counts the bytes of activations that the matrix products of the layers read and write, in a trace."""
 
 import dataclasses
 import functools
@@ -14,47 +14,49 @@ from pretrainax.layers.made_again import PRODUCTS
 from pretrainax.planning.activations import bytes_of, config_key, forward_jaxpr, local, micro_rows, scopes
 from pretrainax.sharding.axes import LENGTH_AXIS
 
-_PRODUCTS = PRODUCTS | {"pallas_call"}  # the kernel is that of experts: attention is traced as "xla"
+_PRODUCTS = PRODUCTS | {"pallas_call"}  # the kernel of experts; the trace uses "xla" for attention
 
 
 def product_bytes(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
-    """Counts the bytes of activations that products in layers read and write, in the forward of one update on a device.
+    """Returns the bytes of activations that products in layers read and write in the forward passes of one update.
 
-    Products of attention's queries with its keys, and of its weights with its values, are not counted: a fused kernel
-    writes none of theirs.
+    The count is per device. It excludes the products inside attention (queries with keys, weights with values), because
+    a fused kernel does not write their operands and results.
     """
-    part = dataclasses.replace(local(experiment, mesh_sizes), tuning=None, distill=None)
-    part.train = dataclasses.replace(part.train, global_batch_size=1, accumulate=1, remat="none")
-    key = config_key(part)
-    few, more = (_traced(key, rows, platform) for rows in (2, 4))  # parameters, which both read, cancel
+    shard = dataclasses.replace(local(experiment, mesh_sizes), tuning=None, distill=None)
+    shard.train = dataclasses.replace(shard.train, global_batch_size=1, accumulate=1, remat="none")
+    key = config_key(shard)
+    two_rows, four_rows = (_trace_bytes(key, rows, platform) for rows in (2, 4))  # parameters cancel in the difference
     rows = experiment.train.accumulate * micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
-    return rows * (more - few) / 2
+    return rows * (four_rows - two_rows) / 2
 
 
 @functools.lru_cache(maxsize=256)
-def _traced(key: str, rows: int, platform: str) -> int:
+def _trace_bytes(key: str, rows: int, platform: str) -> int:
     experiment = config_lib.from_json(Experiment, json.loads(key))
     experiment.train.attention = "xla"
     jaxpr, modules = forward_jaxpr(experiment, rows, platform)
-    return sum(_counted(jaxpr, modules, ()))
+    return sum(_bytes_of_products(jaxpr, modules, ()))
 
 
-def _counted(jaxpr: Jaxpr, modules: set[str], around: tuple[str, ...]) -> Iterator[int]:
-    """Yields the bytes of each product in a program; around: the modules it runs in."""
+def _bytes_of_products(jaxpr: Jaxpr, modules: set[str], path: tuple[str, ...]) -> Iterator[int]:
+    """Yields the bytes of each product in a jaxpr; `path` has the names of the enclosing modules."""
     for eqn in jaxpr.eqns:
-        where = (*around, *(word for word in scopes(eqn) if word in modules))
+        scope = (*path, *(word for word in scopes(eqn) if word in modules))
         if eqn.primitive.name in _PRODUCTS:
-            if "blocks" in where and not where[-1].endswith("attention"):
+            if "blocks" in scope and not scope[-1].endswith("attention"):
                 yield sum(bytes_of(var) for var in (*eqn.invars, *eqn.outvars))
         elif eqn.primitive.name == "cond":
-            yield max(sum(_counted(branch, modules, where)) for branch in _inner(eqn))
+            yield max(sum(_bytes_of_products(branch, modules, scope)) for branch in _inner_jaxprs(eqn))
         else:
             times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-            yield from (times * size for inner in _inner(eqn) for size in _counted(inner, modules, where))
+            yield from (
+                times * size for inner in _inner_jaxprs(eqn) for size in _bytes_of_products(inner, modules, scope)
+            )
 
 
-def _inner(eqn: JaxprEqn) -> Iterator[Jaxpr]:
-    """Yields the programs that an equation runs."""
+def _inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    """Yields the jaxprs in the parameters of an equation."""
     for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: isinstance(x, (ClosedJaxpr, Jaxpr))):
         if isinstance(value, (ClosedJaxpr, Jaxpr)):
             yield value.jaxpr if isinstance(value, ClosedJaxpr) else value

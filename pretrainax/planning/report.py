@@ -1,4 +1,4 @@
-"""The text of a plan: one run on one mesh, the best meshes, what would make a run fit."""
+"""Formats the tables of a plan: one run on one mesh, the best meshes, the changes that make a run fit."""
 
 from collections.abc import Iterable, Iterator
 from typing import Optional
@@ -17,22 +17,27 @@ from pretrainax.reporting.units import byte_size, short_time
 from pretrainax.runtime.chips import Chip
 from pretrainax.sharding.stages import describe_stages
 
-_MOST = 10  # meshes and large arrays that are listed
+_MOST = 10  # maximum number of rows for meshes and for large arrays
 
 
 def run_report(name: str, candidate: Candidate, topology: Topology, compiled: Optional[Compiled], note: str) -> str:
-    """Returns everything about one run on one mesh, for a terminal."""
+    """Returns the full report of one run on one mesh, for a terminal."""
     blocks = [
         _table(_summary(name, candidate, topology, compiled, note)),
-        "bytes of a device\n" + _table(_memory(candidate, compiled)),
-        "the largest\n" + _table([(where, byte_size(size)) for where, size in candidate.memory.largest[:_MOST]]),
-        "sent by a device in a step\n" + _table(_traffic(candidate, compiled)),
+        "memory of one device (activations: saved for the backward pass of one microbatch; logits: one chunk;\n"
+        "workspace: backward pass of one layer; copies: parameters in the compute dtype)\n"
+        + _table(_memory(candidate, compiled)),
+        "largest arrays of one device (estimate)\n"
+        + _table([(where, byte_size(size)) for where, size in candidate.memory.largest[:_MOST]]),
+        "communication: bytes that one device sends per step, by mesh axis\n" + _table(_traffic(candidate, compiled)),
     ]
     if compiled and compiled.buffers:
         buffers = [(b.where, b.shape, byte_size(b.bytes)) for b in compiled.buffers[:_MOST]]
-        blocks.append("the largest, as compiled\n" + _table(buffers))
+        blocks.append("largest arrays of the compiled step\n" + _table(buffers))
     if compiled and compiled.moved:
-        blocks.append("moved through memory in a step, as compiled\n" + _table(_kinds(compiled.moved)))
+        blocks.append(
+            "memory traffic of the compiled step, by kind of kernel\n" + _table(_memory_traffic(compiled.moved))
+        )
     return "\n\n".join(blocks)
 
 
@@ -42,7 +47,7 @@ def _summary(
     time, experiment, chip = candidate.roofline, candidate.experiment, topology.chip
     flops = sum(p.steps * one.roofline.flops for p, one in candidate.phases) or time.flops * experiment.train.steps
     fits, needed = candidate.fits, candidate.memory.total
-    yield "config", f"{name} on {topology}: {topology.num_devices} devices, hosts: {topology.hosts}"
+    yield "config", f"{name} on {topology}: {topology.num_devices} device(s) on {topology.hosts} host(s)"
     if experts := describe_experts(experiment.model):
         yield "experts", experts
     yield "mesh", _mesh(candidate)
@@ -50,43 +55,56 @@ def _summary(
         yield "stages", stages
     yield (
         "memory",
-        f"{'FITS' if fits else 'DOES NOT FIT'} by the estimate: {byte_size(needed)}, at most {MARGIN:.0%} of "
-        f"{byte_size(chip.memory_bytes)} a device",
+        f"{'FITS' if fits else 'DOES NOT FIT'} by the estimate: {byte_size(needed)} per device; limit: {MARGIN:.0%} of "
+        f"{byte_size(chip.memory_bytes)}",
     )
     if not fits and candidate.memory.ema and needed - candidate.memory.ema <= MARGIN * chip.memory_bytes:
-        yield "", f"without the {byte_size(candidate.memory.ema)} of config.train.ema_decay it would fit"
+        yield (
+            "",
+            f"without the {byte_size(candidate.memory.ema)} of config.train.ema_decay the run fits",
+        )
     if compiled:
         verdict = "FITS" if compiled.fits else "DOES NOT FIT"
         off = needed / compiled.needed - 1
-        yield "", f"{verdict} as compiled: {byte_size(compiled.needed)}; the estimate is {off:+.0%} of it"
+        yield "", f"{verdict} as compiled: {byte_size(compiled.needed)}; the estimate differs from it by {off:+.0%}"
     yield "", note
     if candidate.memory.exceeds_default(chip):
-        yield "", f"JAX takes 75 % of a GPU: set {MEM_FRACTION}"
+        yield "", f"JAX uses 75 % of a GPU by default, which is too little: set {MEM_FRACTION}"
     for phase, one in candidate.phases:
         yield phase.name, _phase(phase, one)
-    of_which = next((f" of {phase.name}" for phase, one in candidate.phases if one is candidate.largest), "")
-    yield "FLOPs", f"{time.flops:.3g} a step{of_which} of the model's own, {flops:.3g} in all"
+    phase_name = next((f" of {phase.name}" for phase, one in candidate.phases if one is candidate.largest), "")
+    yield (
+        "FLOPs",
+        f"{time.flops:.3g} per step{phase_name}, {flops:.3g} in total (model FLOPs: full attention, no recomputation)",
+    )
     if time.done < time.flops:
-        yield "", f"{time.done:.3g} a step ({time.done / time.flops:.0%}) done: attention skips what its masks hide"
+        yield (
+            "",
+            f"{time.done:.3g} per step ({time.done / time.flops:.0%}) executed: attention skips masked positions",
+        )
     yield "step", _step(time)
     yield "run", _run(time, experiment, chip)
     least, most = time.spread
-    yield "", f"in brackets: published runs took {least} to {most} times what is expected (benchmarks/published.toml)"
+    yield (
+        "",
+        "MFU: model FLOPs utilization; ranges: published runs took "
+        f"{least} to {most} times the estimate (benchmarks/published.toml)",
+    )
     if compiled and compiled.moved:
         one = candidate.largest
-        # Between slices it has one all-reduce, of which nothing says which part goes over the slow network.
+        # Between slices the compiled step has one all-reduce, without the share of the slow network.
         sent = compiled.collectives if topology.slices == 1 else one.collectives
-        again = roofline.expect(one.experiment, one.sizes, topology, one.memory, sent, moved=compiled.moved)
-        yield "as compiled", _step(again)
-        yield "", _counted(compiled.moved, chip)
-        if not candidate.phases:  # of which one is compiled
-            yield "", _run(again, experiment, chip)
+        compiled_time = roofline.expect(one.experiment, one.sizes, topology, one.memory, sent, moved=compiled.moved)
+        yield "as compiled", _step(compiled_time)
+        yield "", _memory_traffic_line(compiled.moved, chip)
+        if not candidate.phases:  # only one phase is compiled
+            yield "", _run(compiled_time, experiment, chip)
 
 
 def _phase(phase: RunPhase, one: Candidate) -> str:
     verdict = "fits" if one.fits else "DOES NOT FIT"
     return (
-        f"{phase.what}; {byte_size(one.memory.total)}, {verdict}; {short_time(one.roofline.seconds)} a step, "
+        f"{phase.what}; {byte_size(one.memory.total)}, {verdict}; {short_time(one.roofline.seconds)} per step, "
         f"{one.roofline.hours:,.1f} hours"
     )
 
@@ -95,65 +113,67 @@ def _step(time: Roofline) -> str:
     least, most = time.range
     return (
         f"{short_time(time.seconds)} ({short_time(least)} to {short_time(most)}), {_mfu(time)}: products "
-        f"{short_time(time.compute)}, memory {short_time(time.memory)}, links {short_time(time.exposed)}; hidden "
-        f"behind these, links {short_time(time.hidden)}"
+        f"{short_time(time.compute)}, other memory access {short_time(time.memory)}, exposed communication "
+        f"{short_time(time.exposed)}; hidden communication {short_time(time.hidden)}"
     )
 
 
-def _counted(moved: MemoryTraffic, chip: Chip) -> str:
+def _memory_traffic_line(moved: MemoryTraffic, chip: Chip) -> str:
     return (
-        f"memory is counted in the compiled step: {byte_size(moved.total)} by {moved.kernels:,} kernels, of it "
-        f"{byte_size(moved.besides_products)} besides products, at {byte_size(chip.memory_rate)}/s"
+        f"memory traffic of the compiled step: {byte_size(moved.total)} by {moved.kernels:,} kernels, of which "
+        f"{byte_size(moved.besides_products)} outside products, at {byte_size(chip.memory_rate)}/s"
     )
 
 
 def _mfu(time: Roofline) -> str:
-    return f"{time.mfu:.0%} MFU" + (f" ({time.mfu_done:.0%} of what is done)" if time.done < time.flops else "")
+    return f"{time.mfu:.0%} MFU" + (f" ({time.mfu_done:.0%} from executed FLOPs)" if time.done < time.flops else "")
 
 
 def _run(time: Roofline, experiment: Experiment, chip: Chip) -> str:
     least, most = time.spread
-    price = f"no price of a {chip.name} is known"
+    price = f"the price of a {chip.name} is unknown"
     if time.price is not None:
-        between = f"{least * time.price:,.0f} to {most * time.price:,.0f}"
-        price = f"{time.price:,.0f} ({between}) USD at {chip.price:.2f} a device and hour"
+        price_range = f"{least * time.price:,.0f} to {most * time.price:,.0f}"
+        price = f"{time.price:,.0f} ({price_range}) USD at {chip.price:.2f} per device hour"
     hours = f"{time.hours:,.1f} ({least * time.hours:,.1f} to {most * time.hours:,.1f}) hours"
     return f"{hours} for {experiment.train.steps:,} steps, {price} (pretrainax/runtime/chips.py)"
 
 
 def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tuple[str, ...]]:
     memory = candidate.memory
-    said = compiled and compiled.memory
-    yield "", "estimate", *(("compiled",) if said else ())
+    usage = compiled and compiled.memory
+    yield "", "estimate", *(("compiled",) if usage else ())
     for name, size in memory.parts():
         yield name, byte_size(size)
-    yield "arguments of the step", byte_size(memory.arguments), *((byte_size(said.arguments),) if said else ())
-    yield "at the worst moment", byte_size(memory.total), *((byte_size(said.total),) if said else ())
+    yield "state and batch", byte_size(memory.arguments), *((byte_size(usage.arguments),) if usage else ())
+    yield "peak memory", byte_size(memory.total), *((byte_size(usage.total),) if usage else ())
 
 
 def _traffic(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tuple[str, ...]]:
-    """Yields bytes by axis and kind, estimated and compiled, and how much of these is sent while products run."""
+    """Yields bytes by axis and kind, estimated and compiled, and the share that overlaps with products."""
     sums: dict[tuple[str, str], list[int]] = {}
-    for place, found in enumerate((candidate.collectives, compiled.collectives if compiled else [])):
-        for one in found:
+    for place, collectives in enumerate((candidate.collectives, compiled.collectives if compiled else [])):
+        for one in collectives:
             sizes = sums.setdefault((one.axis, one.kind), [0, 0, 0])
             sizes[place] += one.total
             sizes[2] += one.bytes * (one.beside or 0)
-    yield "axis", "kind", "estimate", *(("compiled", "beside products") if compiled else ())
-    for (axis, kind), (estimated, measured, beside) in sorted(sums.items(), key=lambda item: -max(item[1])):
-        share = f"{beside / measured:.0%}" if measured else ""
+    yield "axis", "kind", "estimate", *(("compiled", "overlapped with products") if compiled else ())
+    for (axis, kind), (estimated, measured, overlapped) in sorted(sums.items(), key=lambda item: -max(item[1])):
+        share = f"{overlapped / measured:.0%}" if measured else ""
         yield axis, kind, byte_size(estimated), *((byte_size(measured), share) if compiled else ())
 
 
-def _kinds(moved: MemoryTraffic) -> Iterator[tuple[str, ...]]:
+def _memory_traffic(moved: MemoryTraffic) -> Iterator[tuple[str, ...]]:
     for kind, size in moved.by("kind").items():
         yield kind, byte_size(size), f"{size / moved.total:.0%}"
 
 
 def mesh_table(experiment: Experiment, found: list[Candidate]) -> str:
-    """Returns the first of the meshes that a search found, a row each; UserError where it found none."""
+    """Returns a table of the best meshes of a search, one row per mesh; raises UserError if there are none."""
     if not found:
-        raise UserError("no mesh of these devices divides config.train.global_batch_size and config.model")
+        raise UserError(
+            "no mesh of these devices divides both config.train.global_batch_size and config.model; change one of them"
+        )
     rows = [("fits", "memory", "step", "MFU", "flags")]
     for one in found[:_MOST]:
         fits, time = "yes" if one.fits else "no", one.roofline
@@ -163,18 +183,18 @@ def mesh_table(experiment: Experiment, found: list[Candidate]) -> str:
 
 
 def _flags_to_add(candidate: Candidate, experiment: Experiment) -> str:
-    return candidate.flags(experiment) or "(as it is)"
+    return candidate.flags(experiment) or "(no change)"
 
 
 def proposals(experiment: Experiment, topology: Topology) -> str:
-    """Returns what would make a run fit, on the topology or else on a larger one."""
+    """Returns a table of changes that make a run fit, on the topology or on a larger one."""
     larger, found = search.enough(experiment, topology)
-    title = "what would fit, the cheapest change first"
+    title = "changes that make the run fit, simplest change first"
     if larger != topology:
-        no = f"no mesh of {topology}, rematerialisation policy or accumulation makes it fit"
+        failure = f"no mesh of {topology}, rematerialization policy or accumulation makes the run fit"
         if not found:
-            return f"{no}, nor does {larger}"
-        title = f"{no}; on {larger} fits"
+            return f"{failure}, and neither does {larger}"
+        title = f"{failure}; changes that fit on {larger}"
     rows = [(byte_size(c.memory.total), short_time(c.roofline.seconds), _flags_to_add(c, experiment)) for c in found]
     return f"{title}\n" + _table([("memory", "step", "flags to add"), *rows])
 

@@ -1,26 +1,25 @@
-"""Time of a step, and the cost of a run: FLOPs, memory and links against what the chip does at most.
+"""Estimates the time of a step and the cost of a run: FLOPs, memory and links at the rates of the chip.
 
-The assumptions, all in one place:
+All assumptions:
 
-- Matrix products reach ATTAINABLE of the peak, those grouped by expert GROUPED of that. On a GPU reading and writing
-  their operands takes time besides: of a product as wide as 768 a third of it. What attention skips because its mask
-  hides it takes no time: a fused kernel skips, "xla" does not. What is made again (by rematerialisation, by a fused
-  attention's backward) takes time and is in no MFU. `mfu` is by PaLM's convention, with attention in full; `mfu_done`
-  is of what is done.
-- Between them the memory is read and written, one after the other: what blocks keep, logits and the train state, each
-  so often as in steps that were compiled (PASSES). Of a step that was compiled itself it is what its kernels move that
-  multiply nothing (`hlo.memory_traffic`), at the chip's full rate; and a TPU's products take the time of what theirs
-  move, where that is longer than that of their FLOPs.
-- Stages of a pipeline wait in the bubble: layers take longer by (P - 1) / M. What they gather along `fsdp` is waited
-  for.
-- What is gathered and scattered along `fsdp` is hidden behind all that, as far as it lasts: parameters are asked for
-  before they are needed, and nothing waits for their gradients. All other collectives are waited for. Of a step that
-  was compiled those are hidden that begin before a product and end behind it.
-- A collective around a torus uses as many of its dimensions as its axis has of the slice (in logarithms). Of GPUs, what
-  crosses hosts goes through one port a device.
+- Matrix products reach ATTAINABLE of the peak; products grouped by expert reach GROUPED of that. On a GPU the operands
+  take additional time to read and write: a third of the time of a product of width 768. A fused attention kernel skips
+  masked blocks, which then take no time; "xla" does not skip them. Recomputation (by rematerialization, by the backward
+  pass of fused attention) takes time and is in no MFU. `mfu` follows PaLM's convention, with attention in full;
+  `mfu_done` counts only executed FLOPs.
+- Between products, kernels read and write memory, and nothing overlaps: the residuals of blocks, logits and the train
+  state, each as often as in compiled steps (PASSES). For a compiled step, the bytes are those of its kernels without
+  products (`hlo.memory_traffic`), at the chip's full rate. On a TPU the products of a compiled step take the time of
+  their FLOPs or of their bytes, whichever is longer.
+- Pipeline stages wait in the bubble: (P - 1) / M of the time of the layers. Their gathers along `fsdp` are exposed.
+- Gathers and scatters along `fsdp` overlap with all of the above, as far as that lasts: gathers of parameters start
+  early, and nothing waits for the gradients. All other collectives are exposed. In a compiled step, a collective is
+  hidden if it starts before a product and ends after it.
+- A collective around a torus uses as many dimensions of the slice as its mesh axis covers (in logarithms). Between
+  hosts, each GPU sends through one network port.
 
-Fitted to published runs (benchmarks/published.toml, by benchmarks/calibrate.py): ATTAINABLE of a TPU, GROUPED and
-SPREAD, within which the steps of all of them lie.
+benchmarks/calibrate.py fits ATTAINABLE of a TPU, GROUPED and SPREAD to published runs (benchmarks/published.toml). All
+of these runs are within SPREAD.
 """
 
 import dataclasses
@@ -68,37 +67,39 @@ from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TE
 from pretrainax.sharding.param_paths import is_stacked, parameter_names, stack_of
 from pretrainax.sharding.stages import stages_of
 
-# Of the peak, by platform. GPU: 8,192³ in bfloat16 on an H100, 790 of 990 TFLOP/s, measured by others.
+# Share of the peak, by platform. GPU: a bfloat16 product of 8,192³ on an H100, 790 of 990 TFLOP/s, measured by others.
 ATTAINABLE = {"gpu": 0.8, "tpu": 0.62}
-GROUPED = 0.75  # of that, by products grouped by expert
-# What published steps took, over what is estimated, from the least to the most, and a tenth wider. The most of GPUs is
-# of H100s held to 500 W.
+GROUPED = 0.75  # share of ATTAINABLE for products grouped by expert
+# (least, most) of the ratio of published step times to the estimates, widened by a tenth. The largest ratio of GPUs is
+# of H100s with a power limit of 500 W.
 SPREAD = {"gpu": (0.9, 1.99), "tpu": (0.83, 1.2)}
 
 
 class Passes(NamedTuple):
-    """Says how often kernels that multiply nothing read or write bytes of each kind, in steps that were compiled."""
+    """Numbers of reads and writes per byte of each kind, by the kernels without products of compiled steps."""
 
-    kept: float  # what a block keeps for its backward, but for the next
-    attended: float  # queries, keys, values and results of attention
-    pairs: float  # float32 logits of an attention that no kernel computes; on a TPU of one with a bias too
-    dropped: float  # the same where weights are dropped, which the backward needs again
-    by_row: float  # those again to which positions add something else for each row
-    turned: float  # queries and keys in float32, where positions turn them
-    logits: float  # of the loss, in the dtype of the run
+    kept: float  # residuals of a block, except for attention
+    attended: float  # residuals of attention: queries, keys, values, results
+    pairs: float  # float32 logits of attention without a fused kernel; on a TPU also of attention with a bias
+    dropped: float  # the same logits if dropout applies to the weights: the backward pass reads them again
+    by_row: float  # logits with a position bias that differs by row, in addition
+    turned: float  # queries and keys in float32, with rotary positions
+    logits: float  # logits of the loss, in the compute dtype
     state: float  # parameters, moments, averages and gradients
-    stacked: float  # what loops over layers keep for the backward: put into stacks, and taken out of them
-    factored: float  # parameters, by an optimizer that keeps sums of rows and columns, which it reads gradients for
-    layers: float  # parameters of layers: cut out of their stacks, in the dtype of the products
-    looped: float  # those of layers in a loop: cut out twice, and their gradients put into stacks
-    experts: float  # of these the experts', with which rows are dealt out and put back
+    stacked: float  # residuals of loops over layers: written into stacks and sliced out of them
+    factored: float  # parameters, with a factored optimizer, which reads gradients for sums of rows and columns
+    layers: float  # parameters of layers: slices of their stacks, in the compute dtype
+    looped: float  # parameters of layers in a loop: sliced twice, and their gradients written into stacks
+    experts: float  # parameters of experts, with the dispatch and the return of rows
 
 
 # Fitted to compiled steps of this repository's configs, for one H100 and one v5e (loops of 4 layers), as counted by
-# benchmarks/traffic.py; benchmarks/README.md says how, and how far off each is. Of a GPU three were not fitted: AdamW
-# reads parameters, gradients and moments, writes all but gradients, and their norm reads these once more, 8 passes over
-# 4 arrays; parameters of layers are read in float32 and written in half of that; and copies of loops add up to 5. Of a
-# TPU the optimizer's and its norm's was not, DeBERTa's is the only step that has biases by row, and `dropped` is of
+# benchmarks/traffic.py. benchmarks/lab_book.md has the method and the errors. Three GPU values are not fitted:
+# - `state`: AdamW reads parameters, gradients and moments and writes all but the gradients; the gradient norm reads the
+#   gradients once more. That is 8 passes over 4 arrays.
+# - `layers`: parameters of layers are read in float32 and written in half of the bytes.
+# - `looped`: the copies of loops add up to 5.
+# The TPU value of `state` is not fitted. `by_row` is from DeBERTa, the only step with biases by row. `dropped` is from
 # four steps with all layers.
 PASSES = {
     "gpu": Passes(
@@ -132,24 +133,24 @@ PASSES = {
         experts=0.0,
     ),
 }
-_VMEM = 2**27  # a TPU core's own memory: logits of a layer that have room there are never written out
-_ROOM_FOR_A_LAYER = _VMEM // 2  # beside what else is there: what a layer keeps within it is written into stacks alone
+_VMEM = 2**27  # memory of a TPU core: logits of a layer that fit into it never go to main memory
+_ROOM_FOR_A_LAYER = _VMEM // 2  # free share of VMEM: residuals of a layer that fit go only into the stacks
 
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Seconds of one step, and what follows from them."""
+    """Seconds of one step, and the resulting MFU, hours and price."""
 
-    flops: float  # of a step, over all devices, by PaLM's convention
-    done: float  # those of them that are done: attention skips what its mask hides, as far as its kernel can
-    compute: float  # seconds, as are the next three
-    memory: float
-    hidden: float  # of links, behind compute and memory
-    exposed: float  # of links, waited for
-    mfu: float  # of `flops`
-    mfu_done: float  # of `done`
+    flops: float  # model FLOPs of a step, over all devices, by PaLM's convention
+    done: float  # executed share of `flops`: attention kernels skip masked blocks
+    compute: float  # seconds of matrix products
+    memory: float  # seconds of memory access between products
+    hidden: float  # seconds of communication that overlaps with compute and memory
+    exposed: float  # seconds of communication that the devices wait for
+    mfu: float  # model FLOPs utilization, from `flops`
+    mfu_done: float  # the same from `done`
     hours: float  # of the run
-    price: Optional[float]  # USD of the run; None where the chip's price is not public
+    price: Optional[float]  # USD of the run; None if the chip's price is not public
     spread: tuple[float, float]  # SPREAD of the platform
 
     @property
@@ -158,7 +159,7 @@ class Roofline:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Returns the least and the most seconds that published runs make one expect."""
+        """Returns the (least, most) seconds, from the spread of published runs."""
         least, most = self.spread
         return least * self.seconds, most * self.seconds
 
@@ -172,11 +173,13 @@ def expect(
     steps: Optional[int] = None,
     moved: Optional[MemoryTraffic] = None,
 ) -> Roofline:
-    """Returns the time of a step of `experiment` whose memory and collectives are known, and of a run.
+    """Returns the expected time of a step of `experiment`, and hours and price of the run.
 
     Args:
-      steps: of the run; None: all of the experiment's.
-      moved: counted in the step as compiled; None: it is estimated.
+      memory: the memory estimate of the step.
+      sent: the collectives of the step.
+      steps: number of steps of the run; None: `experiment.train.steps`.
+      moved: memory traffic of the compiled step; None: estimate it.
     """
     chip, train, devices = topology.chip, experiment.train, topology.num_devices
     lengths, platform = lengths_of(shapes_of(experiment)), chip.platform
@@ -186,30 +189,30 @@ def expect(
     stretch = stages_of(experiment, mesh_sizes).stretch
     passes = experiment.passes
     flops, done = flops_per_step(*step, teacher, passes), flops_done(*step, work, teacher, passes)
-    compute = _made(experiment, teacher, work, stretch) / (devices * chip.peak_flops * ATTAINABLE[platform])
+    compute = _product_flops(experiment, teacher, work, stretch) / (devices * chip.peak_flops * ATTAINABLE[platform])
     if moved is None:
-        between = between_products(experiment, mesh_sizes, platform, memory) / chip.memory_rate
-        operands = product_operands(experiment, mesh_sizes, platform) / chip.memory_rate
+        memory_time = between_products(experiment, mesh_sizes, platform, memory) / chip.memory_rate
+        operand_time = product_operands(experiment, mesh_sizes, platform) / chip.memory_rate
     else:
-        between = moved.besides_products / chip.memory_rate
-        operands = (moved.total - moved.besides_products) / chip.memory_rate
+        memory_time = moved.besides_products / chip.memory_rate
+        operand_time = (moved.total - moved.besides_products) / chip.memory_rate
     if not chip.is_tpu:
-        compute += operands
+        compute += operand_time
     elif moved is not None:
-        compute = max(compute, operands)
+        compute = max(compute, operand_time)
     links = {True: 0.0, False: 0.0}
     for one in sent:
         hidden = hidden_share(one)
         seconds = one.total / rate(one.axis, mesh_sizes, topology)
         links[True] += hidden * seconds
         links[False] += (1 - hidden) * seconds
-    seconds = max(compute + between, links[True]) + links[False]
+    seconds = max(compute + memory_time, links[True]) + links[False]
     hours = seconds * (train.steps if steps is None else steps) / 3600
     return Roofline(
         flops=flops,
         done=done,
         compute=compute,
-        memory=between,
+        memory=memory_time,
         hidden=links[True],
         exposed=links[False],
         mfu=flops / (seconds * devices * chip.peak_flops),
@@ -221,18 +224,21 @@ def expect(
 
 
 def hidden_share(one: Collective) -> float:
-    """Returns how much of a collective products hide: as compiled, or else by the rule above."""
+    """Returns the share of a collective that products hide: as compiled, or by the rule of the module docstring."""
     if one.beside is None:
         return float(one.axis == FSDP_AXIS and one.kind in ("all-gather", "reduce-scatter"))
     return one.beside / one.count
 
 
-def _made(experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf, stretch: float) -> float:
-    """Counts the FLOPs of a step's products, with those that are made again, and for products that are grouped as many
-    as others would do in their time; stretch: of the layers, by a pipeline.
+def _product_flops(experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf, stretch: float) -> float:
+    """Returns the FLOPs of a step's products, including recomputation.
 
-    "block" makes each layer's forward twice, "dots" of it the products of attention alone. Where the mesh splits the
-    length, all wait for the device whose queries have the most keys.
+    Products grouped by expert count as the FLOPs that other products would execute in the same time. Remat "block" runs
+    each layer's forward pass twice; "dots" repeats only the products of attention. If the mesh splits the sequence, all
+    devices wait for the one whose queries have the most keys.
+
+    Args:
+      stretch: factor on the time of the layers, by a pipeline.
     """
     train, passes, lengths = experiment.train, experiment.passes, lengths_of(shapes_of(experiment))
     has_backward = passes > 1
@@ -240,34 +246,35 @@ def _made(experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf, 
 
     def products(one: Attention) -> float:
         pairs, again = work(one)
-        made = PRODUCTS * attended(passes) + has_backward * again + 2 * makes_again
-        return made * pairs.max() * len(pairs)
+        count = PRODUCTS * attended(passes) + has_backward * again + 2 * makes_again
+        return count * pairs.max() * len(pairs)
 
     model = experiment.model, lengths.inputs, lengths.targets
     blocks, around = other_flops(*model)
     blocks += (1 / GROUPED - 1) * expert_flops(*model)
     again = (train.layer_forwards - 1) * blocks if has_backward else 0.0
-    taught = 0.0 if teacher is None else flops_done(teacher, 1, lengths.inputs, lengths.targets, work) / 3
+    teacher_flops = 0.0 if teacher is None else flops_done(teacher, 1, lengths.inputs, lengths.targets, work) / 3
     layers = mapped(passes, blocks, 0.0) + again + attention_flops(*model, products)
-    return experiment.rows_per_update * (stretch * layers + mapped(passes, 0.0, around) + taught)
+    return experiment.rows_per_update * (stretch * layers + mapped(passes, 0.0, around) + teacher_flops)
 
 
 def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> float:
-    """Estimates the bytes of a device's memory that kernels read and write in a step which multiply nothing."""
+    """Estimates the bytes that the kernels without products of a step read and write, per device."""
     train, passes = experiment.train, PASSES[platform]
     plain = dataclasses.replace(experiment, train=dataclasses.replace(train, remat="none"))
     width = width_on(experiment, platform)
     arrays = [
         x
         for x in saved_residuals(plain, mesh_sizes, platform)
-        if x.module != "loss" and (x.dtype != "float32" or width == 4)  # logits of attention, sums of a token
+        if x.module != "loss"
+        and (x.dtype != "float32" or width == 4)  # without logits of attention and sums of a token
     ]
     lengths = lengths_of(shapes_of(experiment))
     rows = micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
-    layers = passes.stacked * _in_stacks(experiment, mesh_sizes, platform)
+    layers = passes.stacked * _stacked_residuals(experiment, mesh_sizes, platform)
     attention = _of_attention(experiment, mesh_sizes, platform, rows / mesh_sizes[TENSOR_AXIS])
     layers += passes.dropped * attention.dropped
-    if platform == "gpu" or train.remat == "block" or _of_a_layer(arrays) > _ROOM_FOR_A_LAYER:
+    if platform == "gpu" or train.remat == "block" or _layer_residuals(arrays) > _ROOM_FOR_A_LAYER:
         layers += sum(x.bytes * (passes.attended if x.module.endswith("attention") else passes.kept) for x in arrays)
         layers += passes.pairs * attention.pairs + passes.by_row * attention.by_row + passes.turned * attention.turned
     logits = rows * lengths.targets * predicted_vocabulary(experiment.model) / mesh_sizes[TENSOR_AXIS]
@@ -281,13 +288,13 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
 
 
 def product_operands(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
-    """Estimates the bytes that products of layers read and write: those of one forward in each pass."""
+    """Estimates the bytes that products of layers read and write: each pass moves the bytes of one forward pass."""
     passes = experiment.passes + (experiment.train.layer_forwards - 1) * (experiment.passes > 1)
     return passes * product_bytes(experiment, mesh_sizes, platform)
 
 
-def _of_a_layer(arrays: list[SavedResidual]) -> float:
-    """Counts the bytes that a layer of a model's largest stack keeps."""
+def _layer_residuals(arrays: list[SavedResidual]) -> float:
+    """Returns the bytes of the residuals of one layer, in the stack with the largest layers."""
     stacks: dict[str, float] = {}
     for x in arrays:
         if (stack := stack_of(x.module)) is not None and x.shape:
@@ -295,29 +302,29 @@ def _of_a_layer(arrays: list[SavedResidual]) -> float:
     return max(stacks.values(), default=0.0)
 
 
-def _in_stacks(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
-    """Counts the bytes that loops over layers keep for the backward; 0 where all blocks are unrolled."""
-    looped = _loops(experiment, platform)
-    kept = saved_residuals(experiment, mesh_sizes, platform) if looped else ()
-    return sum(x.bytes for x in kept if any(f"{name}/blocks" in x.module for name in looped))
+def _stacked_residuals(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
+    """Returns the bytes of residuals that loops over layers save; 0 if all blocks are unrolled."""
+    looped = _looped_stacks(experiment, platform)
+    residuals = saved_residuals(experiment, mesh_sizes, platform) if looped else ()
+    return sum(x.bytes for x in residuals if any(f"{name}/blocks" in x.module for name in looped))
 
 
-def _loops(experiment: Experiment, platform: str) -> list[str]:
-    """Returns the stacks whose layers are a loop."""
+def _looped_stacks(experiment: Experiment, platform: str) -> list[str]:
+    """Returns the names of the stacks whose layers run in a loop."""
     compute, stacks = compute_for(experiment.train), experiment.model.stacks.items()
     return [name for name, one in stacks if blocks_in_a_turn(compute, one.num_layers, platform) < one.num_layers]
 
 
 class _Layers(NamedTuple):
-    """Counts bytes of a device's parameters of layers."""
+    """Bytes of the parameters of layers, per device."""
 
     unrolled: int
     looped: int
-    experts: int  # of both
+    experts: int  # experts in unrolled and looped layers
 
 
 def _of_layers(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> _Layers:
-    params, loops = abstract_state(experiment, mesh_sizes).params, _loops(experiment, platform)
+    params, loops = abstract_state(experiment, mesh_sizes).params, _looped_stacks(experiment, platform)
     named = zip(parameter_names(params), jax.tree.leaves(params), strict=True)
     layers = {name: part_bytes(x, x.sharding) for name, x in named if is_stacked(name)}
     looped = sum(size for name, size in layers.items() if any(f"{loop}/" in name for loop in loops))
@@ -326,7 +333,7 @@ def _of_layers(experiment: Experiment, mesh_sizes: dict[str, int], platform: str
 
 
 class _Attention(NamedTuple):
-    """Counts float32 bytes of all attentions, by the kinds of `Passes`."""
+    """Float32 bytes of all attentions, by the kinds of `Passes`."""
 
     pairs: float
     dropped: float
@@ -335,7 +342,7 @@ class _Attention(NamedTuple):
 
 
 def _of_attention(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, rows: float) -> _Attention:
-    """Counts those of so many rows: logits that are written out, and queries and keys that positions turn."""
+    """Returns the bytes for `rows` rows: logits in main memory, and queries and keys with rotary positions."""
     specs, lengths = attention_specs(experiment, mesh_sizes, platform), lengths_of(shapes_of(experiment))
     implementation, is_tpu = implementation_of(specs, experiment.train.attention, platform), platform == "tpu"
     model, pairs, dropped, by_row, turned = experiment.model, 0.0, 0.0, 0.0, 0.0
@@ -354,7 +361,7 @@ def _of_attention(experiment: Experiment, mesh_sizes: dict[str, int], platform: 
 
 
 def rate(axis: str, mesh_sizes: dict[str, int], topology: Topology) -> float:
-    """Returns B/s that a device sends along an axis, or several ("data+sequence"), of the mesh."""
+    """Returns the B/s that a device sends along one axis of the mesh, or several ("data+sequence")."""
     chip = topology.chip
     if axis == "slices":
         return chip.network_rate
@@ -365,5 +372,5 @@ def rate(axis: str, mesh_sizes: dict[str, int], topology: Topology) -> float:
         dimensions = max(1, round(chip.torus * math.log(group) / math.log(total)))
         return chip.link_rate * dimensions / chip.torus
     inside = math.prod(sizes[name] for name in AXES[AXES.index(axis.split("+")[-1]) + 1 :])
-    on_a_host = min(group, max(1, topology.shape[1] // inside))  # devices of the group that share one
+    on_a_host = min(group, max(1, topology.shape[1] // inside))  # devices of the group on one host
     return chip.link_rate if on_a_host == group else min(chip.link_rate, on_a_host * chip.network_rate)

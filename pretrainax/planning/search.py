@@ -1,4 +1,4 @@
-"""The best mesh, and what would make a run fit: all are tried, on paper."""
+"""Searches for the fastest mesh, and for changes that make a run fit, by estimating each candidate."""
 
 import dataclasses
 import itertools
@@ -25,13 +25,13 @@ from pretrainax.sharding.axes import (
 from pretrainax.sharding.mesh import mesh_sizes
 from pretrainax.sharding.stages import stages_obstacle
 
-_POLICIES, _SCHEDULES = get_args(Remat), get_args(PipelineSchedule)  # the fastest first
-_LONG = 8192  # tokens of a row from which splitting it is tried
+_POLICIES, _SCHEDULES = get_args(Remat), get_args(PipelineSchedule)  # fastest first
+_LONG = 8192  # tokens of a row from which the search splits the sequence
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A run on a topology, with what it is expected to take."""
+    """A run on a topology, with its estimated memory, communication, time and price."""
 
     experiment: Experiment
     sizes: dict[str, int]
@@ -39,63 +39,63 @@ class Candidate:
     collectives: list[Collective]
     roofline: Roofline
     fits: bool
-    phases: tuple[tuple[RunPhase, "Candidate"], ...] = ()  # of a run that has some, each by itself
+    phases: tuple[tuple[RunPhase, "Candidate"], ...] = ()  # each phase of a run with phases, assessed alone
 
     @property
     def largest(self) -> "Candidate":
-        """Returns the phase that takes the most memory; of a run without phases, the run."""
+        """Returns the phase with the largest memory, or the run itself without phases."""
         return _largest(self.phases) if self.phases else self
 
     def flags(self, before: Experiment) -> str:
-        """Returns the flags that turn `before` into this."""
+        """Returns the flags that change the experiment `before` into this candidate."""
         changed = []
-        of_training = "train.remat", "train.accumulate", "train.pipeline_schedule"
-        for part in (*of_training, *(f"mesh.{axis}" for axis in (*AXES, "slices"))):
-            group, field = part.split(".")
+        train_fields = "train.remat", "train.accumulate", "train.pipeline_schedule"
+        for field_path in (*train_fields, *(f"mesh.{axis}" for axis in (*AXES, "slices"))):
+            group, field = field_path.split(".")
             new, old = (getattr(getattr(e, group), field) for e in (self.experiment, before))
-            changed += [f"--config.{part}={new}"] if new != old else []
+            changed += [f"--config.{field_path}={new}"] if new != old else []
         return " ".join(changed)
 
 
 def settle_remat(experiment: Experiment, topology: Topology) -> None:
-    """Sets a `train.remat` of "auto" to the policy that `assess` takes."""
+    """Resolves `train.remat="auto"` to the policy that `assess` selects."""
     if experiment.train.remat == "auto":
         experiment.train = assess(experiment, topology).experiment.train
 
 
 def assess(experiment: Experiment, topology: Topology) -> Candidate:
-    """Estimates what `experiment` takes on its own mesh.
+    """Estimates memory, communication, time and price of `experiment` on its own mesh.
 
-    A `train.remat` of "auto" is the first policy with which the run fits; where none does, the last.
+    `train.remat="auto"` becomes the first policy with which the run fits, or the last policy if none fits.
 
-    Of a run in phases, memory, collectives and the time of a step are those of the phase that takes the most memory,
-    hours and price the sum over all.
+    For a run with phases, memory, collectives and step time are those of the phase with the largest memory; hours and
+    price are sums over all phases.
 
     Raises:
-      UserError: a mesh that is not of so many devices, or that does not divide the batch or the model.
+      UserError: the mesh does not have the topology's number of devices, or does not divide the batch or the model.
     """
     if experiment.train.remat == "auto":
-        found = None
+        assessed = None
         for policy in _POLICIES:
-            found = assess(_changed(experiment, experiment.mesh, remat=policy), topology)
-            if found.fits:
+            assessed = assess(_changed(experiment, experiment.mesh, remat=policy), topology)
+            if assessed.fits:
                 break
-        return found
+        return assessed
     if not experiment.phases:
         return _assess(experiment, topology, experiment.train.steps)
-    found = []
+    assessed = []
     for phase in phases_of(experiment):
         with naming(phase):
-            found.append((phase, _assess(phase.experiment, topology, phase.steps)))
-    times = [one.roofline for _, one in found]
+            assessed.append((phase, _assess(phase.experiment, topology, phase.steps)))
+    times = [one.roofline for _, one in assessed]
     prices = [time.price for time in times]
-    largest = _largest(found)
+    largest = _largest(assessed)
     time = dataclasses.replace(
         largest.roofline,
         hours=sum(time.hours for time in times),
         price=None if None in prices else sum(filter(None, prices)),
     )
-    return dataclasses.replace(largest, experiment=experiment, roofline=time, phases=tuple(found))
+    return dataclasses.replace(largest, experiment=experiment, roofline=time, phases=tuple(assessed))
 
 
 def _largest(phases: Sequence[tuple[RunPhase, Candidate]]) -> Candidate:
@@ -103,10 +103,10 @@ def _largest(phases: Sequence[tuple[RunPhase, Candidate]]) -> Candidate:
 
 
 def _assess(experiment: Experiment, topology: Topology, steps: int) -> Candidate:
-    """Estimates what so many steps of a config without phases take."""
+    """Estimates `steps` steps of a config without phases."""
     if experiment.mesh.slices != topology.slices:
         raise UserError(
-            f"config.mesh.slices is {experiment.mesh.slices}, and {topology} has {topology.slices}: set it to that"
+            f"config.mesh.slices is {experiment.mesh.slices}, but {topology} has {topology.slices}; set it to that"
         )
     sizes = mesh_sizes(experiment.mesh, topology.num_devices, processes=topology.hosts)
     needed = memory.estimate(experiment, sizes, topology.chip)
@@ -116,21 +116,23 @@ def _assess(experiment: Experiment, topology: Topology, steps: int) -> Candidate
 
 
 def best(experiment: Experiment, topology: Topology) -> list[Candidate]:
-    """Returns every mesh that divides batch and model, each with the policy and the accumulation that make it fit and
-    fastest: those that fit first, the fastest of them first."""
+    """Returns every mesh that divides batch and model, with the fastest policy and accumulation that fit on it.
+
+    Meshes that fit come first, the fastest first; the others follow, the smallest memory first.
+    """
     return sorted(
         filter(None, (_best_on(experiment, topology, mesh) for mesh in _meshes(experiment, topology))), key=_rank
     )
 
 
 def _best_on(experiment: Experiment, topology: Topology, mesh: MeshConfig) -> Optional[Candidate]:
-    every = (_first_that_fits(experiment, topology, mesh, way, _counts(experiment)) for way in _ways(mesh))
-    own = attempt(_changed(experiment, mesh), topology)
-    return min(filter(None, (own, *every)), key=_rank, default=None)
+    fitting = (_first_that_fits(experiment, topology, mesh, fields, _counts(experiment)) for fields in _ways(mesh))
+    unchanged = attempt(_changed(experiment, mesh), topology)
+    return min(filter(None, (unchanged, *fitting)), key=_rank, default=None)
 
 
 def _ways(mesh: MeshConfig) -> Iterator[dict[str, str]]:
-    """Yields the fields of `config.train` that are tried on a mesh."""
+    """Yields the values of `config.train` to try on a mesh."""
     for policy in _POLICIES:
         if mesh.pipeline == 1:
             yield {"remat": policy}
@@ -143,21 +145,21 @@ def _rank(candidate: Candidate) -> tuple[bool, float]:
 
 
 def _counts(experiment: Experiment) -> list[int]:
-    """Lists the numbers of micro-batches to try."""
+    """Returns the numbers of microbatches to try."""
     rows, least = experiment.train.global_batch_size, experiment.train.accumulate
     return [least * 2**i for i in range(12) if rows % (least * 2**i) == 0]
 
 
 def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
-    """Finds what makes a run fit, the cheapest kind of change first; each later one is faster than those before it.
+    """Returns changes that make a run fit, the simplest change first; each later change is faster.
 
-    Kinds, each with what the kinds before it may change: the rematerialisation policy; accumulation; fsdp; tensor,
-    sequence and pipeline, tried only where nothing before them fits.
+    The search tries four sets of fields, each including the previous set: the rematerialization policy; accumulation;
+    data, fsdp and expert; tensor, sequence and pipeline. It tries the last set only if nothing before it fits.
     """
     own, least, counts = experiment.mesh, experiment.train.accumulate, _counts(experiment)
     meshes = list(_meshes(experiment, topology))
-    of_layers = (PIPELINE_AXIS, LENGTH_AXIS, TENSOR_AXIS)
-    flat = [mesh for mesh in meshes if all(getattr(mesh, axis) == getattr(own, axis) for axis in of_layers)]
+    layer_axes = (PIPELINE_AXIS, LENGTH_AXIS, TENSOR_AXIS)
+    flat = [mesh for mesh in meshes if all(getattr(mesh, axis) == getattr(own, axis) for axis in layer_axes)]
     found: list[Candidate] = []
     for choices, accumulations in (([own], [least]), ([own], counts), (flat, counts), (meshes, counts)):
         if choices is meshes and found:
@@ -165,8 +167,8 @@ def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
         fitting = [
             candidate
             for mesh in choices
-            for way in _ways(mesh)
-            if (candidate := _first_that_fits(experiment, topology, mesh, way, accumulations)) is not None
+            for fields in _ways(mesh)
+            if (candidate := _first_that_fits(experiment, topology, mesh, fields, accumulations)) is not None
         ]
         fastest = min(fitting, key=lambda c: c.roofline.hours, default=None)
         if fastest and (not found or fastest.roofline.hours < 0.98 * found[-1].roofline.hours):
@@ -175,7 +177,7 @@ def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
 
 
 def enough(experiment: Experiment, topology: Topology) -> tuple[Topology, list[Candidate]]:
-    """Finds the remedies on the topology, or on the first of up to 16 times its size that has any."""
+    """Returns (topology, remedies): the first topology with remedies, from the given one to 16 times its size."""
     for _ in range(5):
         if found := remedies(experiment, topology):
             return topology, found
@@ -184,13 +186,13 @@ def enough(experiment: Experiment, topology: Topology) -> tuple[Topology, list[C
 
 
 def _first_that_fits(
-    experiment: Experiment, topology: Topology, mesh: MeshConfig, way: dict[str, str], accumulations: list[int]
+    experiment: Experiment, topology: Topology, mesh: MeshConfig, fields: dict[str, str], accumulations: list[int]
 ) -> Optional[Candidate]:
-    """Finds the fewest micro-batches with which the run fits: more of them only send more."""
+    """Returns the candidate with the fewest microbatches that fits: more microbatches only send more."""
     for count in accumulations:
-        candidate = attempt(_changed(experiment, mesh, **way, accumulate=count), topology)
+        candidate = attempt(_changed(experiment, mesh, **fields, accumulate=count), topology)
         if candidate is None or candidate.fits:
-            return candidate  # what does not divide so does not with more micro-batches
+            return candidate  # more microbatches do not help if this number does not divide
     return None
 
 
@@ -199,7 +201,7 @@ def _changed(experiment: Experiment, mesh: MeshConfig, **train: str | int) -> Ex
 
 
 def attempt(experiment: Experiment, topology: Topology) -> Optional[Candidate]:
-    """Returns what `assess` does; None where the mesh does not divide."""
+    """Returns the result of `assess`, or None if the mesh does not divide the batch or the model."""
     try:
         return assess(experiment, topology)
     except UserError:
@@ -207,8 +209,11 @@ def attempt(experiment: Experiment, topology: Topology) -> Optional[Candidate]:
 
 
 def _meshes(experiment: Experiment, topology: Topology) -> Iterator[MeshConfig]:
-    """Yields meshes of all devices: along `tensor` no more than a host has, along `sequence` only of long rows, along
-    `expert` as many as divide the experts, along `pipeline` as many as divide the layers of a dense decoder."""
+    """Yields meshes of all devices.
+
+    `tensor` is at most 8, and at most the number of GPUs per host. `sequence` is above 1 only for long rows. `expert`
+    divides the number of experts, and `pipeline` the number of layers of a dense decoder.
+    """
     devices, most = topology.num_devices, 8 if topology.chip.is_tpu else topology.chip.devices_per_host
     longest = max(phase.experiment.data.sequence_length for phase in phases_of(experiment))
     lengths = (1, 2, 4, 8) if longest >= _LONG else (1,)

@@ -1,4 +1,4 @@
-"""The batch of a run without its corpus and tokenizer: what each objective makes of a made-up text."""
+"""Computes the batch shapes of a run without its corpus and tokenizer, from a synthetic document per objective."""
 
 import jax
 import numpy as np
@@ -18,29 +18,29 @@ _SPECIAL = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
 
 
 def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and dtypes of the global batch, [B, …]; of a packing with buckets, of the longest rows.
+    """Returns shapes and dtypes of the global batch, [B, …]; with length buckets, for the longest rows.
 
-    Names, dtypes and lengths are those of the objective's own examples of texts as long as a row takes, of each kind
-    that `config.data.source` has: a mixture's rows have the names of all of its objectives.
+    Names, dtypes and lengths come from examples of the objective, from documents that fill a row, for each kind of data
+    in `config.data.source`. The rows of a mixture have the names of all its objectives.
     """
     length = experiment.data.sequence_length
-    tokenizer = _Bytes(sentinels=length)  # no example has as many spans as tokens
+    tokenizer = _ByteTokenizer(sentinels=length)  # an example has fewer spans than tokens
     bound = experiment.objective.adapted(experiment).bind(tokenizer)
     kinds = [part for source in experiment.data.source.components() for _, part in bound.components(source.pairs)]
     longest = Lengths(*np.max([kind.lengths(length) for kind in kinds], axis=0).tolist())
     table, separator = tokenizer.text_table, tokenizer.vocabulary.separator
     counter = TextCounter(table, 1.0, separator, with_target_bytes=experiment.objective.is_likelihood)
     inputs = token_inputs(experiment.model, tokenizer)
-    made = (_example(kind, kind.lengths(length), tokenizer.vocabulary, counter) for kind in kinds)
-    examples = [with_token_inputs(example, inputs) for example in made]
+    raw_examples = (_example(kind, kind.lengths(length), tokenizer.vocabulary, counter) for kind in kinds)
+    examples = [with_token_inputs(example, inputs) for example in raw_examples]
     template = {name: array for example in examples for name, array in example.items()}
     template |= text_lengths(kinds, experiment.data.packing, template)
     row = collate([examples[:1]], longest, tokenizer.vocabulary.pad, template)
     return global_shapes(row, experiment.train.global_batch_size)
 
 
-class _Bytes(Tokenizer):
-    """Each byte of a text is an id, after all ids that are no text: it reads every language for every objective."""
+class _ByteTokenizer(Tokenizer):
+    """A byte tokenizer for every language and objective: special ids first, then one id per byte."""
 
     def __init__(self, sentinels: int):
         self._first = len(_SPECIAL) + sentinels

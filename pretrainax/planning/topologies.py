@@ -1,6 +1,6 @@
-"""Devices that are not there: `v5p:4x4x8`, `h100:4x8`, `4*v5e:16x16`, to count with and to compile for.
+"""Topologies to plan and compile for, without the devices: `v5p:4x4x8`, `h100:4x8`, `4*v5e:16x16`.
 
-Compiling needs the compiler of the chip: libtpu (extra `tpu`) or JAX's CUDA plugin (extra `cuda`). Counting needs
+Compilation needs the compiler of the chip: libtpu (extra `tpu`) or JAX's CUDA plugin (extra `cuda`). Estimates need
 neither.
 """
 
@@ -17,15 +17,15 @@ from pretrainax.config import UserError, nearest
 from pretrainax.runtime.chips import CHIPS, Chip
 from pretrainax.runtime.libtpu import overlap_gathers
 
-# libtpu would ask a metadata server which TPU this machine has, and wait for its answer.
+# Without these, libtpu queries a metadata server for the TPU of this machine, and waits.
 _NO_TPU_HERE = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5e-4",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # it would let one process at a time load it, as of a TPU that is there
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # by default only one process may load libtpu, because of a real TPU
 }
 
-# A GPU as XLA's GpuTargetConfigProto describes it; numbers of NVIDIA's data sheets and deviceQuery.
+# XLA's GpuTargetConfigProto of a GPU, with the values of NVIDIA's data sheets and deviceQuery.
 _GPU_TARGET = """
 gpu_device_info {{
   name: "{name}"
@@ -80,10 +80,10 @@ _GPUS = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Devices of one kind and how they are joined.
+    """Devices of one kind, and their network.
 
-    `shape` is of one slice: the torus of a TPU's chips, or (hosts, devices of a host) of GPUs. Between `slices`, which
-    are alike, there is the slow network alone.
+    `shape` describes one slice: the torus of TPU chips, or (hosts, GPUs per host). All `slices` have the same shape;
+    only the slow network connects them.
     """
 
     chip: Chip
@@ -95,25 +95,25 @@ class Topology:
         """Parses `v5p:4x4x8`, `h100:8` (one host), `h100:4x8` (hosts × devices), `4*v5e:16x16` (four slices).
 
         Raises:
-          UserError: an unknown chip, or a shape that it does not come in.
+          UserError: the chip is unknown, or the shape is invalid for the chip.
         """
-        read = re.fullmatch(r"(?:(\d+)\*)?(\w+):(\d+(?:x\d+)*)", text.strip().lower())
-        if read is None:
-            raise UserError(f"--topology={text}: write CHIP:SHAPE, as v5p:4x4x8, h100:4x8 or 4*v5e:16x16")
-        name, shape = read[2], tuple(map(int, read[3].split("x")))
+        match = re.fullmatch(r"(?:(\d+)\*)?(\w+):(\d+(?:x\d+)*)", text.strip().lower())
+        if match is None:
+            raise UserError(f"--topology={text}: write CHIP:SHAPE, such as v5p:4x4x8, h100:4x8 or 4*v5e:16x16")
+        name, shape = match[2], tuple(map(int, match[3].split("x")))
         if name not in CHIPS:
             raise UserError(f"--topology={text}: unknown chip {name!r}, {nearest(name, CHIPS)}")
-        chip, slices = CHIPS[name], int(read[1] or 1)
+        chip, slices = CHIPS[name], int(match[1] or 1)
         if not slices or not all(shape):
-            raise UserError(f"--topology={text}: every size is at least 1")
+            raise UserError(f"--topology={text}: every size must be at least 1")
         if chip.is_tpu and len(shape) != chip.torus:
             example = "x".join(["4"] * chip.torus)
-            raise UserError(f"--topology={text}: a slice of {name} has {chip.torus} sizes, as {name}:{example}")
+            raise UserError(f"--topology={text}: a slice of {name} has {chip.torus} sizes, such as {name}:{example}")
         if not chip.is_tpu:
             shape = shape if len(shape) > 1 else (1, *shape)
             if len(shape) > 2 or shape[1] > chip.devices_per_host:
                 raise UserError(
-                    f"--topology={text}: write {name}:HOSTSxDEVICES, at most {chip.devices_per_host} devices a host"
+                    f"--topology={text}: write {name}:HOSTSxDEVICES, at most {chip.devices_per_host} devices per host"
                 )
         return cls(chip, shape, slices)
 
@@ -127,12 +127,14 @@ class Topology:
 
     @property
     def wraps_around(self) -> bool:
-        """Returns True if the wires of a TPU's slice go around in all of its dimensions: of three from 4 chips each, of
-        two from 16 each, which are the whole pod."""
+        """Returns True if the wires of a TPU slice wrap around in all dimensions.
+
+        In three dimensions this needs at least 4 chips each; in two, 16 each, which is the whole pod.
+        """
         return self.chip.is_tpu and min(self.shape) >= {2: 16, 3: 4}[self.chip.torus]
 
     def flops_at(self, mfu: float) -> float:
-        """Returns the FLOP/s of all devices at a share of their peak."""
+        """Returns the FLOP/s of all devices at a share `mfu` of their peak."""
         return mfu * self.num_devices * self.chip.peak_flops
 
     @property
@@ -142,27 +144,27 @@ class Topology:
         return self.slices * max(1, self.num_devices // self.slices // self.chip.devices_per_host)
 
     def doubled(self) -> "Topology":
-        """Returns twice the devices: longer where a TPU's slice is shortest, else on one host or on more of them."""
+        """Doubles the devices: a TPU slice along its shortest side, GPUs within one host or else the hosts."""
         shape = list(self.shape)
-        grown = not self.chip.is_tpu and 2 * shape[1] <= self.chip.devices_per_host  # devices of a host
-        place = len(shape) - 1 - shape[::-1].index(min(shape)) if self.chip.is_tpu else int(grown)
+        is_host_growing = not self.chip.is_tpu and 2 * shape[1] <= self.chip.devices_per_host
+        place = len(shape) - 1 - shape[::-1].index(min(shape)) if self.chip.is_tpu else int(is_host_growing)
         shape[place] *= 2
         return dataclasses.replace(self, shape=tuple(shape))
 
     def devices(self) -> list[jax.Device]:
-        """Returns devices to compile for, in JAX's order; arrays cannot be put on them.
+        """Returns devices to compile for, in JAX's order; they cannot hold arrays.
 
         Raises:
-          UserError: the chip's compiler is not installed, or does not know a slice of this shape.
+          UserError: the chip's compiler is not installed, or does not support a slice of this shape.
         """
         extra, module = ("tpu", "libtpu") if self.chip.is_tpu else ("cuda", "jax_plugins.xla_cuda13")
         if not _is_installed(module):
             raise UserError(f"compiling for {self} needs {module}: pip install 'pretrainax[{extra}]'")
         try:
             description = self._tpu() if self.chip.is_tpu else self._gpu()
-        except Exception as e:  # the plugins raise what they like
-            first = (str(e).splitlines() or [type(e).__name__])[0]
-            raise UserError(f"--topology={self}: {module} knows no such devices: {first}") from e
+        except Exception as e:  # the plugins raise many types of exceptions
+            first_line = (str(e).splitlines() or [type(e).__name__])[0]
+            raise UserError(f"--topology={self}: {module} does not support these devices: {first_line}") from e
         return list(description.devices)
 
     def _tpu(self):
@@ -180,12 +182,12 @@ class Topology:
     def _gpu(self):
         memory, rate = self.chip.memory_bytes, int(self.chip.memory_rate)
         target = _GPU_TARGET.format(memory=memory, rate=rate, **_GPUS[self.chip.name])
-        joined = "x".join(map(str, (self.slices, *self.shape)))
-        return topologies.get_topology_desc("", "cuda", target_config=target, topology=joined)
+        topology_text = "x".join(map(str, (self.slices, *self.shape)))
+        return topologies.get_topology_desc("", "cuda", target_config=target, topology=topology_text)
 
 
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except ModuleNotFoundError:  # the parent package is missing
         return False

@@ -1,1 +1,1 @@
-"""Reads profiles of a run: the time of each kernel by module of the model, beside what a plan expects of it."""
+"""Reads profiles of a run: the time of each kernel, by module of the model, compared with a plan."""

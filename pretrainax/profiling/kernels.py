@@ -1,7 +1,7 @@
-"""Says what each kernel of a trace is for: the module of the model and the kind that a plan gives it.
+"""Maps each kernel of a trace to its module of the model and its kind, as in a plan.
 
-A plan counts what a compiled step moves and multiplies, kernel by kernel (`planning.hlo`). A trace has that step with
-it, so what is measured and what is expected are of the same kernels, by the same names.
+A plan counts the bytes and FLOPs of each kernel of a compiled step (`planning.hlo`). A trace contains the compiled
+step, so measured and expected times are of the same kernels, with the same names.
 """
 
 import collections
@@ -13,24 +13,26 @@ from pretrainax.planning.roofline import ATTAINABLE
 from pretrainax.profiling.trace import Called, Trace
 from pretrainax.runtime.chips import Chip
 
-_PROGRAM = "jit_step"  # that of an update (training.train_step)
-UNKNOWN = "not said"  # kind of what is no kernel of a program that is there
+_PROGRAM = "jit_step"  # the program of an update (training.train_step)
+UNKNOWN = "unknown"  # kind of a kernel without its program in the trace
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """All runs of the kernels of one module and kind in a step of one device."""
+    """All runs of the kernels of one module and kind, per step and device."""
 
-    module: str  # "decoder/blocks/mlp/up"; of other programs than the step their names
+    module: str  # "decoder/blocks/mlp/up"; for programs other than the step, the name of the program
     kind: str  # one of `planning.hlo.memory_traffic.KINDS`, or UNKNOWN
     seconds: float
-    in_products: float  # those of them in kernels that multiply matrices, as a plan sees it
-    expected: Optional[float]  # seconds by the chip's rates; None: no chip, or nothing says how long it should take
+    in_products: float  # the part in kernels with matrix products, by the rules of a plan
+    expected: Optional[float]  # seconds by the chip's rates; None without a chip or without an expectation
 
 
 def step_program(trace: Trace) -> Optional[Called]:
-    """Returns the program of the step, of several (as there are of rows of several lengths) that with most of the time;
-    None where none is known."""
+    """Returns the program of the step, or None if the trace has none.
+
+    A run with several row lengths has several such programs; the function returns the one with the most time.
+    """
     seconds: dict[Called, float] = collections.defaultdict(float)
     for op, spent in trace.busy.items():
         if op.program is not None and op.program in trace.programs and op.program.name == _PROGRAM:
@@ -39,10 +41,10 @@ def step_program(trace: Trace) -> Optional[Called]:
 
 
 def work_of(trace: Trace, chip: Optional[Chip] = None) -> list[Work]:
-    """Returns what a step does, the longest first; chip: that it ran on, for what is expected."""
+    """Returns the work of a step by module and kind, the longest first; `chip` gives the expected times."""
     step = step_program(trace)
     kernels = {} if step is None else _kernels(trace.programs[step], chip)
-    found: dict[tuple[str, str], list[Work]] = collections.defaultdict(list)
+    parts: dict[tuple[str, str], list[Work]] = collections.defaultdict(list)
     for op, spent in trace.busy.items():
         work = Work("", UNKNOWN, spent, 0.0, None)
         if op.program == step and (kernel := kernels.get(op.name)):
@@ -50,8 +52,8 @@ def work_of(trace: Trace, chip: Optional[Chip] = None) -> list[Work]:
             work = dataclasses.replace(kernel, seconds=spent, in_products=in_products)
         elif op.program is not None and op.program != step:
             work = dataclasses.replace(work, module=op.program.name)
-        found[work.module, work.kind].append(work)
-    return sorted(map(_joined, found.values()), key=lambda work: -work.seconds)
+        parts[work.module, work.kind].append(work)
+    return sorted(map(_joined, parts.values()), key=lambda work: -work.seconds)
 
 
 def _joined(parts: list[Work]) -> Work:
@@ -65,17 +67,18 @@ def _joined(parts: list[Work]) -> Work:
 
 
 def _kernels(program: Program, chip: Optional[Chip]) -> dict[str, Work]:
-    """Returns what each kernel of a step is for, and the seconds that all its runs take at least: of what it moves at
-    the chip's full rate, of its products at the share of the peak that a plan counts on. What it took is 1, not known.
+    """Returns the module, the kind and the expected seconds of each kernel of a step; measured seconds are 1.
 
-    Of collectives, which links limit, and of kernels that do not say what they multiply, nothing is expected here.
+    The expected time of all runs of a kernel is the longer of two times: of its bytes at the chip's full memory rate,
+    and of its products at the plan's share of the peak. Collectives, which links limit, and kernels with unknown FLOPs
+    have no expected time here.
     """
-    found = {}
+    work_by_kernel = {}
     for one in traffic_of_kernels(program):
         computation, made, whole = one.kernel
-        (what, *_), runs, least = one.parts, program.runs[computation], None
+        (main_part, *_), runs, expected = one.parts, program.runs[computation], None
         flops = product_flops(program, computation, whole)
-        if chip is not None and flops is not None and what.kind != "collectives":
-            least = runs * max(one.bytes / chip.memory_rate, flops / (ATTAINABLE[chip.platform] * chip.peak_flops))
-        found[made.name] = Work(what.module, what.kind, 1.0, float(what.multiplies), least)
-    return found
+        if chip is not None and flops is not None and main_part.kind != "collectives":
+            expected = runs * max(one.bytes / chip.memory_rate, flops / (ATTAINABLE[chip.platform] * chip.peak_flops))
+        work_by_kernel[made.name] = Work(main_part.module, main_part.kind, 1.0, float(main_part.multiplies), expected)
+    return work_by_kernel

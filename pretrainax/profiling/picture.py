@@ -1,4 +1,4 @@
-"""Draws what a step's time goes to, by module and kind of kernel, in the style of curves.png."""
+"""Draws the time of a step by module and kind of kernel, in the style of curves.png."""
 
 import collections
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from pretrainax.profiling.report import idle_seconds
 from pretrainax.profiling.trace import Trace
 from pretrainax.reporting.curves import FAINT, INK, PARTS, STYLE
 
-_MOST = 16  # modules; what is left is one more
+_MOST = 16  # maximum number of modules; one more bar has the rest
 _COLORS = dict(zip(KINDS, (*PARTS, "#b56a8e"), strict=True)) | {UNKNOWN: "#c3ccd5", "": "#e4e7eb"}
-_LEFT, _TOP = 0.3, 1.25  # in parts of the width; in inches
+_LEFT, _TOP = 0.3, 1.25  # share of the width; inches
 _ROW = 0.34  # inches
 
 
 def draw(path: str, trace: Trace, work: Sequence[Work]) -> None:
-    """Draws a bar for each module, parted by kinds, the longest above, and one for what is idle."""
+    """Draws one bar per module, divided by kind, the longest at the top, and a bar for idle time."""
     modules: dict[str, collections.Counter] = {}
     for one in work:
         modules.setdefault(one.module or "(none)", collections.Counter())[one.kind] += one.seconds
@@ -30,25 +30,27 @@ def draw(path: str, trace: Trace, work: Sequence[Work]) -> None:
     rows.append(("idle", collections.Counter({"": idle_seconds(trace)})))
     height = _TOP + _ROW * len(rows) + 0.6
     with matplotlib.rc_context(STYLE):
-        drawn = figure.Figure(figsize=(12, height), dpi=150)
-        panel = drawn.add_axes((_LEFT, 0.6 / height, 0.97 - _LEFT, 1 - (_TOP + 0.6) / height))
+        picture = figure.Figure(figsize=(12, height), dpi=150)
+        panel = picture.add_axes((_LEFT, 0.6 / height, 0.97 - _LEFT, 1 - (_TOP + 0.6) / height))
         _bars(panel, trace, rows)
-        title = f"Where a step of {1e3 * trace.seconds:.1f} ms goes"
-        drawn.text(0.02, 1 - 0.35 / height, title, fontsize=16, fontweight="bold", va="center")
-        steps = f"steps {trace.steps[0]} to {trace.steps[-1]} on {trace.platform}, by module of the model; % of a step"
-        drawn.text(0.02, 1 - 0.7 / height, steps, color=FAINT, va="center")
-        drawn.savefig(path, facecolor="white")
+        title = f"Time of a step by module, {1e3 * trace.seconds:.1f} ms in total"
+        picture.text(0.02, 1 - 0.35 / height, title, fontsize=16, fontweight="bold", va="center")
+        steps = (
+            f"steps {trace.steps[0]} to {trace.steps[-1]} on {trace.platform}, by module of the model; in % of a step"
+        )
+        picture.text(0.02, 1 - 0.7 / height, steps, color=FAINT, va="center")
+        picture.savefig(path, facecolor="white")
 
 
 def _bars(panel, trace: Trace, rows: list[tuple[str, collections.Counter]]) -> None:
-    named: set[str] = set()
+    labeled: set[str] = set()
     for place, (_, seconds) in enumerate(rows):
         left = 0.0
         for kind in (kind for kind in _COLORS if kind in seconds):
             share = 100 * seconds[kind] / trace.seconds
-            label = None if kind in named or not kind else kind
+            label = None if kind in labeled or not kind else kind
             panel.barh(place, share, left=left, height=0.72, color=_COLORS[kind], label=label)
-            named.add(kind)
+            labeled.add(kind)
             left += share
         panel.text(left, place, f" {left:.1f}", va="center", color=INK, fontsize=9)
     panel.set_yticks(range(len(rows)), [module for module, _ in rows])

@@ -1,8 +1,8 @@
-"""Reads the compiled programs out of a trace, which carries each one that ran in it.
+"""Reads the compiled programs of a trace, which contains each program that ran in it.
 
-The file is an XSpace (xplane.proto of openxla/xla), whose plane "/host:metadata" has an entry for each program, with
-its HloProto. `jax.profiler.ProfileData` gives events alone, and there are none in that plane; so the few fields on the
-way are read here, as protocol buffers are encoded (protobuf.dev/programming-guides/encoding).
+The file is an XSpace (xplane.proto of openxla/xla). Its plane "/host:metadata" has an entry with the HloProto of each
+program. `jax.profiler.ProfileData` exposes only events, and this plane has none. The module therefore decodes the few
+fields from the protocol buffer encoding (protobuf.dev/programming-guides/encoding).
 """
 
 import re
@@ -16,7 +16,7 @@ from pretrainax.planning.hlo import Program
 
 _PLANE = b"/host:metadata"
 _PROTO = b"Hlo Proto"
-# Numbers of fields. XSpace; XPlane; an entry of a map; XEventMetadata; XStatMetadata; XStat; HloProto.
+# Field numbers of XSpace (planes) and XPlane; a map entry; XEventMetadata; XStatMetadata; XStat; HloProto.
 _PLANES, _NAME, _EVENTS, _STATS = 1, 2, 4, 5
 _KEY, _VALUE = 1, 2
 _EVENT_NAME, _EVENT_STATS = 2, 5
@@ -26,13 +26,13 @@ _MODULE = 1
 
 
 class Message(NamedTuple):
-    """Holds the values of a message's fields."""
+    """The values of the fields of a decoded message."""
 
-    numbers: dict[int, int]  # the last one of each
-    parts: dict[int, list[bytes]]  # texts, and further messages, in their order
+    numbers: dict[int, int]  # the last value of each integer field
+    parts: dict[int, list[bytes]]  # strings and nested messages, in their order
 
     def messages(self, number: int) -> Iterator["Message"]:
-        """Yields those of one field."""
+        """Yields the nested messages of one field."""
         return map(_read, self.parts.get(number, ()))
 
 
@@ -44,11 +44,11 @@ class Compiled(NamedTuple):
 
 
 def programs_of(content: bytes) -> dict[int, Compiled]:
-    """Returns the programs of a trace by the numbers that its events call them; UserError for what is no trace."""
+    """Returns the programs of a trace by the ids in its events; raises UserError for a damaged trace."""
     try:
         return dict(_programs(content))
     except (IndexError, ValueError, KeyError, TypeError) as e:
-        raise UserError(f"the trace is damaged: {type(e).__name__} where its programs are") from e
+        raise UserError(f"the trace is damaged: {type(e).__name__} while reading its programs") from e
 
 
 def _programs(content: bytes) -> Iterator[tuple[int, Compiled]]:
@@ -61,11 +61,11 @@ def _programs(content: bytes) -> Iterator[tuple[int, Compiled]]:
             for value in entry.messages(_VALUE)
         }
         for event in (value for entry in plane.messages(_EVENTS) for value in entry.messages(_VALUE)):
-            named = re.fullmatch(r"(.*)\((\d+)\)", event.parts[_EVENT_NAME][0].decode())
+            match = re.fullmatch(r"(.*)\((\d+)\)", event.parts[_EVENT_NAME][0].decode())
             for stat in event.messages(_EVENT_STATS):
-                if named and names.get(stat.numbers[_STAT_OF]) == [_PROTO]:
+                if match and names.get(stat.numbers[_STAT_OF]) == [_PROTO]:
                     (proto,) = stat.messages(_STAT_BYTES)
-                    yield int(named[2]), Compiled(named[1], _program(proto.parts[_MODULE][0]))
+                    yield int(match[2]), Compiled(match[1], _program(proto.parts[_MODULE][0]))
 
 
 def _program(module: bytes) -> Program:
@@ -73,20 +73,20 @@ def _program(module: bytes) -> Program:
 
 
 def _read(message: bytes) -> Message:
-    found, at = Message({}, {}), 0
+    fields, at = Message({}, {}), 0
     while at < len(message):
         key, at = _varint(message, at)
         if key & 7 == 0:
-            found.numbers[key >> 3], at = _varint(message, at)
+            fields.numbers[key >> 3], at = _varint(message, at)
         else:
             size, at = _varint(message, at) if key & 7 == 2 else ({1: 8, 5: 4}[key & 7], at)
-            found.parts.setdefault(key >> 3, []).append(message[at : at + size])
+            fields.parts.setdefault(key >> 3, []).append(message[at : at + size])
             at += size
-    return found
+    return fields
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Returns the number that begins at a place, and where it ends."""
+    """Returns (value, next position) of the varint at position `at`."""
     number, shift = 0, 0
     while True:
         byte = message[at]

@@ -1,9 +1,9 @@
-"""The text of a profile: the slowest kernels by module, and a step's time by what takes it, beside a plan.
+"""Formats a profile: the slowest kernels by module, and the parts of a step's time, compared with a plan.
 
-    (module)            (kind)     ms a step  share   plan
-    decoder/blocks/mlp  products        3.21  24.0 %  2.80
+    (module)            (kind)     ms per step  share   plan
+    decoder/blocks/mlp  products          3.21  24.0 %  2.80
 
-Of a step that several devices make, all is of one device, the mean over those of the trace.
+All values are per device: the mean over the devices of the trace.
 """
 
 from collections.abc import Iterator
@@ -23,42 +23,44 @@ from pretrainax.reporting.tables import text_table
 from pretrainax.sharding.mesh import abstract_mesh, mesh_sizes
 from pretrainax.training.run import Run
 
-MOST = 20  # rows of the table; what is left is one more
+MOST = 20  # maximum number of rows; one more row has the rest
 
 
 def of_run(run: Run, path: str) -> str:
-    """Returns what a trace of this process says, beside the plan of the devices of the run."""
-    said, count = report(read_trace(path), run.trained, topology_here()), jax.process_count()
+    """Returns the tables of a trace of this process, compared with the plan for the devices of the run."""
+    text, count = report(read_trace(path), run.trained, topology_here()), jax.process_count()
     if count > 1:
-        said = f"of process {jax.process_index()} alone: each of the {count} has a trace, for profile --process\n{said}"
-    return said
+        text = f"process {jax.process_index()} of {count}; to see another process: profile --process\n{text}"
+    return text
 
 
 def report(trace: Trace, experiment: Optional[Experiment], topology: Optional[Topology]) -> str:
-    """Returns both tables; without a topology, or a config, nothing stands beside what was measured.
+    """Returns both tables, with the expected times of a plan if there are a topology and a config.
 
     Args:
-      experiment: without phases.
-      topology: of the run; None: no plan knows its chip, as of any CPU.
+      experiment: an experiment without phases.
+      topology: the topology of the run; None if the planner does not support its chip, such as a CPU.
     """
     work = work_of(trace, None if topology is None else topology.chip)
     expected = None
     if experiment is not None and topology is not None:
         expected = expectation(trace, experiment, topology)
     steps = f"step {trace.steps[0]}" if len(trace.steps) == 1 else f"steps {trace.steps[0]} to {trace.steps[-1]}"
-    devices = "1 device" if trace.devices == 1 else f"{trace.devices} devices of this process, their mean"
-    head = f"{steps}, {1e3 * trace.seconds:.2f} ms a step on {trace.platform}, {devices}"
+    devices = "1 device" if trace.devices == 1 else f"mean of {trace.devices} devices of this process"
+    head = f"{steps}, {1e3 * trace.seconds:.2f} ms per step on {trace.platform}, {devices}"
     if topology is None:
-        head += f"; no plan is beside it: {_why_none(trace)}"
+        head += f"; without a plan: {_reason_without_plan(trace)}"
     return "\n".join([head, kernel_table(trace, work), "", step_table(trace, work, expected), ""])
 
 
-def _why_none(trace: Trace) -> str:
-    return "it knows no rates of a CPU" if trace.platform == "cpu" else "say which --topology it is of"
+def _reason_without_plan(trace: Trace) -> str:
+    return (
+        "the planner does not support CPUs" if trace.platform == "cpu" else "set --topology to the devices of the run"
+    )
 
 
 def expectation(trace: Trace, experiment: Experiment, topology: Topology) -> Optional[Roofline]:
-    """Returns what a plan expects of the step that was traced, as compiled; None where the trace has no program."""
+    """Returns the plan's expectation for the compiled step in the trace; None if the trace has no program."""
     if (step := step_program(trace)) is None:
         return None
     program = trace.programs[step]
@@ -69,8 +71,8 @@ def expectation(trace: Trace, experiment: Experiment, topology: Topology) -> Opt
 
 
 def kernel_table(trace: Trace, work: list[Work]) -> str:
-    """Returns a row for each module and kind, the slowest first, and what the devices waited."""
-    rows = [("module", "kind", "ms a step", "share", "plan")]
+    """Returns a table with one row per module and kind, the slowest first, and the idle time."""
+    rows = [("module", "kind", "ms per step", "share", "plan")]
     rows += [_row(trace, one.module or "(none)", one.kind, one.seconds, one.expected) for one in work[:MOST]]
     if rest := work[MOST:]:
         known = [one.expected for one in rest]
@@ -81,8 +83,8 @@ def kernel_table(trace: Trace, work: list[Work]) -> str:
 
 
 def step_table(trace: Trace, work: list[Work], expected: Optional[Roofline]) -> str:
-    """Returns the parts of a step that a plan has, each beside what it expects."""
-    rows = [("a step", "ms", "share", "plan")]
+    """Returns a table of the parts of a step, compared with the plan."""
+    rows = [("part of a step", "ms", "share", "plan")]
     rows += [(name, *cells) for name, *cells in _parts(trace, work, expected)]
     return text_table(rows if expected else [row[:-1] for row in rows], "<>", indent="  ")
 
@@ -92,7 +94,7 @@ def _parts(trace: Trace, work: list[Work], expected: Optional[Roofline]) -> Iter
     links = sum(one.seconds - one.in_products for one in work if one.kind == "collectives")
     memory_bound = sum(trace.busy.values()) - products - links
     plan = (expected.compute, expected.memory, expected.exposed, 0.0, expected.seconds) if expected else (None,) * 5
-    names = ("products", "other kernels: memory", "collectives: links", "idle", "in all")
+    names = ("products", "other kernels (memory)", "collectives (links)", "idle", "in total")
     measured = (products, memory_bound, links, idle_seconds(trace), trace.seconds)
     for name, seconds, least in zip(names, measured, plan, strict=True):
         _, _, *cells = _row(trace, name, "", seconds, least)
@@ -100,10 +102,10 @@ def _parts(trace: Trace, work: list[Work], expected: Optional[Roofline]) -> Iter
 
 
 def idle_seconds(trace: Trace) -> float:
-    """Returns the seconds of a step in which no kernel ran."""
+    """Returns the seconds of a step without any running kernel."""
     return max(trace.seconds - sum(trace.busy.values()), 0.0)
 
 
 def _row(trace: Trace, module: str, kind: str, seconds: float, expected: Optional[float] = None) -> tuple[str, ...]:
-    least = "" if expected is None else f"{1e3 * expected:.3f}"
-    return module, kind, f"{1e3 * seconds:.3f}", f"{seconds / trace.seconds:.1%}", least
+    expected_cell = "" if expected is None else f"{1e3 * expected:.3f}"
+    return module, kind, f"{1e3 * seconds:.3f}", f"{seconds / trace.seconds:.1%}", expected_cell

@@ -1,11 +1,11 @@
-"""Reads out of a trace when each kernel ran, on a CPU, a GPU or a TPU; what ran at once shares the time.
+"""Reads the time of each kernel from a trace of a CPU, a GPU or a TPU. Concurrent kernels share their time equally.
 
-    CPU  a plane of the host; each thunk of XLA is an event of the thread that ran it, with the statistic `hlo_op`
-    GPU  a plane a device, "/device:GPU:0", a line a stream; kernels have `hlo_op` too, copies and the like have not
-    TPU  a plane a device, "/device:TPU:0"; of its lines "XLA Ops" has the kernels, each named by its text, and
-         "XLA Modules" the programs, "jit_step(7)"
+    CPU  one plane of the host; each XLA thunk is an event of its thread, with the statistic `hlo_op`
+    GPU  one plane per device, "/device:GPU:0", with one line per stream; kernels have `hlo_op`, copies do not
+    TPU  one plane per device, "/device:TPU:0"; its line "XLA Ops" has the kernels, with their HLO text as names, and
+         its line "XLA Modules" has the programs, "jit_step(7)"
 
-Loops, conditionals and calls have events around those of what they run, and are left out.
+Events of loops, conditionals and calls enclose the events of their kernels; the module excludes them.
 """
 
 import bisect
@@ -29,18 +29,18 @@ Event: TypeAlias = jax.profiler.ProfileEvent  # pyright: ignore[reportInvalidTyp
 Plane: TypeAlias = jax.profiler.ProfilePlane  # pyright: ignore[reportInvalidTypeForm]
 _DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)")
 _HOST = "/host:CPU"
-_MOST_BYTES = 2**31  # of a trace, as of any message of protocol buffers
+_MOST_BYTES = 2**31  # the maximum size of a protocol buffer message
 
 
 class Called(NamedTuple):
-    """Names a program as the events do that are of it."""
+    """The name and id of a program in the events of a trace."""
 
     name: str  # "jit_step"
     number: int
 
 
 class Op(NamedTuple):
-    """An instruction of a program; of what no program has asked for, the name of the event."""
+    """An instruction of a program; for an event without a program, the name of the event."""
 
     program: Optional[Called]
     name: str
@@ -50,38 +50,41 @@ class Run(NamedTuple):
     """One run of an instruction on a device."""
 
     op: Op
-    start: float  # nanoseconds, as is the next
-    end: float
+    start: float  # nanoseconds
+    end: float  # nanoseconds
 
 
 class Trace(NamedTuple):
-    """Holds what a trace says of the steps in it."""
+    """The steps of a trace, with the time of each instruction."""
 
     platform: str  # "cpu", "gpu" or "tpu"
     devices: int
-    steps: list[int]  # that were made in it
-    seconds: float  # of a step: from the first kernel's beginning to the last one's end, by the steps
-    busy: dict[Op, float]  # seconds of a step and device that an instruction has to itself, all that runs at once alike
+    steps: list[int]  # numbers of the steps in the trace
+    seconds: (
+        float  # per step: from the start of the first kernel to the end of the last one, divided by the number of steps
+    )
+    # seconds of each instruction, per step and device; concurrent instructions share their time equally
+    busy: dict[Op, float]
     programs: dict[Called, Program]
 
 
 def read_trace(path: str) -> Trace:
-    """Reads an xplane.pb; UserError where it is none, or where no step with kernels is in it."""
+    """Reads an xplane.pb; raises UserError for any other file, and for a trace without steps or kernels."""
     content = read_bytes(path, _MOST_BYTES)
     try:
         data = ProfileData.from_serialized_xspace(content)
     except RuntimeError as e:
-        raise UserError(f"{path} is no trace of a profiler (xplane.pb)") from e
+        raise UserError(f"{path} is not a profiler trace (xplane.pb)") from e
     programs = programs_of(content)
     steps = sorted({int(dict(e.stats)["step_num"]) for e in _events(data, _HOST) if e.name == STEP})
     platform, runs = _runs(data)
-    called = _found({run.op for device in runs.values() for run in device}, programs)
-    runs = {device: _without_loops(found, called) for device, found in runs.items()}
+    called = _match_programs({run.op for device in runs.values() for run in device}, programs)
+    runs = {device: _without_loops(device_runs, called) for device, device_runs in runs.items()}
     if not steps or not any(runs.values()):
-        what = f"step of a run ({STEP})" if not steps else "kernel"
-        raise UserError(f"{path} has no {what}: it is no profile that pretrainax has written")
-    every = [run for device in runs.values() for run in device]
-    window = max(run.end for run in every) - min(run.start for run in every)
+        missing = f"step of a run ({STEP})" if not steps else "kernel"
+        raise UserError(f"{path} has no {missing}: it is not a profile of a pretrainax run")
+    all_runs = [run for device in runs.values() for run in device]
+    window = max(run.end for run in all_runs) - min(run.start for run in all_runs)
     busy: dict[Op, float] = collections.defaultdict(float)
     for device in runs.values():
         for op, nanoseconds in shared(device).items():
@@ -90,21 +93,21 @@ def read_trace(path: str) -> Trace:
 
 
 def shared(runs: Iterable[Run]) -> dict[Op, float]:
-    """Returns the nanoseconds of each instruction; of a time in which several run, each has the same part.
+    """Returns the nanoseconds of each instruction; concurrent instructions share their time equally.
 
-    So the sum is the time in which the device did anything.
+    The sum is therefore the time in which the device was busy.
     """
     runs = list(runs)
     changes = sorted((time, is_end, i) for i, run in enumerate(runs) for time, is_end in _ends(run))
-    found: dict[Op, float] = collections.defaultdict(float)
+    busy_time: dict[Op, float] = collections.defaultdict(float)
     active: set[int] = set()
     since = 0.0
     for time, is_end, i in changes:
         for j in active:
-            found[runs[j].op] += (time - since) / len(active)
+            busy_time[runs[j].op] += (time - since) / len(active)
         since = time
         active.discard(i) if is_end else active.add(i)
-    return dict(found)
+    return dict(busy_time)
 
 
 def _ends(run: Run) -> Iterator[tuple[float, bool]]:
@@ -119,22 +122,22 @@ def _events(data: Data, plane: str) -> Iterator[Event]:
                 yield from line.events
 
 
-def _found(ops: set[Op], programs: dict[int, Compiled]) -> dict[Called, Program]:
-    """Finds the programs that events are of: by name, and by how many of their instructions are there.
+def _match_programs(ops: set[Op], programs: dict[int, Compiled]) -> dict[Called, Program]:
+    """Returns the program of each (name, id) in the events, by its name and the number of matching instructions.
 
-    Numbers alone do not tell: a program that was read from a compilation cache has another one in the trace's list.
+    The id is not sufficient: a program from a compilation cache has another id in the trace's list of programs.
     """
     names: dict[Called, set[str]] = collections.defaultdict(set)
     for op in ops:
         if op.program is not None:
             names[op.program].add(op.name)
-    found = {}
-    for called, asked in names.items():
-        alike = {number: one.program for number, one in programs.items() if one.name == called.name}
-        if alike:
-            best = max(alike, key=lambda number: (_shared(alike[number], asked), number == called.number))
-            found[called] = alike[best]
-    return found
+    programs_by_call = {}
+    for called, op_names in names.items():
+        candidates = {number: one.program for number, one in programs.items() if one.name == called.name}
+        if candidates:
+            best = max(candidates, key=lambda number: (_shared(candidates[number], op_names), number == called.number))
+            programs_by_call[called] = candidates[best]
+    return programs_by_call
 
 
 def _shared(program: Program, names: set[str]) -> int:
@@ -142,7 +145,7 @@ def _shared(program: Program, names: set[str]) -> int:
 
 
 def _runs(data: Data) -> tuple[str, dict[str, list[Run]]]:
-    """Returns the platform, and the runs of each device."""
+    """Returns (platform, runs of each device)."""
     runs: dict[str, list[Run]] = {}
     platform = "cpu"
     for plane in data.planes:
@@ -157,15 +160,15 @@ def _runs(data: Data) -> tuple[str, dict[str, list[Run]]]:
 
 
 def _without_loops(runs: list[Run], programs: dict[Called, Program]) -> list[Run]:
-    """Returns the runs but for those of what runs other instructions."""
-    around = {
-        (called, made.name)
+    """Returns the runs without loops, conditionals and calls, which run other instructions."""
+    enclosing = {
+        (called, instruction.name)
         for called, program in programs.items()
         for values in program.computations.values()
-        for made in values.values()
-        if made.opcode in VIEWS
+        for instruction in values.values()
+        if instruction.opcode in VIEWS
     }
-    return [run for run in runs if run.op not in around]
+    return [run for run in runs if run.op not in enclosing]
 
 
 def _of_gpu(plane: Plane) -> Iterator[Run]:
@@ -191,7 +194,7 @@ _OF_PLANE = {"gpu": _of_gpu, "tpu": _of_tpu}
 
 
 def _run(event: Event, stats: dict) -> Run:
-    """Makes a run of an event and its statistics."""
+    """Converts an event and its statistics to a run."""
     called = Called(str(stats["hlo_module"]), int(stats.get("program_id", -1))) if "hlo_module" in stats else None
     op = Op(called, str(stats.get("hlo_op") or event.name))
     return Run(op, event.start_ns, event.start_ns + event.duration_ns)

@@ -1,1 +1,1 @@
-"""Tables, units and pictures, for a terminal and for files."""
+"""Tables, units and plots, for terminals and files."""

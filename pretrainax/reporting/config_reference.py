@@ -1,4 +1,4 @@
-"""Lists every field of a config: the page docs/config.md, and what --help shows of one config."""
+"""Lists the fields of configs: the page docs/config.md, and the --help of one config."""
 
 import dataclasses
 import re
@@ -13,21 +13,25 @@ from pretrainax.reporting.tables import markdown
 _INTRODUCTION = """\
 # Every field of a config
 
-`configs/NAME.py` builds an `Experiment`, and a flag sets one field of it: `--config.train.steps=1000`. Where the type
-of a field is a link, it holds an object of one of the classes listed there. A flag gives the whole of it, or a field:
+`configs/NAME.py` builds an `Experiment`, and a flag sets one of its fields: `--config.train.steps=1000`. If the type of
+a field is a link, the field holds an object of one of the linked classes. A flag sets the whole object or one field:
 
 ```
 --config.objective="SpanCorruption(noise_density=0.3)"
 --config.objective.noise_density=0.3
 ```
 
-`python -m pretrainax.main --config=FILE --help` shows the values of a config. Where there is no default, a value must
-be given; the configs do. What is marked ↻ may be another when a run resumes. This page is made by
-`python docs/config.py` from the comments beside the fields.
+`python -m pretrainax.main --config=FILE --help` shows the values of a config. A field without a default is required,
+and the configs set it. The mark ↻ means that the field may change when a run resumes. `python docs/reference.py`
+generates this page from the comments next to the fields.
 """
-_OF_OTHERS = (
-    'The fields of another class are shown where it is chosen, as by --config.optimizer="Lamb()" --help; docs/config.md'
-    " of the repository has those of all."
+_LEGEND = (
+    "The fields of this config, as flags with their values. Below each flag: type, default and meaning. A line that "
+    'starts with "or" shows another class for the field, with the fields of that class.'
+)
+_OTHER_CLASSES = (
+    'To show the fields of another class, select it, as in --config.optimizer="Lamb()" --help. docs/config.md in the '
+    "repository lists the fields of all classes."
 )
 
 
@@ -46,12 +50,13 @@ def page() -> str:
 
 
 def text(experiment: Experiment, width: int) -> str:
-    """Returns the fields of one config with their values, for a terminal of so many columns."""
-    return "\n".join([*_values(experiment, "config", width), "", *textwrap.wrap(_OF_OTHERS, width)])
+    """Returns the fields of one config with their values, for a terminal with `width` columns."""
+    legend, others = textwrap.wrap(_LEGEND, width), textwrap.wrap(_OTHER_CLASSES, width)
+    return "\n".join([*legend, *_values(experiment, "config", width), "", *others])
 
 
 def _sections(cls: type, path: str) -> Iterator[tuple[str, type]]:
-    """Yields the parts of a config that always are there, by their paths."""
+    """Yields the parts that every config has, with their paths."""
     yield path, cls
     for field in fields_of(cls):
         if _is_part(field):
@@ -63,14 +68,14 @@ def _is_part(field: FieldReference) -> bool:
 
 
 def _kinds() -> list[type]:
-    """Returns what fields can hold beside numbers and words, in the order in which fields name it."""
-    found, waiting = [], [cls for _, cls in _sections(Experiment, "config")]
+    """Returns the base classes of the objects in fields, in the order of the fields."""
+    kinds, waiting = [], [cls for _, cls in _sections(Experiment, "config")]
     while waiting:
         for field in fields_of(waiting.pop(0)):
-            new = [kind for kind in field.kinds if kind not in found and not _is_part(field)]
-            found += new
+            new = [kind for kind in field.kinds if kind not in kinds and not _is_part(field)]
+            kinds += new
             waiting += [cls for kind in new for cls in _classes(kind)]
-    return [kind for kind in found if not any(issubclass(kind, other) for other in found if other is not kind)]
+    return [kind for kind in kinds if not any(issubclass(kind, other) for other in kinds if other is not kind)]
 
 
 def _classes(kind: type) -> list[type]:
@@ -95,7 +100,7 @@ def _section(title: str, cls: type, level: str = "##") -> str:
 
 
 def _type(field: FieldReference) -> str:
-    """Returns a type whose names of kinds are links to what can be chosen."""
+    """Returns a type as Markdown; the names of base classes are links to their alternatives."""
     if not field.kinds:
         return _code(field.hint)
     names = {kind.__name__: _anchor(kind, _is_part(field), field.name) for kind in field.kinds}
@@ -113,21 +118,21 @@ def _code(value: str) -> str:
 
 
 def _prose(comment: str) -> str:
-    """Returns a comment or a docstring as Markdown: what is code in it stays so."""
+    """Returns a comment or a docstring as Markdown, without escapes in code spans."""
     return "".join(
         _code(part[1:-1]) if part.startswith("`") else _escaped(part) for part in re.split(r"(`[^`]+`)", comment)
     )
 
 
 def _escaped(plain: str) -> str:
-    return re.sub(r"([\\|<*])", r"\\\1", plain)
+    return re.sub(r"([\\|<*[])", r"\\\1", plain)
 
 
 # --- a terminal ----------------------------------------------------------------------------------------------------
 
 
 def _values(node: object, path: str, width: int) -> Iterator[str]:
-    """Yields the lines of the fields of a part of a config, of those inside of them, and of what else they can hold."""
+    """Yields lines for the fields of a part of a config, recursively, and for the other classes that they can hold."""
     for field in fields_of(type(node)):
         value, where = getattr(node, field.name), f"{path}.{field.name}"
         if _is_part(field):

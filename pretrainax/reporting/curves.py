@@ -1,4 +1,4 @@
-"""curves.png: the picture of a run, drawn from the lines of its metrics.jsonl."""
+"""Draws curves.png, the plot of a run, from the lines of its metrics.jsonl."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ from typing import Optional
 import matplotlib
 import numpy as np
 
-matplotlib.use("Agg")  # draws without a screen
+matplotlib.use("Agg")  # needs no display
 
 from matplotlib import figure, ticker  # noqa: E402
 
@@ -16,16 +16,26 @@ from pretrainax.reporting.run_lines import thinned  # noqa: E402
 
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 TRAINING, VALIDATION, RATE, NORM = "#3e7cb1", "#d1603d", "#5b8c5a", "#8a6fae"
-PARTS = (VALIDATION, TRAINING, RATE, NORM, "#c9a13b", "#3f9c9c", "#9c5a3c", "#5c6b7a")  # of a mixture, in turn
-LEFT, RIGHT = 0.055, 0.97  # of the panels, in parts of the picture's width
-HEIGHT, MORE = 7.0, 2.9  # of the picture, and of a further row of panels, in inches
-MOST_POINTS = 2000  # of a curve; a longer one is drawn by the means of neighbours
-BASELINES = {  # of a loss
+PARTS = (
+    VALIDATION,
+    TRAINING,
+    RATE,
+    NORM,
+    "#c9a13b",
+    "#3f9c9c",
+    "#9c5a3c",
+    "#5c6b7a",
+)  # colors of the parts of a mixture
+LEFT, RIGHT = 0.055, 0.97  # edges of the panels, as fractions of the width of the picture
+HEIGHT, MORE = 7.0, 2.9  # height of the picture and of each additional row of panels, in inches
+MOST_POINTS = 2000  # per curve; longer curves are averaged over neighboring points
+_TREND, _POINTS = "bold: smoothed training; faint: as logged", "; dots: validation"  # legends of the panels
+BASELINES = {  # by loss
     "loss": "unigram baseline: token frequencies and the form of the targets",
-    "replaced_loss": "baseline: 'original' of every token",
+    "replaced_loss": "baseline: predicts 'original' for every token",
 }
 STYLE = {
-    "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same picture on every machine
+    "font.family": ["DejaVu Sans"],  # included in matplotlib, so that pictures are the same on all machines
     "font.size": 10,
     "text.color": INK,
     "axes.labelcolor": FAINT,
@@ -57,20 +67,20 @@ def draw(
     baseline: Optional[Mapping[str, float]] = None,
     select_by: str = "loss",
 ) -> None:
-    """Draws the main loss in nats above, learning rate and gradient norm below, over the steps.
+    """Draws the main loss, in nats, above the learning rate and the gradient norm, over the steps.
 
-    The main loss is the one that the model is kept for, or "loss". Below these a panel for each further loss that a
-    validation has, for the figure that the model is kept for where that is no loss, and for each kind of their parts.
+    The main loss is the loss that selects checkpoints, or "loss". Additional panels show the other losses of the
+    validation, the metric that selects checkpoints if it is not a loss, and the parts of these metrics by kind.
 
     Args:
-      lines: of metrics.jsonl, any order of splits; a value that is null leaves a gap.
-      baseline: losses of a model that knows nothing of the text around a target.
-      select_by: the figure that the model is kept for, as "accuracy" or "loss/source=wiki".
+      lines: of metrics.jsonl, in any order of splits; a null value leaves a gap.
+      baseline: losses of a model without context.
+      select_by: the metric that selects checkpoints, such as "accuracy" or "loss/source=wiki".
     """
-    figures = _figures(select_by)
-    main, baseline_loss = figures[0], (baseline or {}).get(figures[0])
+    metrics = _main_metrics(select_by)
+    main, baseline_loss = metrics[0], (baseline or {}).get(metrics[0])
     train, valid = _points(lines, "train", main), _points(lines, "valid", main)
-    heads, parts = _further(lines, figures)
+    heads, parts = _other_metrics(lines, metrics)
     rows = len(heads) + len(parts)
     height = HEIGHT + MORE * rows
     with matplotlib.rc_context(STYLE):
@@ -104,41 +114,41 @@ def draw(
         picture.savefig(path, facecolor="white")
 
 
-def _figures(select_by: str) -> list[str]:
-    """Returns the main loss, and the figure that the model is kept for where that is another one."""
-    figure = select_by.partition("/")[0]
-    return [figure] if figure.endswith("loss") else ["loss", figure]
+def _main_metrics(select_by: str) -> list[str]:
+    """Returns the main loss, and the metric that selects checkpoints if it is not a loss."""
+    metric = select_by.partition("/")[0]
+    return [metric] if metric.endswith("loss") else ["loss", metric]
 
 
-def _further(lines: Sequence[dict], figures: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Returns what validations have beside the main loss: other figures, and parts, those of a kind together.
+def _other_metrics(lines: Sequence[dict], metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Returns the other metrics of validations, and the parts of metrics, grouped by kind.
 
-    figures: the main loss, and what else has a panel for each kind of its parts.
+    metrics: the main loss, and other metrics with panels for their parts.
     """
     names = list(dict.fromkeys(name for line in lines if line["split"] == "valid" for name in line))
-    whole = [name for name in names if "/" not in name and name != figures[0]]
-    heads = [name for name in whole if name.endswith("loss") or name in figures]
-    parts = [name for figure in figures for name in names if name.startswith(f"{figure}/")]
+    whole = [name for name in names if "/" not in name and name != metrics[0]]
+    heads = [name for name in whole if name.endswith("loss") or name in metrics]
+    parts = [name for metric in metrics for name in names if name.startswith(f"{metric}/")]
     kinds = dict.fromkeys(name.partition("=")[0] for name in parts)
     return heads, [[name for name in parts if name.startswith(f"{kind}=")] for kind in kinds]
 
 
 def _shorten(text: str, length: int) -> str:
-    """Cuts a text, so that the numbers on the right have room."""
+    """Truncates a text to leave room for the numbers on the right."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _points(lines: Sequence[dict], split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns steps and values of one curve; null becomes NaN. The last point is always one that was logged."""
-    found = [(x["step"], np.nan if x.get(name) is None else x[name]) for x in lines if x["split"] == split]
-    steps, values = thinned(np.array(found, dtype=float).reshape(-1, 2), MOST_POINTS).T
+    """Returns the steps and values of one curve; null becomes NaN. The last point is never averaged."""
+    pairs = [(x["step"], np.nan if x.get(name) is None else x[name]) for x in lines if x["split"] == split]
+    steps, values = thinned(np.array(pairs, dtype=float).reshape(-1, 2), MOST_POINTS).T
     return steps, values
 
 
 def _draw_parts(panel, lines: Sequence[dict], names: Sequence[str]) -> None:
-    """Draws the validation losses of the parts of a mixture, with their names on the right."""
-    figure, _, part = names[0].partition("/")
-    panel.set_title(f"validation {_words(figure)} by {part.partition('=')[0]}")
+    """Draws a validation metric of the parts of a mixture, with a legend on the right."""
+    metric, _, part = names[0].partition("/")
+    panel.set_title(f"validation {_words(metric)} by {part.partition('=')[0]}")
     for name, color in zip(names, itertools.cycle(PARTS), strict=False):
         label = _shorten(name.partition("=")[2], 24)
         panel.plot(*_points(lines, "valid", name), "o-", color=color, linewidth=1.2, markersize=3.5, label=label)
@@ -146,13 +156,14 @@ def _draw_parts(panel, lines: Sequence[dict], names: Sequence[str]) -> None:
     panel.set_xlim(0, 1.2 * panel.get_xlim()[1])
 
 
-def _words(figure: str) -> str:
-    return figure.replace("_", " ")
+def _words(metric: str) -> str:
+    return metric.replace("_", " ")
 
 
 def _draw_losses(panel, train, valid, baseline_loss: Optional[float], main: str) -> None:
     unit = ", nats per target" if main == "loss" else ", nats" if main.endswith("loss") else ""
     panel.set_title(f"{_words(main)}{unit}")
+    panel.set_title(_TREND + _POINTS, loc="right", fontsize=9)
     line_with_trend(panel, *train, TRAINING, trend=trend_of(train[1]))
     panel.plot(*valid, color=VALIDATION, linewidth=1.2, alpha=0.6)
     panel.plot(*valid, "o", color=VALIDATION, markersize=5.5, markeredgecolor="white", markeredgewidth=0.8)
@@ -167,16 +178,17 @@ def _draw_losses(panel, train, valid, baseline_loss: Optional[float], main: str)
 
 def _draw_rate(panel, steps: np.ndarray, values: np.ndarray) -> None:
     exponent = math.floor(math.log10(np.nanmax(values, initial=1e-12)))
-    panel.set_title(rf"learning rate, in $10^{{{exponent}}}$")
+    panel.set_title(rf"learning rate, in units of $10^{{{exponent}}}$")
     _line(panel, steps, values / 10**exponent, color=RATE, linewidth=2)
     panel.set_ylim(bottom=0)
 
 
 def _draw_norm(panel, steps: np.ndarray, values: np.ndarray) -> None:
-    panel.set_title("gradient norm")
+    panel.set_title("gradient norm, before clipping")
+    panel.set_title(_TREND.replace(" training", ""), loc="right", fontsize=9)
     positive = values[values > 0]
     line_with_trend(panel, steps, values, NORM, trend=np.exp(trend_of(np.log(np.where(values > 0, values, np.nan)))))
-    if len(positive) and positive.max() > 20 * np.median(positive):  # one spike would flatten the rest
+    if len(positive) and positive.max() > 20 * np.median(positive):  # a spike would flatten the rest of the curve
         panel.set_yscale("log")
         panel.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
         panel.yaxis.set_minor_formatter(ticker.NullFormatter())
@@ -191,14 +203,14 @@ def line_with_trend(panel, steps: np.ndarray, values: np.ndarray, color: str, tr
 
 
 def _line(panel, steps: np.ndarray, values: np.ndarray, **style: object) -> None:
-    """Draws a curve; a point that has no neighbour, through which no line goes, is a dot."""
-    there = np.pad(np.isfinite(values), 1)
-    alone = there[1:-1] & ~there[:-2] & ~there[2:]
+    """Draws a curve. A point without a finite neighbor, which no line crosses, is a dot."""
+    finite = np.pad(np.isfinite(values), 1)
+    alone = finite[1:-1] & ~finite[:-2] & ~finite[2:]
     panel.plot(steps, values, marker="o", markersize=5, markevery=np.flatnonzero(alone).tolist(), **style)
 
 
 def trend_of(values: np.ndarray) -> np.ndarray:
-    """Returns a Gaussian mean of the neighbours: no lag, and narrow at the start, where the loss falls steeply."""
+    """Returns a Gaussian mean of neighboring values, without lag; narrow at the start, where the loss falls steeply."""
     at = np.arange(len(values))
     width = np.clip(0.5 + 0.1 * at, None, max(len(values) / 50, 1.0))  # [N] points
     weights = np.exp(-0.5 * ((at[:, None] - at[None, :]) / width[:, None]) ** 2) * np.isfinite(values)[None, :]
@@ -209,7 +221,7 @@ def trend_of(values: np.ndarray) -> np.ndarray:
 def _final_losses(
     picture, heights: tuple[float, float], baseline: tuple[str, Optional[float]], train: np.ndarray, valid: np.ndarray
 ) -> None:
-    """Writes the last losses, each in the color of its curve: the legend too.
+    """Writes the last losses in the colors of their curves, which is also the legend.
 
     baseline: name and loss.
     """

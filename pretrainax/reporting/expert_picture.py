@@ -1,4 +1,4 @@
-"""Draws experts.png: how evenly the routers of a run spread its tokens, from the lines of its metrics.jsonl."""
+"""Draws experts.png, the load of the experts of a run, from the lines of its metrics.jsonl."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,15 @@ from matplotlib import figure, ticker
 
 from pretrainax.reporting.curves import FAINT, LEFT, RIGHT, STYLE, TRAINING, VALIDATION
 
-_MOST = 3.0  # times an even share: what is darkest
+_MOST = 3.0  # load of the darkest color, in even shares
 
 
 def draw(path: str, lines: Sequence[dict], title: str) -> None:
-    """Draws the load of each expert at the last line on the left, and the largest of each layer over the steps on the
-    right; 1 is the load of an even share.
+    """Draws the last load of each expert (left) and the highest load of each layer over the steps (right).
 
-    lines: of metrics.jsonl; those that have "experts", {layer: [E]}, are drawn.
+    A load of 1 is an even share of the tokens.
+
+    lines: of metrics.jsonl; only lines with "experts", {layer: [E]}, are drawn.
     """
     known = [line for line in lines if "experts" in line]
     names = [layer.replace(".", " ") for layer in known[-1]["experts"]]
@@ -28,15 +29,15 @@ def draw(path: str, lines: Sequence[dict], title: str) -> None:
         picture.text(LEFT, 1 - 0.38 / height, f"{title}: experts", fontsize=16, fontweight="bold", va="center")
         image = last.imshow(loads[-1], aspect="auto", cmap="Blues", vmin=0, vmax=_MOST, interpolation="nearest")
         picture.colorbar(image, ax=last, fraction=0.05, extend="max").outline.set_visible(False)
-        last.set_title(f"tokens of each expert over an even share, step {known[-1]['step']:,}")
-        last.set_xlabel("number of the expert")
+        last.set_title(f"load of each expert (1: an even share of the tokens), step {known[-1]['step']:,}")
+        last.set_xlabel("expert number")
         last.set_yticks(range(len(names)), names, fontsize=max(4, min(9, 160 // len(names))))
         last.grid(visible=False)
         steps, largest = [line["step"] for line in known], np.array([load.max(axis=1) for load in loads])
         course.plot(steps, largest, color=TRAINING, alpha=0.25, linewidth=1)
         course.plot(steps, largest.mean(axis=1), color=VALIDATION, linewidth=2)
         course.axhline(1.0, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
-        course.set_title("the busiest expert of each layer, and their mean")
+        course.set_title("highest load of an expert: blue: each layer; orange: mean")
         course.set_xlabel("step")
         course.set_ylim(bottom=0)
         course.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))

@@ -1,4 +1,4 @@
-"""Writes the page of several runs: one HTML file that loads nothing, its curves drawn by a small script of its own."""
+"""Writes report.html, the page of several runs: one HTML file with a small script that loads nothing."""
 
 import base64
 import html
@@ -12,22 +12,23 @@ from typing import Optional
 
 import numpy as np
 
+from pretrainax.config.metric import METRICS
 from pretrainax.reporting.curves import trend_of
 from pretrainax.reporting.overlay_picture import COLORS, NOISY, SMOOTHING, title_of
 from pretrainax.reporting.run_lines import AXES, SECONDS, RunLines
 from pretrainax.reporting.units import elapsed, large_number
 
 _TEMPLATE = pathlib.Path(__file__).with_name("overlay_page.html")
-_MOST_POINTS = 400  # of a curve: a phone draws them at once
+_MOST_POINTS = 400  # per curve, which a phone draws without delay
 
 
 def render(runs: Sequence[RunLines], figures: Sequence[str], by: str, notes: Sequence[str], picture: bytes) -> str:
-    """Returns the page.
+    """Returns the page as HTML.
 
     Args:
-      by: of AXES, which the page begins with.
-      notes: lines of what is missing.
-      picture: a PNG, for who runs no scripts.
+      by: name in AXES of the first x-axis.
+      notes: lines on missing data.
+      picture: a PNG for readers without scripts.
     """
     title = title_of(runs, by).partition(" by ")[0]
     data = {
@@ -39,35 +40,40 @@ def render(runs: Sequence[RunLines], figures: Sequence[str], by: str, notes: Seq
             for run, color in zip(runs, itertools.cycle(COLORS), strict=False)
         ],
     }
-    said = [f"{SMOOTHING}. A curve of more than {_MOST_POINTS} lines is drawn by means of neighbours.", *notes]
+    meanings = [f"{name.replace('_', ' ')}: {METRICS[name].meaning}" for name in figures if name in METRICS]
+    explanations = [
+        f"{SMOOTHING}. Curves with more than {_MOST_POINTS} points are averaged over neighboring points.",
+        "Losses are in nats per target. k, M, B and T are 10^3, 10^6, 10^9 and 10^12.",
+        *meanings,
+    ]
     parts = {
         "TITLE": html.escape(title),
         "ROWS": "".join(map(_row, runs, itertools.cycle(COLORS))),
-        "NOTES": "".join(f"<li>{html.escape(note)}</li>" for note in said),
+        "NOTES": "".join(f"<li>{html.escape(note)}</li>" for note in [*explanations, *notes]),
         "PICTURE": base64.b64encode(picture).decode(),
-        "DATA": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),  # no name of a run ends the script
+        "DATA": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),  # the name of a run cannot end the script
     }
-    # In one pass: what a run is called is not filled in itself.
+    # One pass, so that a placeholder in the name of a run stays as it is.
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: parts[found[1]], _TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _curves(run: RunLines, figure: str) -> dict[str, dict]:
-    """Returns the points of a figure by split: places by axis, values, and of training the trend."""
-    found = {}
+    """Returns the points of a metric by split: x and y by axis, and the trend of training."""
+    curves = {}
     for split in ("train", "valid"):
         axes = {by: run.curve(split, figure, by, _MOST_POINTS) for by in AXES}
         x = {by: _numbers(places) for by, (places, values) in axes.items() if np.isfinite(values).any()}
         if x:
             y = {by: axes[by][1] for by in x}
-            of_split = {"x": x, "y": {by: _numbers(values) for by, values in y.items()}}
+            points = {"x": x, "y": {by: _numbers(values) for by, values in y.items()}}
             if split == "train" and figure in NOISY:
-                of_split["trend"] = {by: _numbers(np.where(np.isfinite(v), trend_of(v), np.nan)) for by, v in y.items()}
-            found[split] = of_split
-    return found
+                points["trend"] = {by: _numbers(np.where(np.isfinite(v), trend_of(v), np.nan)) for by, v in y.items()}
+            curves[split] = points
+    return curves
 
 
 def _numbers(values: np.ndarray) -> list[Optional[float]]:
-    """Returns values to six digits, as a screen shows no more; what is not finite is null."""
+    """Returns values rounded to six digits, enough for a screen; null for values that are not finite."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
@@ -78,10 +84,10 @@ def _row(run: RunLines, color: str) -> str:
     tokens, seconds = last.get("text_tokens"), last.get(SECONDS)
     cells = (
         f"{last['step']:,}",
-        "not known" if tokens is None else large_number(tokens),
+        "unknown" if tokens is None else large_number(tokens),
         "none" if train is None else f"{train:.4f}",
         "none" if best is None else f"{best['loss']:.4f} (step {best['step']:,})",
-        "not known" if seconds is None else elapsed(seconds),
+        "unknown" if seconds is None else elapsed(seconds),
     )
     name = f'<th><i style="background:{color}"></i>{html.escape(run.name)}</th>'
     return f"<tr>{name}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"

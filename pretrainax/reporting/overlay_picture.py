@@ -1,4 +1,4 @@
-"""Draws several runs over each other: a panel for each figure, a color for each run, in the style of curves.png."""
+"""Draws report.png, the plot of several runs: a panel for each metric, a color for each run, styled like curves.png."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,28 +11,30 @@ from pretrainax.reporting.curves import FAINT, LEFT, MOST_POINTS, PARTS, RIGHT, 
 from pretrainax.reporting.run_lines import AXES, RunLines
 from pretrainax.reporting.units import clock, large_number, scientific
 
-# Told apart by people who do not see all colors too: blue before red.
+# Blue before red, which color-blind people can distinguish.
 COLORS = (PARTS[1], PARTS[0], *PARTS[2:])
-SMOOTHING = "bold: Gaussian mean of neighbouring lines; faint: as logged; dots: validation"
-NOISY = ("loss", "gradient_norm", "tokens_per_second", "accuracy", "bits_per_byte")  # in training: drawn with a trend
+SMOOTHING = "bold: training, smoothed by a Gaussian mean of neighbors; faint: as logged; dots: validation"
+NOISY = ("loss", "gradient_norm", "tokens_per_second", "accuracy", "bits_per_byte")  # training metrics with a trend
 _NOTE_SIZE = 9
 
 
 def title_of(runs: Sequence[RunLines], by: str) -> str:
-    """Returns the headline of a picture or a page."""
+    """Returns the title of the picture and the page."""
     return f"{len(runs)} runs by {AXES[by].title}" if len(runs) > 1 else f"{runs[0].name} by {AXES[by].title}"
 
 
 def draw(path: str, runs: Sequence[RunLines], figures: Sequence[str], by: str, notes: Sequence[str]) -> None:
-    """Draws the first figure above, the others below it, two in a row; training as lines, validation as dots.
+    """Draws the first metric in a large panel and the others below, two in a row.
+
+    Training metrics are lines, validation metrics are dots.
 
     Args:
-      by: of AXES.
-      notes: lines below, of what is missing.
+      by: name in AXES of the x-axis.
+      notes: lines on missing data, below the panels.
     """
     rows = -(-(len(figures) - 1) // 2)
     below = 0.5 + 0.2 * len(notes)  # inches
-    legend = -(-len(runs) // 4)  # rows of names
+    legend = -(-len(runs) // 4)  # rows of the legend
     head = 0.95 + 0.22 * legend
     height = head + 4.0 + 2.9 * rows + below
     with matplotlib.rc_context(STYLE):
@@ -40,9 +42,9 @@ def draw(path: str, runs: Sequence[RunLines], figures: Sequence[str], by: str, n
         edges = dict(left=LEFT, right=RIGHT, top=1 - head / height, bottom=(below + 0.35) / height)
         ratios = (1.5, *[1] * rows)
         grid = picture.add_gridspec(len(ratios), 2, height_ratios=ratios, hspace=0.42, wspace=0.15, **edges)
-        places = [grid[0, :], *(grid[1 + i // 2, i % 2] for i in range(len(figures) - 1))]
-        for place, name in zip(places, figures, strict=True):
-            _draw_figure(picture.add_subplot(place), runs, name, by)
+        cells = [grid[0, :], *(grid[1 + i // 2, i % 2] for i in range(len(figures) - 1))]
+        for cell, name in zip(cells, figures, strict=True):
+            _draw_metric(picture.add_subplot(cell), runs, name, by)
         picture.text(LEFT, 1 - 0.35 / height, title_of(runs, by), fontsize=16, fontweight="bold", parse_math=False)
         picture.text(LEFT, 1 - 0.62 / height, SMOOTHING, color=FAINT)
         for i, (run, color) in enumerate(zip(runs, itertools.cycle(COLORS), strict=False)):
@@ -55,7 +57,7 @@ def draw(path: str, runs: Sequence[RunLines], figures: Sequence[str], by: str, n
         picture.savefig(path, facecolor="white")
 
 
-def _draw_figure(panel, runs: Sequence[RunLines], name: str, by: str) -> None:
+def _draw_metric(panel, runs: Sequence[RunLines], name: str, by: str) -> None:
     panel.set_title(name.replace("_", " ") + (", nats per target" if name == "loss" else ""))
     panel.grid(axis="x", visible=False)
     for run, color in zip(runs, itertools.cycle(COLORS), strict=False):
@@ -75,7 +77,7 @@ def _draw_figure(panel, runs: Sequence[RunLines], name: str, by: str) -> None:
 
 
 def _without_spikes(panel, runs: Sequence[RunLines], by: str) -> None:
-    """Takes a scale of logarithms where one spike would flatten the rest."""
+    """Sets a logarithmic scale if a spike would flatten the rest."""
     values = np.concatenate([run.curve("train", "gradient_norm", by, MOST_POINTS)[1] for run in runs])
     positive = values[values > 0]
     if len(positive) and positive.max() > 20 * np.median(positive):
@@ -84,7 +86,7 @@ def _without_spikes(panel, runs: Sequence[RunLines], by: str) -> None:
 
 
 def place_text(place: float, by: str) -> str:
-    """Writes a place on an axis: 12,000 steps, "1.2 M" tokens, "3.1e18" FLOPs, "1:23:00"."""
+    """Formats a tick of the x-axis: "12,000" steps, "1.2 M" tokens, "3.1e18" FLOPs, "1:23:00"."""
     if by == "time":
         return clock(place)
     return f"{place:,.0f}" if by == "step" else scientific(place) if by == "flops" else large_number(place)

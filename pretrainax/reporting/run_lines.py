@@ -1,4 +1,4 @@
-"""Lays the lines of several runs over each other: the axes that any two runs have in common, and what one lacks."""
+"""The metrics of several runs on common axes, and the metrics that a run lacks."""
 
 import collections
 import os
@@ -8,15 +8,14 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 SECONDS = "seconds"
-_LARGEST = (
-    1e30  # of values that are drawn: matplotlib's margins overflow near 1e308, and no figure of a run comes close
-)
+# Largest value that is drawn: the margins of matplotlib overflow near 1e308, and metrics are far smaller than this.
+_LARGEST = 1e30
 
 
 class Axis(NamedTuple):
-    """Is what curves are drawn over."""
+    """An x-axis for curves."""
 
-    field: str  # of a line
+    field: str  # of a line in metrics.jsonl
     title: str
 
 
@@ -27,32 +26,32 @@ AXES = {
     "flops": Axis("flops", "FLOPs"),
     "time": Axis(SECONDS, "time in steps, without evaluations and checkpoints"),
 }
-# What is shown where nothing is asked for, of what any run has; the first one is the largest panel.
+# The default metrics, if any run has them; the first has the largest panel.
 FIGURES = ("loss", "bits_per_byte", "accuracy", "gradient_norm", "learning_rate", "tokens_per_second")
 
 
 class RunLines(NamedTuple):
-    """Holds a run's name, and the lines of its metrics.jsonl with the time that its steps have taken."""
+    """A run: its name, and the lines of its metrics.jsonl with the total time of its steps."""
 
     name: str
     lines: Sequence[Mapping]
 
     def curve(self, split: str, figure: str, by: str, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns places and values, at most so many: [N], [N]; a value that is null is NaN. [0], [0] without any."""
+        """Returns x and y, [N] each, with N at most `most`; null becomes NaN. N is 0 without values."""
         axis = AXES[by].field
-        found = [
+        pairs = [
             (x[axis], x[figure]) for x in self.lines if x["split"] == split and figure in x and x.get(axis) is not None
         ]
-        points = np.array([(place, np.nan if value is None else value) for place, value in found], float).reshape(-1, 2)
+        points = np.array([(place, np.nan if value is None else value) for place, value in pairs], float).reshape(-1, 2)
         places, values = thinned(points, most).T
         return places, values
 
     def has(self, field: str, split: str = "") -> bool:
-        """Returns True if any line, of a split or of both, has a value of a field."""
+        """Returns True if any line has a value for a field; split: only lines of this split, "": all lines."""
         return any(line.get(field) is not None for line in self.lines if split in ("", line["split"]))
 
     def last(self, split: str, field: str) -> Optional[float]:
-        """Returns the last value of a field; None where there is none."""
+        """Returns the last value of a field; None without a value."""
         values = (
             line[field] for line in reversed(self.lines) if line["split"] == split and line.get(field) is not None
         )
@@ -60,46 +59,48 @@ class RunLines(NamedTuple):
 
 
 def numbers_alone(lines: Sequence[Mapping]) -> tuple[list[dict], collections.Counter[str]]:
-    """Returns lines with null for what is no number in a field of numbers, and how many values that were, by field.
+    """Replaces values that are not drawable numbers by null. Returns the lines and the number of such values by field.
 
-    A line whose step is beyond what can be drawn is left out; it counts as a value of "step".
+    A line whose step cannot be drawn is left out and counts as a value of "step".
     """
     left_out: collections.Counter[str] = collections.Counter()
     numeric = {name for line in lines for name, value in line.items() if _is_number(value)}
     numeric |= {axis.field for axis in AXES.values()} | {"step_seconds", *FIGURES}
-    kept = []
+    numbers = []
     for line in lines:
-        odd = {
-            n: None for n, x in line.items() if n in numeric and x is not None and not (_is_number(x) and _is_drawn(x))
+        invalid = {
+            n: None
+            for n, x in line.items()
+            if n in numeric and x is not None and not (_is_number(x) and _is_drawable(x))
         }
-        left_out.update(odd.keys())
-        if "step" not in odd:
-            kept.append({**line, **odd})
-    return kept, left_out
+        left_out.update(invalid.keys())
+        if "step" not in invalid:
+            numbers.append({**line, **invalid})
+    return numbers, left_out
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_drawn(value: float) -> bool:
+def _is_drawable(value: float) -> bool:
     return -_LARGEST <= value <= _LARGEST
 
 
 def with_seconds(lines: Sequence[Mapping]) -> list[dict]:
-    """Returns the lines with "seconds", which all steps up to theirs have taken; None once one is not known."""
+    """Returns the lines with "seconds", the total time of the steps so far; None after a line with unknown time."""
     seconds: Optional[float] = 0.0
     timed, before = [], 0
     for line in lines:
         if line["split"] == "train":
-            of_step, steps, before = line.get("step_seconds"), line["step"] - before, line["step"]
-            seconds = None if seconds is None or of_step is None else seconds + of_step * steps
+            per_step, steps, before = line.get("step_seconds"), line["step"] - before, line["step"]
+            seconds = None if seconds is None or per_step is None else seconds + per_step * steps
         timed.append({**line, SECONDS: seconds})
     return timed
 
 
 def thinned(points: np.ndarray, most: int) -> np.ndarray:
-    """Returns at most so many of the points [N, 2]: the means of neighbours, and the last one as it is."""
+    """Reduces points [N, 2] to at most `most`: means of neighbors, and the unchanged last point."""
     if len(points) <= most:
         return points
     before = np.array_split(points[:-1], most - 1)
@@ -107,7 +108,7 @@ def thinned(points: np.ndarray, most: int) -> np.ndarray:
 
 
 def names_of(folders: Sequence[str]) -> list[str]:
-    """Returns the names of folders, as short as they are told apart by: the last parts of their paths."""
+    """Returns short names for folders: as many last parts of their paths as make the names unique."""
     parts = [os.path.abspath(folder).split(os.sep) for folder in folders]
     for count in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(path[-count:]) for path in parts]
@@ -117,16 +118,16 @@ def names_of(folders: Sequence[str]) -> list[str]:
 
 
 def figures_of(runs: Sequence[RunLines], wanted: Sequence[str] = ()) -> list[str]:
-    """Returns what is drawn: the figures that are wanted, or those of FIGURES that any run has."""
+    """Returns the metrics to draw: `wanted`, or the metrics of FIGURES that any run has."""
     return list(wanted) or [figure for figure in FIGURES if any(run.has(figure) for run in runs)]
 
 
 def missing(runs: Sequence[RunLines], figures: Sequence[str], by: str) -> Iterator[str]:
-    """Yields a line for each run that is not in all panels, with the reason."""
+    """Yields a line for each run that is missing in a panel, with the reason."""
     for run in runs:
         axis = AXES[by].field
         if not run.has(axis):
             source = "step_seconds" if axis == SECONDS else axis
-            yield f"{run.name} is left out: its lines have no {source}, of which --by={by} is"
+            yield f"{run.name} is left out: --by={by} needs {source}, which its lines do not have"
         elif without := [figure for figure in figures if not run.has(figure)]:
             yield f"{run.name} has no {', '.join(without)}"

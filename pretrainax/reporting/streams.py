@@ -1,4 +1,4 @@
-"""Keeps stdout and stderr usable when nobody reads them any more: `| head`, a terminal that was closed, `2>&-`."""
+"""Keeps stdout and stderr usable after their reader is gone: `| head`, a closed terminal, `2>&-`."""
 
 import contextlib
 import errno
@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)  # of a pipe, of a terminal that hung up, of a closed file
+_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)  # errors of a pipe, a closed terminal, a closed file
 
 
 class LastingStream:
-    """A text stream that drops what is written when its reader is gone, where another one raises OSError."""
+    """A text stream that drops output if its reader is gone, instead of raising OSError."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -20,13 +20,13 @@ class LastingStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes as other streams do; returns the number of characters."""
+        """Writes a text and returns its number of characters."""
         with self._dropping():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flushes as other streams do."""
+        """Flushes the stream."""
         with self._dropping():
             self._stream.flush()
 
@@ -38,17 +38,17 @@ class LastingStream:
             if e.errno not in _GONE:
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())  # for libraries that write to its number, too
+            os.dup2(nowhere, self._stream.fileno())  # also for libraries that write to the file descriptor
             os.close(nowhere)
 
 
 def keep_streams() -> None:
-    """Makes stdout and stderr of this process last, and opens those that it was started without.
+    """Wraps stdout and stderr of this process in a `LastingStream`, and opens standard streams that are closed.
 
-    The first file to be opened, which may be a checkpoint's, would take the number of a closed one, and whatever a
-    library says on stderr would be written into it.
+    Otherwise the next file that is opened, perhaps of a checkpoint, would get the file descriptor of a closed stream,
+    and libraries would write their stderr messages into it.
     """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their numbers
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their file descriptors
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))
             os.set_inheritable(getattr(sys, name).fileno(), True)

@@ -1,15 +1,16 @@
-"""Tables, for a terminal and for files."""
+"""Tables for terminals and Markdown files."""
 
 from collections.abc import Iterable, Sequence
 
 
 def text_table(rows: Iterable[Sequence[str]], align: str = "<", indent: str = "", gap: str = "  ") -> str:
-    """Returns a line for each row, each column as wide as its widest cell, without spaces at the ends of the lines.
+    """Returns a table with aligned columns, without trailing spaces.
 
     Args:
-      rows: of cells; those of a row that is shorter than others are empty.
-      align: "<" (left) or ">" (right) for each column; the last one is that of all further columns.
-      indent, gap: what stands before the first column and between two.
+      rows: cells of each row; missing cells at the end of a row are empty.
+      align: "<" (left) or ">" (right) for each column; the last character also applies to all further columns.
+      indent: text before the first column.
+      gap: text between two columns.
     """
     rows = [list(row) for row in rows]
     columns = max(map(len, rows), default=0)
@@ -23,7 +24,7 @@ def text_table(rows: Iterable[Sequence[str]], align: str = "<", indent: str = ""
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], padded: bool = True) -> str:
     """Returns a table in Markdown.
 
-    padded: it can be read as it is, the first column to the left, the others to the right.
+    padded: align the source text too, the first column to the left and the others to the right.
     """
     if not padded:
         lines = [header, ["---"] * len(header), *rows]

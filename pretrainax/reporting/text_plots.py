@@ -1,4 +1,4 @@
-"""Two pictures about text, in the style of curves.png: of the parts of a corpus, and of sizes of a vocabulary."""
+"""Draws the plots of a dataset and of vocabulary sizes, styled like curves.png."""
 
 from collections.abc import Mapping
 
@@ -14,22 +14,24 @@ _PLAIN = ticker.FuncFormatter(lambda x, _: f"{x:,.0f}")
 
 
 def draw_corpus(path: str, statistics: Mapping[str, JsonObject]) -> None:
-    """Draws lengths of documents on the left, counts of tokens by rank on the right, a color a split.
+    """Draws the lengths of documents (left) and the token counts by rank (right), with a color for each split.
 
-    statistics: of `data.inspection.corpus.measure`.
+    statistics: by split, from `data.inspection.corpus.measure`.
     """
     with matplotlib.rc_context(STYLE):
-        height = 4.9 + 0.27 * len(statistics)  # inches; a line of text a split
+        height = 4.9 + 0.27 * len(statistics)  # inches; each split has a line of text
         picture = figure.Figure(figsize=(12, height), dpi=150)
         top = 1 - (1.1 + 0.27 * len(statistics)) / height
         grid = picture.add_gridspec(1, 2, left=LEFT, right=RIGHT, top=top, bottom=0.62 / height, wspace=0.2)
         lengths, counts = (picture.add_subplot(grid[0, i]) for i in range(2))
-        picture.text(LEFT, 1 - 0.38 / height, "The corpus", fontsize=16, fontweight="bold", va="center")
+        picture.text(LEFT, 1 - 0.38 / height, "Dataset", fontsize=16, fontweight="bold", va="center")
         for i, (name, split) in enumerate(statistics.items()):
             color = _COLORS[i % len(_COLORS)]
             starts, documents = np.array(split["length_histogram"]).T
             at = (2 * np.log2(starts)).round().astype(int)
-            share = np.bincount(at - at[0], 100 * documents / split["documents"])  # [half octaves], with empty ones
+            share = np.bincount(
+                at - at[0], 100 * documents / split["documents"]
+            )  # percent in each half octave, [half octaves]
             edges = 2.0 ** (np.arange(at[0], at[-1] + 2) / 2)
             lengths.stairs(share, edges, color=color, fill=i == 0, alpha=0.35 if i == 0 else 1.0, linewidth=2)
             ranks, used = np.array(split["counts_by_rank"]).reshape(-1, 2).T
@@ -41,14 +43,14 @@ def draw_corpus(path: str, statistics: Mapping[str, JsonObject]) -> None:
             y = 1 - (0.76 + 0.27 * i) / height
             picture.text(LEFT, y, name, color=color, weight="bold", va="center")
             picture.text(LEFT + 0.06, y, text, color=FAINT, va="center")
-        lengths.set_title("documents by length, % of a split")
+        lengths.set_title("documents by length, % of the split")
         lengths.set_xscale("log", base=2)
-        lengths.set_xlabel("tokens a document")
+        lengths.set_xlabel("tokens per document")
         lengths.set_ylim(bottom=0)
-        counts.set_title("uses of a token, from the most frequent on")
+        counts.set_title("number of uses of each token, from the most frequent token")
         counts.set_xscale("log")
         counts.set_yscale("log")
-        counts.set_xlabel("rank")
+        counts.set_xlabel("rank of the token by frequency")
         counts.yaxis.set_major_formatter(_PLAIN)
         for panel in (lengths, counts):
             panel.xaxis.set_major_formatter(_PLAIN)
@@ -58,9 +60,9 @@ def draw_corpus(path: str, statistics: Mapping[str, JsonObject]) -> None:
 
 
 def draw_tokenizers(path: str, results: JsonObject) -> None:
-    """Draws bytes per token over the size of the vocabulary, and training FLOPs a byte on the right, a line a kind.
+    """Draws bytes per token (left) and training FLOPs per byte (right) over vocabulary sizes, a line for each kind.
 
-    results: of `tokenization.compare.compare`.
+    results: from `tokenization.compare.compare`.
     """
     rows = results["rows"]
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
@@ -68,29 +70,29 @@ def draw_tokenizers(path: str, results: JsonObject) -> None:
     with matplotlib.rc_context(STYLE):
         picture = figure.Figure(figsize=(12, 5.6), dpi=150)
         grid = picture.add_gridspec(1, 2, left=LEFT, right=0.91, top=0.78, bottom=0.12, wspace=0.36)
-        picture.text(LEFT, 0.93, "How large a vocabulary?", fontsize=16, fontweight="bold", va="center")
+        picture.text(LEFT, 0.93, "Vocabulary size", fontsize=16, fontweight="bold", va="center")
         lossy = {row["kind"] for row in rows if row["restored_share"] < 1}
         text = (
-            f"learned from {results['training_bytes'] / 1e6:.1f} MB, measured on "
+            f"trained on {results['training_bytes'] / 1e6:.1f} MB, measured on "
             f"{results['held_out_bytes'] / 1e6:.2f} MB of validation text"
-            + ("; dashed: the text does not come back exactly" if lossy else "")
+            + ("; dashed: decoding does not restore the text exactly" if lossy else "")
         )
         picture.text(LEFT, 0.875, text, color=FAINT, va="center")
         for i, (value_of, title) in enumerate(
             (
-                (lambda row: row["bytes_per_token"], "bytes per token: how much text fits into a context"),
-                (lambda row: row["flops_per_byte"] / 1e6, "training MFLOP a byte of text: what that text costs"),
+                (lambda row: row["bytes_per_token"], "bytes per token: text that fits into a context"),
+                (lambda row: row["flops_per_byte"] / 1e6, "training MFLOPs per byte of text: cost of the text"),
             )
         ):
             panel = picture.add_subplot(grid[0, i])
             panel.set_title(title)
             ends = {}
             for kind, color in zip(kinds, _COLORS, strict=False):
-                own = sorted((row["size"], value_of(row)) for row in rows if row["kind"] == kind)
+                curve = sorted((row["size"], value_of(row)) for row in rows if row["kind"] == kind)
                 style = {"linewidth": 2, "linestyle": (0, (4, 2)) if kind in lossy else "-"}
                 points = {"marker": "o", "markersize": 5.5, "markeredgecolor": "white"}
-                panel.plot(*zip(*own, strict=True), color=color, **style, **points)
-                ends[kind] = (*own[-1], color)
+                panel.plot(*zip(*curve, strict=True), color=color, **style, **points)
+                ends[kind] = (*curve[-1], color)
             panel.set_xscale("log", base=2)
             panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
             panel.minorticks_off()
@@ -101,14 +103,14 @@ def draw_tokenizers(path: str, results: JsonObject) -> None:
 
 
 def _label_ends(panel, ends: Mapping[str, tuple[float, float, str]]) -> None:
-    """Writes the name of each line at the right, where it ends; moved up where the one below needs the room."""
+    """Writes the name of each line at its right end, moved up if it would overlap the name below."""
     low, high = panel.get_ylim()
     right = panel.get_xlim()[1]
     panel.set_xlim(panel.get_xlim()[0], right)
     below = -np.inf
     for kind, (x, y, color) in sorted(ends.items(), key=lambda item: item[1][1]):
         below = max(y, below + 0.05 * (high - low))
-        if x < max(x for x, _, _ in ends.values()):  # it ends earlier than others: a thin line leads to its name
+        if x < max(x for x, _, _ in ends.values()):  # a thin line connects a curve that ends early with its name
             panel.plot([x, right], [y, below], color=color, linewidth=0.8, linestyle=":")
         text = {"color": color, "weight": "bold", "va": "center", "annotation_clip": False}
         panel.annotate(kind, (right, below), xytext=(4, 0), textcoords="offset points", **text)

@@ -1,17 +1,17 @@
-"""Numbers as people read them: durations, bytes, counts, rates."""
+"""Formats numbers for readers: durations, bytes, counts, rates."""
 
 import re
 
 
 def clock(seconds: float) -> str:
-    """Returns minutes and seconds, with hours where there are any: 83 as "1:23", 3683 as "1:01:23"."""
+    """Returns minutes and seconds, and hours if there are any: 83 as "1:23", 3683 as "1:01:23"."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def elapsed(seconds: float) -> str:
-    """Returns tenths of a second below a minute, else hours, minutes and seconds: "4.2 s", "0:01:23"."""
+    """Returns seconds with one decimal below a minute, else hours, minutes and seconds: "4.2 s", "0:01:23"."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)
@@ -19,12 +19,12 @@ def elapsed(seconds: float) -> str:
 
 
 def short_time(seconds: float) -> str:
-    """Returns seconds, or milliseconds below one: "1.25 s", "12.3 ms"."""
+    """Returns seconds, or milliseconds below one second: "1.25 s", "12.3 ms"."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def byte_size(size: float) -> str:
-    """Returns bytes in the units of data sheets, powers of 1,000: 2.5e6 as "2.50 MB"."""
+    """Returns bytes in decimal units, as in data sheets: 2.5e6 as "2.50 MB"."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= scale:
             return f"{size / scale:.2f} {unit}"
@@ -40,10 +40,10 @@ def large_number(number: float) -> str:
 
 
 def three_digits(number: float) -> str:
-    """Returns a number to three digits: 0.0123, 1.5, 286; more where they stand before the point, 12,345."""
+    """Returns a number with three significant digits, or all digits of larger integers: 0.0123, 1.5, 286, 12,345."""
     return f"{number:,.0f}" if number >= 99.95 else f"{number:.3g}"
 
 
 def scientific(number: float) -> str:
-    """Returns two digits and the exponent as it is written in papers: 0.001 as "1.0e-3"."""
+    """Returns two digits and an exponent without leading zeros: 0.001 as "1.0e-3"."""
     return re.sub(r"e([+-])0*(?=\d)", r"e\1", f"{number:.1e}").replace("e+", "e") if number else "0"

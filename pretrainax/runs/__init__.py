@@ -1,1 +1,1 @@
-"""Whole runs: training with all that surrounds it, grids of runs, the check of a resumption, samples, model cards."""
+"""Complete runs: training with header and final report, grids of runs, resume checks, samples, and model cards."""

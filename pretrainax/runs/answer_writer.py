@@ -1,4 +1,4 @@
-"""Writes the answers of a task to records of the validation split, while the model is in training."""
+"""Generates a task's answers to records of the validation split during training."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from pretrainax.training.wrapped import plain
 
 
 class AnswerWriter(Callback):
-    """Writes answers: `training.run.Write`. What is compiled serves all validations of a run."""
+    """Generates answers as a `training.run.Write`; all validations of a run share its compiled programs."""
 
     part = "starting"
 
@@ -32,8 +32,7 @@ class AnswerWriter(Callback):
         check_answers(experiment)
 
     def __call__(self, run: Run, params: Params, task: Objective) -> tuple[Sequence[Generated], list[Note]]:
-        """Returns what the model writes for as many records of the validation split as `task.answers` says, evenly
-        over it, with their notes."""
+        """Returns answers to `task.answers` records, evenly spaced in the validation split, with the records' notes."""
         assert isinstance(task, WritingTask)
         batches = run.validation.valid_batches
         (stream,) = batches.streams
@@ -48,23 +47,23 @@ class AnswerWriter(Callback):
             self._writer = LoadedModel(run.experiment, model, None, tokenizer, run.mesh, "this run")
         loaded = dataclasses.replace(self._writer, params=run.plain(params)[1]).compiled_as(self._writer)
         sampling = Sampling(max_new_tokens=bound.room_for_answer, num_beams=task.num_beams)
-        said = write(loaded, prompts, sampling)
+        answers = write(loaded, prompts, sampling)
         loaded.forget()
-        return said, [stream.note(n) for n in numbers]
+        return answers, [stream.note(n) for n in numbers]
 
 
 def check_answers(experiment: Experiment) -> None:
-    """Raises UserError where a validation is to write answers and cannot."""
-    asked, tuning = experiment.validation_objective, experiment.tuning
-    if not isinstance(asked, WritingTask) or asked.answers == 0:
+    """Raises UserError if the config requests answers in validation and the run cannot generate them."""
+    task, tuning = experiment.validation_objective, experiment.tuning
+    if not isinstance(task, WritingTask) or task.answers == 0:
         return
     if jax.process_count() > 1:
         raise UserError(
-            f"config.objective.answers is {asked.answers}, and one process writes answers: set it to 0, and let "
-            "python -m pretrainax.evaluate write them in a process by itself"
+            f"config.objective.answers is {task.answers}, but a run of several processes cannot generate answers: set "
+            "it to 0, and generate them with python -m pretrainax.evaluate in one process"
         )
     if tuning is not None and not cast(Tuning, tuning).is_mergeable:
         raise UserError(
-            f"config.objective.answers is {asked.answers}, and a model with {tuning} writes no text: set it to 0, or "
-            "tune by LoRA"
+            f"config.objective.answers is {task.answers}, but a model with {tuning} generates no text: set it to 0, "
+            "or use LoRA"
         )

@@ -1,4 +1,4 @@
-"""Says what a run computes: model, what of it is trained, batch, mesh, attention, FLOPs."""
+"""Describes the computation of a run: model, trained parameters, batch, mesh, attention and FLOPs."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ from pretrainax.training.wrapped import Wrapped
 
 
 def describe(run: Run) -> list[tuple[str, str]]:
-    """Returns the names and values of the rows of a run's header that say what is computed, warnings last."""
+    """Returns the header rows (name, value) about the computation of a run, warnings last."""
     model, train = run.experiment.model, run.experiment.train
     layers = sum(stack.num_layers for stack in model.stacks.values())
     mesh = " × ".join(f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1)
@@ -30,7 +30,7 @@ def describe(run: Run) -> list[tuple[str, str]]:
     warnings = dict.fromkeys(warning for _, warning in chosen if warning)
     no_bytes = (
         run.validation.valid_batches.no_target_bytes if model.family == "decoder" else ""
-    )  # others never have any
+    )  # other families have no bits per byte
     total = sum(part.work.flops_per_step * part.steps for part in run.parts)
     return [
         ("model", f"{model.family.replace('_', '-')}, {run.parameters / 1e6:,.1f} M parameters, {shape}"),
@@ -52,19 +52,19 @@ def describe(run: Run) -> list[tuple[str, str]]:
 
 
 def _compute(run: Run, attention: list[str]) -> str:
-    """Says in which numbers is computed, by which attention, and of a GPU whether a resume has the same bits."""
-    said, is_asked = run.model.compute.dtype, run.experiment.train.deterministic
+    """Returns the dtype, the attention backends and, on a GPU, whether results are deterministic."""
+    text, is_deterministic = run.model.compute.dtype, run.experiment.train.deterministic
     if attention:
-        said += f", attention {', '.join(attention)}"
-    if is_asked or platform() in GPUS:
-        said += ", deterministic" if is_asked else ", other bits each time: config.train.deterministic"
-    return said
+        text += f", attention {', '.join(attention)}"
+    if is_deterministic or platform() in GPUS:
+        text += ", deterministic" if is_deterministic else ", not deterministic: see config.train.deterministic"
+    return text
 
 
 def _stages(run: Run) -> Iterator[tuple[str, str]]:
     for part in run.parts:
-        if said := describe_stages(part.trained, run.mesh.shape):
-            yield "stages", said
+        if text := describe_stages(part.trained, run.mesh.shape):
+            yield "stages", text
 
 
 def _batch(run: Run) -> str:
@@ -74,8 +74,8 @@ def _batch(run: Run) -> str:
 def _flops(run: Run) -> str:
     work = run.work
     done = work.flops_done_per_step / work.flops_per_step
-    skipped = f"; done {done:.0%}: attention skips what its masks hide" if done < 1 else ""
-    return f"{work.flops_per_step:.3g} a step, {work.flops_per_step * run.steps:.3g} in {run.steps:,} steps{skipped}"
+    skipped = f"; {done:.0%} done: attention skips masked positions" if done < 1 else ""
+    return f"{work.flops_per_step:.3g} per step, {work.flops_per_step * run.steps:.3g} in {run.steps:,} steps{skipped}"
 
 
 def _phases(run: Run) -> Iterator[tuple[str, str]]:
@@ -83,22 +83,22 @@ def _phases(run: Run) -> Iterator[tuple[str, str]]:
         assert part.phase is not None
         yield part.phase.name, f"{part.phase.what}; {_batch(part)}, FLOPs {_flops(part)}"
     length, rows = run.experiment.data.sequence_length, run.experiment.train.global_batch_size
-    yield "validation", f"in every phase as the config says: sequence_length {length}, {rows} examples a batch"
+    yield "validation", f"the same in every phase: sequence_length {length}, {rows} examples per batch"
 
 
 def _layers(run: Run) -> Iterator[tuple[str, str]]:
-    if said := run.experiment.layers.describe():
+    if text := run.experiment.layers.describe():
         count = count_trained(run.experiment.layers, run.abstract_state.params)
-        yield "layers", f"{said}; {count:,} of {run.parameters:,} parameters are trained"
+        yield "layers", f"{text}; {count:,} of {run.parameters:,} parameters are trained"
 
 
 def _replicated(run: Run) -> Iterator[tuple[str, str]]:
     if size := replicated_bytes(run.optimizer, run.abstract_state.params):
-        yield "state", f"{byte_size(size)} of the optimizer's are replicated: of another shape than their parameters"
+        yield "state", f"{byte_size(size)} of optimizer state are replicated, because shapes differ from the parameters"
 
 
 def _ema(run: Run) -> Iterator[tuple[str, str]]:
     decay, validated = run.experiment.train.ema_decay, run.experiment.evaluate.parameters == "ema"
     if decay is not None:
-        what = "it is validated, and kept as the best" if validated else "the trained ones are validated"
+        what = "used in validation and for the best checkpoint" if validated else "not used in validation"
         yield "average", f"moving average of the parameters, decay {decay:g}; {what}"

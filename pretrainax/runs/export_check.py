@@ -1,4 +1,4 @@
-"""Warns at the start of a run whose model cannot be exported."""
+"""Warns at the start of a run if its model cannot be exported."""
 
 from pretrainax.config import UserError
 from pretrainax.interop.directories import describe_export
@@ -6,7 +6,7 @@ from pretrainax.training.callbacks import Callback
 
 
 class ExportCheck(Callback):
-    """Says in the header why the model cannot be exported to transformers, where it cannot."""
+    """Adds a warning to the header if the model cannot be exported to transformers."""
 
     part = "starting"
 

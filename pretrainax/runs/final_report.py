@@ -1,4 +1,4 @@
-"""The report at the end of a run: its last metrics beside a baseline, the mean of its last checkpoints, its picture."""
+"""The final report of a run: last metrics and a baseline, the average of the last checkpoints, and curves.png."""
 
 import contextlib
 import dataclasses
@@ -24,13 +24,14 @@ from pretrainax.training.loop import Loop
 from pretrainax.training.metric_labels import FORMS, form_among, form_of, shown_as, told
 from pretrainax.training.metrics import meaning, of_loss, parts_among, read_metrics
 
-_BATCHES, _TARGETS = 50, 1_000_000  # at most, that the baseline takes the form of targets from; scored on as many
-_PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens", "labels")  # their labels say what they are
-_BASELINE = "knows how often each token occurs, and how targets are built: which sentinel is next, where a row ends"
+# Limits of the baseline: training batches that give the form of targets; targets to learn the form and to score.
+_BATCHES, _TARGETS = 50, 1_000_000
+_PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens", "labels")  # labels without an explanation
+_BASELINE = "predicts from token frequencies and the form of targets: which sentinel is next, where a row ends"
 
 
 class FinalReport(Callback):
-    """Shows the last validation of a run; a signal leaves out what takes long."""
+    """Reports the last validation of a run; after a signal, it skips the slow parts."""
 
     part = "finishing"
 
@@ -53,7 +54,7 @@ class FinalReport(Callback):
 
 
 def draw_curves(workdir: str, model: str, baseline: Optional[Mapping[str, float]], select_by: str) -> None:
-    """Draws curves.png of everything logged so far; model: a line for the picture; baseline: as of `final_table`."""
+    """Draws curves.png from metrics.jsonl; model: a subtitle; baseline: as in `final_table`."""
     lines = [told(line, select_by) for line in read_metrics(os.path.join(workdir, "metrics.jsonl"))]
     name = os.path.basename(os.path.abspath(workdir))
     curves.draw(os.path.join(workdir, "curves.png"), lines, name, model, baseline, select_by)
@@ -62,12 +63,12 @@ def draw_curves(workdir: str, model: str, baseline: Optional[Mapping[str, float]
 def final_table(
     lines: Sequence[Mapping], metrics: Mapping[str, Optional[float]], baseline: Mapping[str, float], select_by: str
 ) -> str:
-    """Returns all figures of the last validation beside a baseline, and below those of its parts.
+    """Returns a table of all metrics of the last validation next to a baseline, and tables of its parts.
 
     Args:
-      lines: of metrics.jsonl.
-      metrics: "loss" (nats a target), "perplexity", "accuracy" (fraction) and so on; "loss/source=wiki" of a part.
-      baseline: those of models that know nothing of the text around a target; empty where they are not known.
+      lines: lines of metrics.jsonl.
+      metrics: "loss" (nats per target), "perplexity", "accuracy" (fraction) and so on; "loss/source=wiki" for a part.
+      baseline: metrics of models that ignore the context of a target; empty if unknown.
     """
     title = "baseline" if "replaced_loss" in baseline else "unigram baseline"
     rows: list[tuple[str, ...]] = [("", "model", title) if baseline else ("", "model")]
@@ -84,8 +85,8 @@ def final_table(
     shown = sorted(whole, key=lambda name: [*FORMS, *whole].index(name))
     for name in shown:
         label, form = form_among(name, shown)
-        of_baseline = [format(baseline[name], form)] if name in baseline else []
-        rows.append((label, format(metrics[name], form), *of_baseline))
+        baseline_cell = [format(baseline[name], form)] if name in baseline else []
+        rows.append((label, format(metrics[name], form), *baseline_cell))
     tables = [text_table(rows, "<>", indent="  ", gap="   "), *_tables_of_parts(metrics)]
     notes = [
         f"{form_among(name, shown)[0]}: {meaning(name, shown)}"
@@ -95,21 +96,21 @@ def final_table(
     if title == "unigram baseline" and baseline:
         notes.append(f"unigram baseline: {_BASELINE}")
     if "replaced_loss" in baseline:
-        notes.insert(0, "validation loss, perplexity, token accuracy: the generator's")
-        notes.append("baseline: of tokens, how often each occurs (unigram); of what is replaced, always 'original'")
+        notes.insert(0, "validation loss, perplexity, token accuracy: of the generator")
+        notes.append("baseline: token frequencies (unigram); for replaced-token detection, always 'original'")
     if select_by != "loss":
-        notes.append(f"the best checkpoint is that of the best validation {select_by}")
+        notes.append(f"the best checkpoint is the one with the best validation {select_by}")
     return "\n" + "\n\n".join([*tables, "\n".join(f"  {note}" for note in notes)]) + "\n"
 
 
 def _tables_of_parts(metrics: Mapping[str, Optional[float]]) -> list[str]:
-    """Returns a table for each kind of part: a row for each source, a column for each figure."""
+    """Returns a table for each kind of part, with a row for each part and a column for each metric."""
     parts, tables = parts_among(metrics), []
     for kind in dict.fromkeys(part.partition("=")[0] for part in parts):
-        own = [part for part in parts if part.startswith(f"{kind}=")]
-        names = list(dict.fromkeys(name.partition("/")[0] for name in metrics if name.partition("/")[2] in own))
+        of_kind = [part for part in parts if part.startswith(f"{kind}=")]
+        names = list(dict.fromkeys(name.partition("/")[0] for name in metrics if name.partition("/")[2] in of_kind))
         rows = [(f"by {kind}", *(form_of(name)[0].removeprefix("validation ") for name in names))]
-        for part in own:
+        for part in of_kind:
             values = [(metrics.get(f"{name}/{part}"), form_of(name)[1]) for name in names]
             cells = ("" if value is None else format(value, form) for value, form in values)
             rows.append((part.partition("=")[2], *cells))
@@ -118,32 +119,34 @@ def _tables_of_parts(metrics: Mapping[str, Optional[float]]) -> list[str]:
 
 
 def _validate_average(loop: Loop, alone: Mapping[str, float]) -> None:
-    """Says how good the mean of the last `evaluate.average` checkpoints is.
+    """Logs the score of the average of the last `evaluate.average` checkpoints.
 
-    alone: the metrics of the run as it is.
+    alone: metrics of the final parameters, without averaging.
     """
     run = loop.run
-    wanted, directory = run.experiment.evaluate.average, os.path.join(loop.workdir, "checkpoints")
-    steps = last_steps(list_steps(directory), run.experiment.checkpoint)[-wanted:] if wanted else []
-    if len(steps) < wanted:
-        loop.note(f"config.evaluate.average is {wanted}, and {len(steps)} of the last checkpoints can be averaged")
+    count, directory = run.experiment.evaluate.average, os.path.join(loop.workdir, "checkpoints")
+    steps = last_steps(list_steps(directory), run.experiment.checkpoint)[-count:] if count else []
+    if len(steps) < count:
+        loop.note(f"config.evaluate.average is {count}, but only {len(steps)} of the last checkpoints can be averaged")
     if steps:
-        folders, figure = [os.path.join(directory, str(step)) for step in steps], run.experiment.select_by
-        value = run.validate(load_steps(folders, run.abstract_state.params)).get(figure, math.nan)
+        folders, metric = [os.path.join(directory, str(step)) for step in steps], run.experiment.select_by
+        value = run.validate(load_steps(folders, run.abstract_state.params)).get(metric, math.nan)
         loop.note(
-            f"mean of the parameters of steps {', '.join(f'{step:,}' for step in steps)}: validation {figure} "
-            f"{value:.4f}, without it {alone.get(figure, math.nan):.4f}; to evaluate or export it: "
+            f"average of the parameters of steps {', '.join(f'{step:,}' for step in steps)}: validation {metric} "
+            f"{value:.4f}, without averaging {alone.get(metric, math.nan):.4f}; to evaluate or export it: "
             f"{loop.workdir}@average{len(steps)}"
         )
 
 
 def _baseline(loop: Loop) -> Optional[dict[str, float]]:
-    """Returns the scores of token frequencies in all text, and of the form of what validation asks in as many batches
-    of the text of the training as say enough; None where a signal came."""
+    """Returns the metrics of the unigram baseline, or None after a signal.
+
+    It counts the tokens of all training data. It takes the form of validation targets from a few training batches.
+    """
     run = loop.run
-    prepared, asking = run.prepared, dataclasses.replace(run.experiment, objective=run.experiment.validation_objective)
-    train, valid = (batches_of(asking, prepared, split) for split in ("train", "valid"))  # of all processes
-    enough = max(_TARGETS // (asking.train.global_batch_size * valid.lengths.targets), 1)
+    prepared, config = run.prepared, dataclasses.replace(run.experiment, objective=run.experiment.validation_objective)
+    train, valid = (batches_of(config, prepared, split) for split in ("train", "valid"))  # batches of all processes
+    enough = max(_TARGETS // (config.train.global_batch_size * valid.lengths.targets), 1)
 
     def until_a_signal(parts):
         for part in parts:
@@ -151,21 +154,21 @@ def _baseline(loop: Loop) -> Optional[dict[str, float]]:
                 raise _Leaving
             yield part
 
-    seen = until_a_signal(train[i] for i in range(min(enough, _BATCHES, asking.train.steps)))
-    asked = until_a_signal(itertools.islice(run.validation.batches(valid), enough))
+    seen = until_a_signal(train[i] for i in range(min(enough, _BATCHES, config.train.steps)))
+    scored = until_a_signal(itertools.islice(run.validation.batches(valid), enough))
     with contextlib.suppress(_Leaving):
         vocabulary = prepared.tokenizer.vocabulary
         counts = np.zeros(vocabulary.size)
         for part, corpora in zip(run.parts, prepared.phases or (prepared.train,), strict=True):
             for times, corpus in zip(part.train_batches.epochs, corpora, strict=True):
-                for some in until_a_signal(target_counts(corpus)):
-                    counts += times * some
-        return unigram_baseline(counts, seen, asked, vocabulary)
+                for batch_counts in until_a_signal(target_counts(corpus)):
+                    counts += times * batch_counts
+        return unigram_baseline(counts, seen, scored, vocabulary)
     return None
 
 
 def _always_original(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns the scores of saying of each token that it is original, as surely as tokens are; of others, none."""
+    """Returns metrics of a constant detector that predicts the share of original tokens; {} without a detector."""
     if (replaced := metrics.get("replaced_fraction")) is None:
         return {}
     original = 1.0 - replaced
@@ -174,4 +177,4 @@ def _always_original(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 class _Leaving(Exception):
-    """Says that a signal came."""
+    """Raised after a signal."""

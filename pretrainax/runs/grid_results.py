@@ -1,4 +1,4 @@
-"""Compares the runs of a grid: the best checkpoint of each, medians and spreads over seeds, and the best values."""
+"""Compares the runs of a grid: best checkpoints, medians and spreads over seeds, and the best values."""
 
 import math
 import os
@@ -16,22 +16,22 @@ _RUN, _GROUP = ("run", "exit", "best", "step", "checkpoint"), ("runs", "median",
 
 
 class Result(NamedTuple):
-    """Holds what one run has come to so far."""
+    """The result of one run so far."""
 
     run: GridRun
-    exit_code: Optional[int] = None  # None: it has not ended yet
-    step: Optional[int] = None  # of the best checkpoint
-    value: Optional[float] = None  # of the figure there
-    metrics: Optional[JsonObject] = None  # all of that validation
+    exit_code: Optional[int] = None  # None: the run has not ended yet
+    step: Optional[int] = None  # step of the best checkpoint
+    value: Optional[float] = None  # value of the selection metric at this step
+    metrics: Optional[JsonObject] = None  # all metrics of that validation
 
     def to_json(self) -> JsonObject:
         """Returns a row of runs.json."""
-        own = {"run": self.run.name, "seed": self.run.seed, "values": self.run.values, "exit_code": self.exit_code}
-        return own | {"step": self.step, "value": self.value, "metrics": self.metrics}
+        row = {"run": self.run.name, "seed": self.run.seed, "values": self.run.values, "exit_code": self.exit_code}
+        return row | {"step": self.step, "value": self.value, "metrics": self.metrics}
 
 
 def result_of(run: GridRun, directory: str, exit_code: Optional[int]) -> Result:
-    """Reads what the run whose folder is `directory` has left; of one that failed nothing counts."""
+    """Returns the result of the run in `directory`, without a value if the run failed."""
     checkpoints = os.path.join(directory, "checkpoints")
     if exit_code != 0 or not os.path.isdir(checkpoints):
         return Result(run, exit_code)
@@ -40,12 +40,12 @@ def result_of(run: GridRun, directory: str, exit_code: Optional[int]) -> Result:
 
 
 class Group(NamedTuple):
-    """Holds the figures of one value of each field that is swept, over all seeds."""
+    """The results of one combination of swept values, over all seeds."""
 
     values: dict[str, str]
-    figures: tuple[Optional[float], ...]  # of its runs that have ended; None: it has failed
-    median: Optional[float]  # one that has failed counts as worse than any; None: it is that of such a one
-    spread: Optional[float]  # standard deviation of those that have one (n - 1)
+    figures: tuple[Optional[float], ...]  # metric of each run that has ended; None: the run failed
+    median: Optional[float]  # a failed run counts as the worst; None: the median is a failed run
+    spread: Optional[float]  # standard deviation (n - 1) of the successful runs
 
     @property
     def known(self) -> list[float]:
@@ -55,12 +55,12 @@ class Group(NamedTuple):
         """Returns a row of runs.json."""
         low, high = (min(self.known), max(self.known)) if self.known else (None, None)
         counts = {"runs": len(self.figures), "with_figure": len(self.known)}
-        own = {"values": self.values, **counts, "median": self.median, "spread": self.spread}
-        return own | {"lowest": low, "highest": high}
+        row = {"values": self.values, **counts, "median": self.median, "spread": self.spread}
+        return row | {"lowest": low, "highest": high}
 
 
 class Comparison:
-    """The results of all runs of a grid, compared by the figure that they select by."""
+    """The results of all runs of a grid, compared by the metric of `select_by`."""
 
     def __init__(self, results: Sequence[Result]):
         self.results, self.figure = results, results[0].run.experiment.select_by
@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def won(self) -> Optional[Group]:
-        """Returns the group with the best median, where values are swept; None where there is none."""
+        """Returns the group with the best median, or None without swept values or without a median."""
         known = {i: group.median for i, group in enumerate(self.groups) if group.median is not None}
         if not known or not self.groups[0].values:
             return None
@@ -86,20 +86,20 @@ class Comparison:
 
     @property
     def edges(self) -> list[str]:
-        """Returns a line for each field whose best value is the lowest or the highest of several numbers."""
+        """Returns a line for each field whose best value is at an edge of the grid."""
         lines = []
         for field, text in (self.won.values if self.won else {}).items():
             try:
                 numbers, best = {float(group.values[field]) for group in self.groups}, float(text)
-            except ValueError:  # no numbers: they have no edge
+            except ValueError:  # values that are not numbers have no edge
                 continue
             if len(numbers) > 1 and best in (min(numbers), max(numbers)):
                 side, beyond = ("lowest", "lower") if best == min(numbers) else ("highest", "higher")
-                lines.append(f"{text} is the {side} {field} of the grid, the best may be {beyond}: add to --sweep")
+                lines.append(f"{text} is the {side} {field} of the grid; the best may be {beyond}: extend --sweep")
         return lines
 
     def to_json(self) -> JsonObject:
-        """Returns the content of runs.json but for the configs."""
+        """Returns the content of runs.json, without the configs."""
         won = self.won and self.won.values
         return {
             "figure": self.figure,
@@ -111,8 +111,8 @@ class Comparison:
         }
 
     def table(self, workdir: str) -> str:
-        """Returns the table for people: a row for each run, one for each value over its seeds, what won."""
-        better = "more" if self.larger else "less"
+        """Returns a text table with a row for each run, a row for each group, and the best group."""
+        better = "higher" if self.larger else "lower"
         rows = [self._row(result, workdir) for result in self.results]
         groups = [_group_row(group) for group in self.groups]
         fields = list(self.groups[0].values)
@@ -124,11 +124,11 @@ class Comparison:
         ]
         lost = [r for r in self.results if r.exit_code is not None and r.value is None]
         if names := ", ".join(f"{r.run.name} (exit code {r.exit_code})" for r in lost):
-            lines.append(f"without a figure, and counted as worse than any: {names}")
+            lines.append(f"no result, counted as the worst: {names}")
         if self.won is not None:
             assert self.won.median is not None
             values = ", ".join(f"{field}={value}" for field, value in self.won.values.items())
-            lines.append(f"best: {values}, with a median of {self.won.median:.4f}")
+            lines.append(f"best: {values}, median {self.won.median:.4f}")
         return "\n".join([*lines, *(f"WARNING: {line}" for line in self.edges)])
 
     def _row(self, result: Result, workdir: str) -> list[str]:

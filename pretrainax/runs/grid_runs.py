@@ -1,10 +1,11 @@
-"""Makes the runs of a grid, one after the other, each in a process of its own and in a workdir below one folder.
+"""Trains the runs of a grid one after the other, each in a separate process and in a workdir below one folder.
 
-A process of its own gives back all memory, compiles as a single run does, and takes no other run down with it. The
-folder has `run.lock` while the command is at work there, and `runs.json`: what came out of each run so far, and the
-configs of those that are done, by which they are not made again.
+A separate process frees all memory at its end, compiles as a single run does, and does not affect other runs if it
+crashes. The folder holds `run.lock` while the command runs. Its `runs.json` holds the results of each run so far, and
+the configs of finished runs, which the command skips.
 """
 
+import collections
 import json
 import os
 import signal
@@ -25,25 +26,36 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 
 PROGRAM = (sys.executable, "-m", "pretrainax.main")
 RECORD = "runs.json"
+_NEWS = ("WARNING", " · validation ", "resumed at step", "saved step", "pretrainax: ")  # parts of lines to print
 
 
 def train_grid(
-    runs: Sequence[GridRun], workdir: str, words: Sequence[str], extend: bool, request: Optional[ProfileRequest] = None
+    runs: Sequence[GridRun],
+    workdir: str,
+    words: Sequence[str],
+    extend: bool,
+    request: Optional[ProfileRequest] = None,
+    verbose: bool = True,
 ) -> int:
-    """Makes all runs that are not done; prints the table; returns the exit code of the command.
+    """Trains all unfinished runs, prints the table of results, and returns the exit code of the command.
 
-    0: all are done; 1: some have failed, which the same command tries again, and all others are done; 2: a mistake,
-    which the others may share, so that none of them is begun; 75: preempted; above 128: by a second signal.
+    Exit codes:
+      0: all runs are done.
+      1: some runs have failed and all others are done; the same command tries the failed runs again.
+      2: a run has an invalid config or input; no further run starts, since the others may have the same mistake.
+      75: preempted. Above 128: a second signal.
 
     Args:
-      words: those after `python -m pretrainax.main`, without those that ask for a grid and without a workdir.
-      extend: runs that are there may go on past their planned end.
-      request: what hears SIGUSR1, which the run that is under way gets, or the next one; None: nothing does.
+      words: arguments of `python -m pretrainax.main`, without the flags of a grid and without a workdir.
+      extend: existing runs may continue past their planned end.
+      request: forwards SIGUSR1 to the current or the next run; None: no forwarding.
+      verbose: prints all output of each run. False: prints validations, warnings and errors, and writes all output to
+        WORKDIR/NAME.log.
     """
     if os.path.exists(os.path.join(workdir, "config.json")):
         raise UserError(
-            f"--workdir={workdir} holds a run, and those of --seeds and --sweep are in folders below one that is none: "
-            "take another --workdir"
+            f"--workdir={workdir} holds a single run; --seeds and --sweep put each run into a folder below the "
+            "workdir: set another --workdir"
         )
     with WorkdirLock(workdir), _Children(request or ProfileRequest()) as children:
         record = _Record(runs, workdir)
@@ -54,9 +66,10 @@ def train_grid(
                 continue
             if children.heard:
                 return PREEMPTED
-            _say(f"{where}: {' '.join(run.flags) or 'as the config says'}")
-            more = ["--extend"] if extend and os.path.exists(os.path.join(directory, "config.json")) else []
-            code = children.run([*words, *run.flags, *more, f"--workdir={directory}"])
+            _say(f"{where}: {' '.join(run.flags) or 'the config without changes'}")
+            extension = ["--extend"] if extend and os.path.exists(os.path.join(directory, "config.json")) else []
+            log = None if verbose else f"{directory}.log"
+            code = children.run([*words, *run.flags, *extension, f"--workdir={directory}"], log)
             if code in (PREEMPTED, UserError.exit_code) or code > 128:
                 return code
             record.note(run, code)
@@ -66,28 +79,28 @@ def train_grid(
 
 
 class _Record:
-    """The file runs.json, and what is known of the runs without it."""
+    """The file runs.json and the state of the runs."""
 
     def __init__(self, runs: Sequence[GridRun], workdir: str):
         self.runs, self.workdir, self.path = runs, workdir, os.path.join(workdir, RECORD)
-        self._asked = {run.name: json.loads(json.dumps(to_json(run.experiment))) for run in runs}
-        self._done = _configs_done(self.path)  # also of runs of another grid
+        self._requested = {run.name: json.loads(json.dumps(to_json(run.experiment))) for run in runs}
+        self._done = _configs_done(self.path)  # includes runs of other grids
         self.codes = {run.name: 0 if self.is_done(run) else None for run in runs}
 
     def is_done(self, run: GridRun) -> bool:
-        """Returns True if a run has ended that was asked for as this one is."""
-        is_there = os.path.isdir(os.path.join(self.workdir, run.name))
-        return is_there and self._done.get(run.name) == self._asked[run.name]
+        """Returns True if a run with the same config is done."""
+        exists = os.path.isdir(os.path.join(self.workdir, run.name))
+        return exists and self._done.get(run.name) == self._requested[run.name]
 
     def note(self, run: GridRun, code: int) -> None:
-        """Writes down with which exit code a run has ended."""
+        """Records the exit code of a run and writes the file."""
         self.codes[run.name] = code
         if code == 0:
-            self._done[run.name] = self._asked[run.name]
+            self._done[run.name] = self._requested[run.name]
         self.write()
 
     def comparison(self) -> Comparison:
-        """Returns what came out so far."""
+        """Returns the results so far."""
         folders = {run.name: os.path.join(self.workdir, run.name) for run in self.runs}
         return Comparison([result_of(run, folders[run.name], self.codes[run.name]) for run in self.runs])
 
@@ -97,29 +110,29 @@ class _Record:
 
 
 def _configs_done(path: str) -> JsonObject:
-    """Returns the configs of the runs that are done; of a damaged file none: each is then asked itself."""
+    """Returns the configs of finished runs; {} if the file is damaged, so that the command runs all of them again."""
     if not os.path.exists(path):
         return {}
     try:
         configs = read_object(path).get("done")
     except UserError as e:
-        _say(f"{e}: each run that is done is looked at once more")
+        _say(f"{e}: the command checks all finished runs again")
         return {}
     return configs if isinstance(configs, dict) else {}
 
 
 class _Children:
-    """Runs `pretrainax.main` in one process at a time, and passes on to it the signals that end a run.
+    """Runs `pretrainax.main` in one child process at a time, and forwards the signals that end a run.
 
-    It is in a process group of its own, so that it hears each signal of a terminal once. On Linux it is killed with
-    this process; elsewhere it goes on to its end, and holds its workdir until then.
+    The child has its own process group, so that it receives each signal of a terminal once. On Linux it dies with this
+    process. On other systems it continues to its end and holds its workdir until then.
     """
 
     def __init__(self, request: ProfileRequest):
         self._request = request
 
     def __enter__(self) -> "_Children":
-        self.heard = 0  # signals
+        self.heard = 0  # number of received signals
         self._child: Optional[subprocess.Popen] = None
         ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # under nohup
         caught = [s for s in ENDING if not (s == signal.SIGHUP and ignored)]
@@ -130,22 +143,46 @@ class _Children:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def run(self, words: Sequence[str]) -> int:
-        """Returns the exit code: 75 also where a first signal came before the run could catch it, 1 where something
-        else has killed it."""
-        environment = os.environ | {PARENT: str(os.getpid())}
-        with held_back():  # it would end a run that does not listen yet
-            self._child = subprocess.Popen([*PROGRAM, *words], env=environment, process_group=0)
+    def run(self, words: Sequence[str], log: Optional[str] = None) -> int:
+        """Runs `pretrainax.main` and returns its exit code.
+
+        The exit code is 75 if the first signal came before the run could catch it, and 1 if something else killed it.
+
+        Args:
+          log: file for the output of the run, of which only news are printed; None: prints all output.
+        """
+        environment, output = os.environ | {PARENT: str(os.getpid())}, {}
+        if log is not None:
+            output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+        with held_back():  # SIGUSR1 would kill a run that does not handle it yet
+            self._child = subprocess.Popen([*PROGRAM, *words], env=environment, process_group=0, **output)
             self._request.hand_on(self._child)
-        if self.heard:  # meanwhile
+        if self.heard:  # during the start
             self._child.send_signal(signal.SIGTERM)
+        last = self._copy_output(log) if log is not None else []
         code = self._child.wait()
+        if code not in (0, PREEMPTED):
+            print("".join(last), end="", file=sys.stderr, flush=True)
         if self.heard == 1 and not 0 <= code <= 128:
             return PREEMPTED
         if code < 0:
             _say(f"the run was killed by {signal.Signals(-code).name}")
             return 128 - code if self.heard else 1
         return code
+
+    def _copy_output(self, log: str) -> Sequence[str]:
+        """Appends the output of the child to a file, prints its news, and returns the last other lines."""
+        assert self._child is not None and self._child.stdout is not None
+        last: collections.deque[str] = collections.deque(maxlen=20)
+        with open(log, "a", encoding="utf-8") as file:
+            for line in self._child.stdout:
+                file.write(line)
+                file.flush()
+                if any(part in line for part in _NEWS):
+                    print(line, end="", file=sys.stderr, flush=True)
+                else:
+                    last.append(line)
+        return last
 
     def _pass_on(self, number: int, _: Optional[FrameType]) -> None:
         self.heard += 1

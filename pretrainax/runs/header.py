@@ -1,4 +1,4 @@
-"""Says what a run is about to train, before its first step: on which text, how often, and by which recipe."""
+"""Prints the header of a run before its first step: data, epochs, recipe, and warnings."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -14,15 +14,15 @@ from pretrainax.training.metrics_writer import MetricsWriter
 from pretrainax.training.run import Run
 from pretrainax.training.start import Row
 
-# As many are nearly as good as that much new text; then each is worth less (Muennighoff et al. 2023, arXiv 2305.16264).
+# Up to 4 epochs are nearly as good as new data; further epochs gain less (Muennighoff et al. 2023, arXiv 2305.16264).
 FEW_EPOCHS = 4
 
 
 class Paper(NamedTuple):
-    """Holds what is known of the paper whose config a run has."""
+    """Facts about the paper of the config."""
 
-    source: str = ""  # its text, as --config.data.source takes it
-    deviations: str = ""  # in what the run is not the paper's
+    source: str = ""  # dataset of the paper, as a value of --config.data.source
+    deviations: str = ""  # differences between the run and the paper
 
 
 UNKNOWN = Paper()
@@ -44,63 +44,64 @@ class Header(Callback):
 def show(
     run: Run, writer: MetricsWriter, first: Sequence[Row], paper: Paper = UNKNOWN, more: Sequence[Row] = ()
 ) -> None:
-    """Prints the header: the rows `first`, those of `rows`, and what was measured of the first batches; those of the
-    validation too, where it has an objective of its own.
+    """Prints the header: the rows `first`, the rows of `rows`, and measurements of the first training batches.
+
+    It also measures the validation batches if validation has its own objective.
 
     more: rows of the run's callbacks.
 
     Raises:
-      UserError: what was measured is not what the objective asks for; or a validation would not have the figure that
-        the run selects by.
+      UserError: a measurement differs from the config of the objective, or validation cannot compute the metric of
+        config.evaluate.select_by.
     """
     experiment, unseen = run.experiment, _parts_without_rows(run)
     if experiment.select_by.partition("/")[2] in unseen:
         raise UserError(
-            f"config.evaluate.select_by is {experiment.select_by!r}, and a validation has no row of it: raise "
-            "config.evaluate.batches, or its weight"
+            f"config.evaluate.select_by is {experiment.select_by!r}, but validation has no row of it: raise "
+            "config.evaluate.batches or its weight"
         )
     if experiment.select_by.startswith("bits_per_byte") and (reason := run.validation.valid_batches.no_target_bytes):
-        raise UserError(f"config.evaluate.select_by is {experiment.select_by!r}, of which there are none: {reason}")
+        raise UserError(f"config.evaluate.select_by is {experiment.select_by!r}, which is not available: {reason}")
     measured = [(check.measure(part.train_batches), part.trained.objective, "config.objective") for part in run.parts]
-    lines = dict.fromkeys(check.one_line(found) for found, _, _ in measured)
-    if (asked := experiment.evaluate.objective) is not None:
-        found = check.measure(run.validation.valid_batches, sum(run.validation.rows))
-        measured.append((found, asked, "config.evaluate.objective"))
-        lines[f"in validation {check.one_line(found)}"] = None
-    missing = f"NOT VALIDATED: a validation has no row of {', '.join(unseen)}: raise config.evaluate.batches or weights"
-    said = [("WARNING", missing)] if unseen else []
-    writer.header([*first, *rows(run, paper, more), *said, *(("measured", line) for line in lines)])
-    for found, objective, path in measured:
-        check.check(found, objective, path)
+    lines = dict.fromkeys(check.one_line(measurement) for measurement, _, _ in measured)
+    if (valid_objective := experiment.evaluate.objective) is not None:
+        measurement = check.measure(run.validation.valid_batches, sum(run.validation.rows))
+        measured.append((measurement, valid_objective, "config.evaluate.objective"))
+        lines[f"in validation {check.one_line(measurement)}"] = None
+    missing = f"NOT VALIDATED: validation has no row of {', '.join(unseen)}: raise config.evaluate.batches or weights"
+    warnings = [("WARNING", missing)] if unseen else []
+    writer.header([*first, *rows(run, paper, more), *warnings, *(("measured", line) for line in lines)])
+    for measurement, objective, path in measured:
+        check.check(measurement, objective, path)
 
 
 def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row]:
-    """Returns the names and values of a run's header, warnings last; more: rows of its callbacks."""
+    """Returns the header rows (name, value) of a run, warnings last; more: rows of its callbacks."""
     experiment, vocabulary = run.experiment, run.prepared.tokenizer.vocabulary
     optimizer, schedule, steps = experiment.optimizer, experiment.schedule, experiment.train.steps
     epochs = _epochs(run)
     tokens = sum(part.work.tokens_per_step * part.steps for part in run.parts)
     times = " and ".join(three_digits(times) for _, times in epochs)
-    of_objective = experiment.validation_objective.warnings_of(experiment, run.train_batches)
+    objective_warnings = experiment.validation_objective.warnings_of(experiment, run.train_batches)
     described = [
         *describe(run),
         ("source", _source(experiment, run.prepared, paper.source)),
         ("tokenizer", f"{experiment.tokenizer}, {vocabulary.size:,} ids"),
         ("objective", str(experiment.objective)),
         *_validation(experiment),
-        ("optimizer", f"{optimizer}, learning rate {scientific(optimizer.learning_rate)} at its peak"),
-        ("schedule", f"{schedule}, warm-up over {schedule.warmup_steps:,} steps"),
-        ("run", f"{steps:,} steps, {large_number(tokens)} tokens, {times} epochs of the text"),
+        ("optimizer", f"{optimizer}, peak learning rate {scientific(optimizer.learning_rate)}"),
+        ("schedule", f"{schedule}, warmup over {schedule.warmup_steps:,} steps"),
+        ("run", f"{steps:,} steps, {large_number(tokens)} tokens, {times} epochs"),
         *([("deviations", paper.deviations)] if paper.deviations else []),
         *(("WARNING", warning) for warning in _warnings(experiment, epochs)),
         *more,
-        *(("WARNING", warning) for warning in of_objective),
+        *(("WARNING", warning) for warning in objective_warnings),
     ]
     return sorted(described, key=lambda row: row[0] == "WARNING")
 
 
 def _epochs(run: Run) -> list[tuple[str, float]]:
-    """Returns how often the run reads each component of its source, and of those of its phases."""
+    """Returns the number of epochs for each component of the data sources of a run and its phases."""
     if not run.phases:
         components = map(str, run.experiment.data.source.components())
         return list(zip(components, run.train_batches.epochs, strict=True))
@@ -117,21 +118,21 @@ def _source(experiment: Experiment, prepared: Prepared, papers_source: str) -> s
         return str(source)
     size = sum(corpus.num_bytes for corpus in (*prepared.train, *prepared.valid)) / 1e6
     other = papers_source or "TextFiles(path='FOLDER')"
-    whose = "the paper's corpus" if papers_source else "your own text"
-    trial = f"{source}: a trial on {size:.0f} MB of Python's documentation"
-    return f'{trial}; for {whose}: --config.data.source="{other}"'
+    whose = "the dataset of the paper" if papers_source else "your own data"
+    description = f"{source}: a smoke test on {size:.0f} MB of Python's documentation"
+    return f'{description}; for {whose}: --config.data.source="{other}"'
 
 
 def _validation(experiment: Experiment) -> Iterator[Row]:
-    """Yields a row about a validation that asks what is not trained, or one that is judged by more than its loss."""
-    asked, figure = experiment.evaluate.objective, experiment.select_by
-    by = f"the best checkpoint by {figure}" if figure != "loss" else ""
-    if asked is not None or by:
-        yield "validation", ", ".join(filter(None, ("" if asked is None else str(asked), by)))
+    """Yields a row if validation has its own objective or selects checkpoints by another metric than the loss."""
+    valid_objective, metric = experiment.evaluate.objective, experiment.select_by
+    by = f"best checkpoint by {metric}" if metric != "loss" else ""
+    if valid_objective is not None or by:
+        yield "validation", ", ".join(filter(None, ("" if valid_objective is None else str(valid_objective), by)))
 
 
 def _parts_without_rows(run: Run) -> list[str]:
-    """Names the sources and objectives of a mixture that a validation sees nothing of."""
+    """Returns the sources and objectives of a mixture without rows in validation."""
     seen = dict.fromkeys((part for parts in run.validation.parts for part in parts), 0)
     for parts, rows in zip(run.validation.parts, run.validation.rows, strict=True):
         seen |= {part: seen[part] + rows for part in parts}
@@ -139,35 +140,35 @@ def _parts_without_rows(run: Run) -> list[str]:
 
 
 def _layer_warnings(experiment: Experiment) -> Iterator[str]:
-    """Yields where layers stay as they are that were not meant to."""
+    """Yields warnings about layers that are probably frozen by mistake."""
     layers, steps = experiment.layers, experiment.train.steps
     if (layers.frozen or layers.frozen_embeddings) and not experiment.checkpoint.init_from:
         yield (
-            f"FROZEN AT RANDOM: config.layers has {layers.describe()}, and config.checkpoint.init_from gives no "
-            "parameters: what is frozen stays as it is drawn"
+            f"FROZEN AT RANDOM: config.layers has {layers.describe()}, but config.checkpoint.init_from is not set: the "
+            "frozen layers keep their random initial parameters"
         )
     if layers.unfreeze_every and (start := layers.last_start(experiment.model)) >= steps:
         yield (
             f"NOT ALL ARE TRAINED: with config.layers.unfreeze_every {layers.unfreeze_every:,} the lowest layer begins "
-            f"after {start:,} steps, and the run has {steps:,}: set it lower, or config.train.steps higher"
+            f"after {start:,} steps, but the run has {steps:,}: decrease it, or increase config.train.steps"
         )
 
 
 def _warnings(experiment: Experiment, epochs: list[tuple[str, float]]) -> Iterator[str]:
-    """Yields what is likely no one's intention. epochs: each component of the source, and how often it is read."""
+    """Yields warnings about settings that are probably mistakes; epochs: number of epochs of each data source."""
     train, warmup = experiment.train, experiment.schedule.warmup_steps
     yield from _layer_warnings(experiment)
     for source, times in epochs:
         if times > FEW_EPOCHS and experiment.objective.unit != "records":
             yield (
-                f"THE SAME TEXT {three_digits(times)} TIMES: that is how often the run reads {source}; after about "
-                f"{FEW_EPOCHS} times a language model learns ever less from it (Muennighoff et al. 2023, arXiv "
-                "2305.16264): set config.data.source to more text, or config.train.steps to fewer steps"
+                f"THE SAME TEXT {three_digits(times)} TIMES: the run repeats {source}; after about {FEW_EPOCHS} "
+                "epochs a language model gains less and less from repeated data (Muennighoff et al. 2023, arXiv "
+                "2305.16264): set config.data.source to a larger dataset, or decrease config.train.steps"
             )
     if warmup > train.steps:
         peak = experiment.optimizer.learning_rate
         yield (
-            f"ONLY A WARM-UP: config.schedule.warmup_steps is {warmup:,}, and the run has {train.steps:,} steps; the "
-            f"learning rate ends at {scientific(peak * train.steps / warmup)} and never comes to its peak of "
+            f"ONLY A WARMUP: config.schedule.warmup_steps is {warmup:,}, but the run has {train.steps:,} steps. The "
+            f"learning rate ends at {scientific(peak * train.steps / warmup)} and never reaches its peak of "
             f"{scientific(peak)}: set config.schedule.warmup_steps to a few percent of config.train.steps"
         )

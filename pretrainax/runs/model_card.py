@@ -1,8 +1,7 @@
-"""The model card of an export: README.md, made of what the folder of its run says, and of nothing that is not known.
+"""Writes the model card (README.md) of an export, from facts in the folder of the run.
 
-It says how the model is used, what it is, what it was trained on and for, where each number of its config comes from,
-what was measured of exactly these parameters, and how, and what is not known. Of paths of the machine that trained it
-stands the last name alone, and what looks like a secret is masked (`trackers/secrets.py`).
+The card describes usage, architecture, training, metrics of exactly these parameters, the source of each config value,
+and limits. Local paths are shortened to their last component, and probable secrets are masked (`trackers/secrets.py`).
 """
 
 import json
@@ -37,7 +36,7 @@ from pretrainax.trackers.secrets import masked
 from pretrainax.training.metrics import meaning, read_metrics
 
 FILE, CURVES = "README.md", "curves.png"
-_TAGS = (  # ends of the names of transformers' classes, and what the hub calls their use
+_TAGS = (  # suffixes of transformers class names, and their pipeline tags on the hub
     (("CausalLM", "LMHeadModel"), "text-generation"),
     (("MaskedLM",), "fill-mask"),
     (("ConditionalGeneration",), "text2text-generation"),
@@ -45,30 +44,30 @@ _TAGS = (  # ends of the names of transformers' classes, and what the hub calls 
     (("TokenClassification",), "token-classification"),
     (("QuestionAnswering",), "question-answering"),
 )
-_PRIVATE = ("data.source.", "trackers", "tokenizer.path", "checkpoint.")  # fields with a place of their own, or none
-_ENOUGH = 20  # tokens a parameter, about, where compute is best spent (Hoffmann et al. 2022, arXiv 2203.15556)
+_PRIVATE = ("data.source.", "trackers", "tokenizer.path", "checkpoint.")  # fields outside the tables of the config
+_ENOUGH = 20  # compute-optimal tokens per parameter, about (Hoffmann et al. 2022, arXiv 2203.15556)
 
 
 class Recipe(NamedTuple):
-    """The config that a run was made by, beside its ledger."""
+    """The config of a run and its comparison with the ledger."""
 
     name: str  # "t5_base:small"
     compared: Comparison
 
 
 class _Card(NamedTuple):
-    """Holds what the parts of a card are made of."""
+    """The data for all sections of a card."""
 
     experiment: Experiment
     origin: Origin
-    folder: str  # of the export
-    name: str  # "org/name", or that of the folder
+    folder: str  # folder of the export
+    name: str  # "org/name", or the name of the folder
     described: JsonObject  # config.json of the model
-    adapted: Optional[HubName]  # the model that an adapter is for; None: it is a model
+    adapted: Optional[HubName]  # base model of an adapter; None: the export is a model
     parameters: int
     license: Optional[str]
     recipe: Optional[Recipe]
-    trained: dict  # the last line of metrics.jsonl about training up to the checkpoint; {}: there is none
+    trained: dict  # last training line of metrics.jsonl up to the checkpoint; {}: none
 
     @property
     def steps(self) -> list[int]:
@@ -76,9 +75,9 @@ class _Card(NamedTuple):
 
     @property
     def architecture(self) -> str:
-        """Returns the class of transformers: "GPT2LMHeadModel"."""
-        (found,) = cast(list[str], self.described["architectures"])
-        return found
+        """Returns the name of the transformers class, for example "GPT2LMHeadModel"."""
+        (architecture,) = cast(list[str], self.described["architectures"])
+        return architecture
 
 
 def write_card(
@@ -89,38 +88,40 @@ def write_card(
     recipe: Optional[Recipe],
     base: Optional[Origin] = None,
 ) -> None:
-    """Writes README.md into an export, and beside it the curves of the run.
+    """Writes README.md and curves.png into the folder of an export.
 
     Args:
-      folder: of the export.
-      origin: the checkpoints that it is of.
-      name: of the model: "org/name".
-      license: as the hub names it, "apache-2.0"; None: nobody has said it.
-      base: the model of the hub that it is an adapter for, in the format of peft; None: it is a model.
+      folder: folder of the export.
+      origin: the exported checkpoints.
+      name: name of the model, "org/name".
+      license: identifier of the hub, for example "apache-2.0"; None: unknown.
+      base: base model on the hub if the export is an adapter in the format of peft; None: the export is a model.
     """
     experiment = experiment_of(origin)
     described = read_config_json(base.directory if base else folder)
     tensors = Reader(folder, adapters.WEIGHTS) if base else Reader(folder)
     parameters = sum(math.prod(shape) for shape in tensors.shapes.values())
     lines = _lines(origin.directory)
-    until = [line for line in lines if line["split"] == "train" and line["step"] <= max(map(step_of, origin.steps))]
-    trained = until[-1] if until else {}
+    up_to_checkpoint = [
+        line for line in lines if line["split"] == "train" and line["step"] <= max(map(step_of, origin.steps))
+    ]
+    trained = up_to_checkpoint[-1] if up_to_checkpoint else {}
     adapted = hub_name(base.hub) if base and base.hub else None
     card = _Card(experiment, origin, folder, name, described, adapted, parameters, license, recipe, trained)
     has_curves = bool(lines) and os.path.exists(os.path.join(origin.directory, CURVES))
     if has_curves:
         shutil.copyfile(os.path.join(origin.directory, CURVES), os.path.join(folder, CURVES))
-    figures = list(_figures(card))
+    metrics = list(_metrics(card))
     parts = (
         _metadata(card),
         _introduction(card),
         _use(card),
         _architecture(card),
         _training(card),
-        _results(figures),
+        _results(metrics),
         _curves() if has_curves else "",
         _sources(card),
-        _limits(card, bool(figures)),
+        _limits(card, bool(metrics)),
     )
     write_atomically(os.path.join(folder, FILE), masked("\n".join(filter(None, parts))))
 
@@ -130,11 +131,11 @@ def _lines(workdir: str) -> list[dict]:
     return read_metrics(path) if os.path.exists(path) else []
 
 
-# --- what it is ------------------------------------------------------------------------------------------------------
+# --- description -----------------------------------------------------------------------------------------------------
 
 
 def _metadata(card: _Card) -> str:
-    """Returns the block that the hub reads: YAML, whose values are written as JSON, a part of it."""
+    """Returns the YAML metadata block for the hub; its values are JSON, a subset of YAML."""
     sources = card.experiment.data.source.components()
     data = [source.path for source in sources if isinstance(source, HuggingFace) and _is_of_hub(source)]
     base = _start(card)
@@ -151,7 +152,7 @@ def _metadata(card: _Card) -> str:
 
 
 def _tags_of_adapter(card: _Card) -> list[str]:
-    """Returns by what the hub finds adapters, as peft itself writes it; [] of a model."""
+    """Returns the hub tags of an adapter, in the format of peft; [] for a model."""
     if card.adapted is None:
         return []
     kind = str(read_object(os.path.join(card.folder, adapters.CONFIG))["peft_type"]).lower()
@@ -159,7 +160,7 @@ def _tags_of_adapter(card: _Card) -> list[str]:
 
 
 def _tag(card: _Card) -> Optional[str]:
-    """Returns what the hub calls the use of a model; None where it has no name for it."""
+    """Returns the pipeline tag of a model on the hub, or None if the hub has none."""
     return next((use for ends, use in _TAGS if card.architecture.endswith(ends)), None)
 
 
@@ -168,7 +169,7 @@ def _is_of_hub(source: HuggingFace) -> bool:
 
 
 def _start(card: _Card) -> str:
-    """Returns what the run has started from: of a model of the hub with its commit; "" where it was nothing."""
+    """Returns the initial checkpoint of the run (a hub model with its commit), or "" for random parameters."""
     path = os.path.join(card.origin.directory, START)
     known = str(read_object(path).get("directory", "")) if os.path.exists(path) else ""
     return known or card.experiment.checkpoint.init_from or ""
@@ -177,25 +178,25 @@ def _start(card: _Card) -> str:
 def _introduction(card: _Card) -> str:
     steps, start, planned = card.steps, _start(card), card.experiment.train.steps
     family = card.experiment.model.family.replace("_", "-")
-    what = f"`{card.architecture}` ({family}) of {card.parameters:,} parameters"
+    what = f"`{card.architecture}` ({family}) with {card.parameters:,} parameters"
     if card.adapted:
-        what = f"An adapter for a `{card.architecture}` ({family}): {card.parameters:,} parameters beside those of it"
-    made = "It was not trained here." if not card.trained else "It started from random parameters."
-    made = f"It started from `{_last(start)}`." if start else made
+        what = f"An adapter for a `{card.architecture}` ({family}) with {card.parameters:,} additional parameters"
+    training = "It was not trained with PretrainAX." if not card.trained else "It started from random parameters."
+    training = f"It started from `{_last(start)}`." if start else training
     if card.trained:
-        of = "the mean of the checkpoints of steps" if len(steps) > 1 else "the checkpoint of step"
+        source = "the average of the checkpoints of steps" if len(steps) > 1 else "the checkpoint of step"
         average = ", the moving average of the parameters" if card.origin.folder == EMA else ""
-        made += f" This is {of} {' and '.join(f'{step:,}' for step in steps)} of {planned:,}{average}."
-    return f"# {card.name.rpartition('/')[2]}\n\n{what}, made with PretrainAX {pretrainax.__version__}. {made}\n"
+        training += f" This is {source} {' and '.join(f'{step:,}' for step in steps)} of {planned:,}{average}."
+    return f"# {card.name.rpartition('/')[2]}\n\n{what}, exported by PretrainAX {pretrainax.__version__}. {training}\n"
 
 
 def _last(path: str) -> str:
-    """Returns a path as it may be shown: of one of the machine that trained the last name."""
+    """Returns the last component of a local path, or a hub name unchanged."""
     return path if hub_name(path) else os.path.basename(path.rstrip("/"))
 
 
 def _shown(value: object) -> str:
-    """Returns a value of a config for a cell, with the last names of paths."""
+    """Returns a config value for a table cell, with local paths shortened to their last component."""
     text = re.sub(r"'[/~.][^']*/([^'/]+)/?'", r"'…/\1'", str(value))
     text = re.sub(rf"(?<!HuggingFace\()\b({'|'.join(PATHS)})='(?!hf:)[^']*/([^'/]+)/?'", r"\1='…/\2'", text)
     return text.replace("|", r"\|").replace("\n", " ")
@@ -215,7 +216,7 @@ def _use(card: _Card) -> str:
         f"from transformers import AutoTokenizer, {card.architecture}\n\n"
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n'
         f'model = {card.architecture}.from_pretrained("{name}")\n{_written(card)}```\n\n'
-        f'With PretrainAX: `pretrainax.load("{ours}")`, or `--config.checkpoint.init_from={ours}` to train on.\n'
+        f'With PretrainAX: `pretrainax.load("{ours}")`, or `--config.checkpoint.init_from={ours}` to train further.\n'
     )
 
 
@@ -233,7 +234,7 @@ def _use_of_adapter(card: _Card, base: HubName) -> str:
 
 
 def _written(card: _Card) -> str:
-    """Returns the lines by which a decoder writes; "" of others."""
+    """Returns code that generates text with a decoder; "" for other models."""
     if _tag(card) != "text-generation":
         return ""
     ids = 'ids = tokenizer("Once upon a time", return_tensors="pt").input_ids'
@@ -243,22 +244,22 @@ def _written(card: _Card) -> str:
 def _architecture(card: _Card) -> str:
     _, model = described_model(card.described)
     sized = model.sized.values()
-    keys = [f", {stack.kv_heads} of keys and values" * (stack.kv_heads != stack.num_heads) for stack in sized]
+    keys = [f", {stack.kv_heads} key-value heads" * (stack.kv_heads != stack.num_heads) for stack in sized]
     length = model.position.max_length
     rows = [
         ("layers", model.shown("num_layers")),
         ("width", model.shown("d_model")),
         ("feed-forward", model.shown("d_ff")),
-        ("heads", " + ".join(f"{stack.num_heads}{own}" for stack, own in zip(sized, keys, strict=True))),
+        ("heads", " + ".join(f"{stack.num_heads}{kv}" for stack, kv in zip(sized, keys, strict=True))),
         ("positions", _code(model.position)),
         ("vocabulary", f"{model.vocab_size:,} ids, `{type(card.experiment.tokenizer).__name__}`"),
-        ("most tokens", f"{length:,}" if length else "no limit in its positions"),
-        ("numbers of the files", str(card.described.get("dtype"))),
+        ("maximum length", f"{length:,} tokens" if length else "not limited by the positions"),
+        ("dtype of the files", str(card.described.get("dtype"))),
     ]
     return "## Architecture\n\n" + markdown(("", _code(card.architecture)), rows, padded=False)
 
 
-# --- how it was made -------------------------------------------------------------------------------------------------
+# --- training --------------------------------------------------------------------------------------------------------
 
 
 def _training(card: _Card) -> str:
@@ -275,9 +276,9 @@ def _training(card: _Card) -> str:
     rows = [
         *(("training data", f"{_code(s)}: {first_sentence(type(s).__doc__)}") for s in e.data.source.components()),
         ("objective", f"{_code(e.objective)}: {first_sentence(type(e.objective).__doc__)}"),
-        *([("asked in validation", _code(validated))] if validated is not None else []),
+        *([("validation objective", _code(validated))] if validated is not None else []),
         ("steps", f"{max(card.steps):,} of {e.train.steps:,}, {', '.join(seen)}"),
-        ("rows", f"{e.train.global_batch_size:,} a batch, of {e.data.sequence_length:,} tokens"),
+        ("batch", f"{e.train.global_batch_size:,} rows of {e.data.sequence_length:,} tokens"),
         ("optimizer", _code(e.optimizer)),
         ("schedule", _code(e.schedule)),
         *phases,
@@ -289,29 +290,29 @@ def _training(card: _Card) -> str:
 
 
 def _sources(card: _Card) -> str:
-    """Returns the part on where the numbers of the config come from, as far as anybody says."""
+    """Returns the section with the sources of the config values, as far as they are known."""
     if not card.trained:
         return ""
     if card.recipe is None:
         fields = (field for field in stated(card.experiment) if field.value != field.default and not field.is_free)
         rows = [(f"`{field.path}`", _code(field.value)) for field in fields if _is_public(field.path)]
         table = markdown(("field", "value"), rows, padded=False)
-        said = "What is not as by default. Where these numbers come from was not said when the model was exported.\n"
-        return f"## Config\n\n{said}\n<details><summary>{len(rows)} fields</summary>\n\n{table}\n</details>\n"
+        text = "Fields that differ from the defaults. The export did not state the sources of these values.\n"
+        return f"## Config\n\n{text}\n<details><summary>{len(rows)} fields</summary>\n\n{table}\n</details>\n"
     name, compared = card.recipe
     rows = []
     for row in compared.rows:
         if _is_public(row.path):
             fact = row.fact
-            source = f"{fact.status}: {_shown(fact.source)}" if fact else "the ledger does not say"
+            source = f"{fact.status}: {_shown(fact.source)}" if fact else "not in the ledger"
             if fact and not row.agrees:
-                source = f"set for this run, in the place of {_code(fact.value)} ({source})"
+                source = f"set for this run, instead of {_code(fact.value)} ({source})"
             rows.append((f"`{row.path}`", _code(row.value), source))
-    table = markdown(("field", "value", "where it comes from"), rows, padded=False)
-    others = "".join(f"- The source has {each.theirs}; here: {each.ours}.\n" for each in compared.deviations)
+    table = markdown(("field", "value", "source"), rows, padded=False)
+    others = "".join(f"- The source has {each.theirs}; this model: {each.ours}.\n" for each in compared.deviations)
     return (
-        f"## Recipe\n\nThe config is `{name}` of PretrainAX, whose ledger says where each number comes from.\n\n"
-        f"{others}\n<details><summary>{len(rows)} fields, and their sources</summary>\n\n{table}\n</details>\n"
+        f"## Recipe\n\nThe config is `{name}` of PretrainAX. Its ledger states the source of each value.\n\n"
+        f"{others}\n<details><summary>{len(rows)} fields and their sources</summary>\n\n{table}\n</details>\n"
     )
 
 
@@ -319,39 +320,39 @@ def _is_public(path: str) -> bool:
     return not path.startswith(_PRIVATE) and path.rpartition(".")[2] not in PATHS
 
 
-# --- what was measured -----------------------------------------------------------------------------------------------
+# --- results ---------------------------------------------------------------------------------------------------------
 
 
-class _Figure(NamedTuple):
-    of: str
+class _Metric(NamedTuple):
+    source: str
     name: str
     value: float
     error: Optional[float]
     meaning: str
-    how: str
+    method: str
 
 
-def _figures(card: _Card) -> Iterator[_Figure]:
-    """Yields what was measured of exactly these parameters: the run's validation, and what `evaluate` has written."""
+def _metrics(card: _Card) -> Iterator[_Metric]:
+    """Yields metrics of exactly these parameters, from the validation of the run and from results of `evaluate`."""
     e, origin = card.experiment, card.origin
     if len(origin.steps) != 1:
         return
-    figures = read_run_json(origin.steps[0])["metrics"]
+    metrics = read_run_json(origin.steps[0])["metrics"]
     if origin.folder == (EMA if e.evaluate.parameters == "ema" else TRAINED):
         count = "all" if not e.evaluate.batches else f"at most {e.evaluate.batches:,}"
-        counted = f", {figures['loss_tokens']:,.0f} target tokens" if figures.get("loss_tokens") else ""
-        how = f"the validation split of its data, {count} batches of {e.train.global_batch_size:,} rows{counted}"
-        for name, value in figures.items():
-            if value is not None and (said := meaning(name, figures)) and name not in ("loss_tokens", "labels"):
-                yield _Figure("Its validation", name, value, None, said, how)
+        counted = f", {metrics['loss_tokens']:,.0f} target tokens" if metrics.get("loss_tokens") else ""
+        method = f"the validation split of its data, {count} batches of {e.train.global_batch_size:,} rows{counted}"
+        for name, value in metrics.items():
+            if value is not None and (explanation := meaning(name, metrics)) and name not in ("loss_tokens", "labels"):
+                yield _Metric("Validation of the run", name, value, None, explanation, method)
     folder = os.path.join(origin.directory, "evaluations")
     for file in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         if file.endswith(".json"):
             yield from _evaluated(os.path.join(folder, file), card)
 
 
-def _evaluated(path: str, card: _Card) -> Iterator[_Figure]:
-    """Yields the results of one `evaluate` that are of these parameters."""
+def _evaluated(path: str, card: _Card) -> Iterator[_Metric]:
+    """Yields the results in one file of `evaluate` that belong to these parameters."""
     try:
         with open(path, encoding="utf-8") as f:
             results = json.load(f)
@@ -359,55 +360,51 @@ def _evaluated(path: str, card: _Card) -> Iterator[_Figure]:
             is_ema = "moving average" in r["origin"]
             if r["step"] == card.steps[0] and is_ema == (card.origin.folder == EMA) and r["value"] is not None:
                 counts = ", ".join(f"{n:,} {what}" for what, n in r["counts"].items())
-                of = ": ".join(filter(None, (r["source"], r["part"])))
-                how = f"{r['how']}; {counts}"
-                yield _Figure(of, r["measure"], r["value"], r["standard_error"], meaning(r["measure"]), how)
+                source = ": ".join(filter(None, (r["source"], r["part"])))
+                method = f"{r['how']}; {counts}"
+                yield _Metric(source, r["measure"], r["value"], r["standard_error"], meaning(r["measure"]), method)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise UserError(f"{path} holds no results of pretrainax.evaluate ({e}): move it away") from e
+        raise UserError(f"{path} is not a valid result file of pretrainax.evaluate ({e}): move it away") from e
 
 
-def _results(figures: Sequence[_Figure]) -> str:
-    if not figures:
-        return "## Results\n\nNothing was measured of exactly these parameters.\n"
+def _results(metrics: Sequence[_Metric]) -> str:
+    if not metrics:
+        return "## Results\n\nNo results exist for exactly these parameters.\n"
     tables = []
-    for of, how in dict.fromkeys((f.of, f.how) for f in figures):
-        own = [f for f in figures if (f.of, f.how) == (of, how)]
-        values = (f"{f.value:,.4f}" + ("" if f.error is None else f" ± {f.error:,.4f}") for f in own)
-        rows = [(f.name, value, _shown(f.meaning)) for f, value in zip(own, values, strict=True)]
-        columns = 3 if any(f.meaning for f in own) else 2
-        table = markdown(("figure", "value", "what it is")[:columns], [row[:columns] for row in rows], padded=False)
-        tables.append(f"{_shown(of)}: {_shown(how)}.\n\n{table}\n")
-    errors = "± is the standard error. " if any(f.error is not None for f in figures) else ""
-    return f"## Results\n\n{''.join(tables)}{errors}All is of one run with one seed, and no mean over several.\n"
+    for source, method in dict.fromkeys((f.source, f.method) for f in metrics):
+        group = [f for f in metrics if (f.source, f.method) == (source, method)]
+        values = (f"{f.value:,.4f}" + ("" if f.error is None else f" ± {f.error:,.4f}") for f in group)
+        rows = [(f.name, value, _shown(f.meaning)) for f, value in zip(group, values, strict=True)]
+        columns = 3 if any(f.meaning for f in group) else 2
+        table = markdown(("metric", "value", "meaning")[:columns], [row[:columns] for row in rows], padded=False)
+        tables.append(f"{_shown(source)}: {_shown(method)}.\n\n{table}\n")
+    errors = "± is the standard error. " if any(f.error is not None for f in metrics) else ""
+    return f"## Results\n\n{''.join(tables)}{errors}All results are from one run with one seed.\n"
 
 
 def _curves() -> str:
-    return f"## Curves\n\n![Losses and rates of the run, step by step]({CURVES})\n"
+    return f"## Curves\n\n![Losses and learning rate of the run by step]({CURVES})\n"
 
 
 def _limits(card: _Card, is_measured: bool) -> str:
     e = card.experiment
     lines = []
     if not isinstance(e.objective, Task):
-        lines.append(
-            "It is pretrained alone: it was tuned neither to follow instructions nor to be safe to answer the public."
-        )
+        lines.append("It is only pretrained: it was not tuned to follow instructions or to give safe answers.")
     if card.trained:
-        lines.append(f"It was trained on rows of {e.data.sequence_length:,} tokens; of longer ones nothing is known.")
+        lines.append(f"It was trained on rows of {e.data.sequence_length:,} tokens. Longer inputs are untested.")
         tokens = card.trained.get("text_tokens", 0) / card.parameters
         if tokens < _ENOUGH and not _start(card):
             lines.append(
-                f"It has read {three_digits(tokens)} tokens of text a parameter; where compute is spent best it is "
-                f"about {_ENOUGH} (Hoffmann et al. 2022, arXiv 2203.15556): it is undertrained."
+                f"It is undertrained: it has seen {three_digits(tokens)} tokens of text per parameter; about {_ENOUGH} "
+                "are compute-optimal (Hoffmann et al. 2022, arXiv 2203.15556)."
             )
         if max(card.steps) < e.train.steps:
-            lines.append("The run went on after it, so that its learning rate had not come to its end.")
+            lines.append("It is an intermediate checkpoint: the learning-rate schedule was not finished.")
     else:
-        lines.append("What it was trained on is said by whom it came from, and not known here.")
-    beyond = "beyond the table of results " if is_measured else ""
-    lines.append(
-        f"Nothing {beyond}was measured: no bias, no toxicity, nothing of what it repeats of its training text."
-    )
+        lines.append("Its training data is unknown to PretrainAX; see the original model.")
+    beyond = "except the results above " if is_measured else ""
+    lines.append(f"Nothing {beyond}was measured: no bias, no toxicity, no memorization of training data.")
     if card.license is None:
-        lines.append("No license is stated: ask its authors before you use it.")
+        lines.append("No license is stated: ask the authors before you use the model.")
     return "## Limits\n\n" + "".join(f"- {line}\n" for line in lines)

@@ -1,4 +1,4 @@
-"""The commands that come after a run, each as it can be typed where the run was started."""
+"""Prints commands to use after a run, for the folder in which the run was started."""
 
 import dataclasses
 import importlib.util
@@ -16,35 +16,35 @@ from pretrainax.tokenization.base import load_tokenizer
 
 
 def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
-    """Returns the commands that use the model of a run that has ended, a line each.
+    """Returns a table of commands that use the model of a finished run, one per line.
 
     Args:
-      workdir: as the user has called it.
-      words: those after `python -m pretrainax.main` that started the run.
-      folder: where the files of a URL are on this machine.
+      workdir: the workdir as the user wrote it.
+      words: arguments of the `python -m pretrainax.main` command of the run.
+      folder: the local folder of the run if `workdir` is a URL.
     """
     folder = folder or workdir
     experiment = load(os.path.join(folder, "config.json"))
-    beside = workdir.rstrip("/") if folder != workdir else os.path.normpath(workdir)  # without a slash at its end
+    prefix = workdir.rstrip("/") if folder != workdir else os.path.normpath(workdir)  # without a trailing slash
     longer = [f"--config.train.steps={2 * experiment.train.steps}", *_last_phase_open(experiment), "--extend"]
     start = f"--config.checkpoint.init_from={workdir}", f"--config.tokenizer.path={os.path.join(workdir, 'tokenizer')}"
-    recipe = [word for word in words if word.startswith("--config=")]  # whose sources the model card names
-    as_it_is = ["--config.checkpoint.adapt=()"] if experiment.checkpoint.adapt else []  # of this shape already
-    board = _command("-m", "tensorboard.main", f"--logdir={workdir}")
+    recipe = [word for word in words if word.startswith("--config=")]  # the model card lists its sources
+    no_adapt = ["--config.checkpoint.adapt=()"] if experiment.checkpoint.adapt else []  # the shapes are already adapted
+    tensorboard = _command("-m", "tensorboard.main", f"--logdir={workdir}")
     if importlib.util.find_spec("tensorboard") is None:
-        board = f"{_command('-m', 'pip', 'install', 'tensorboard')} && {board}"
+        tensorboard = f"{_command('-m', 'pip', 'install', 'tensorboard')} && {tensorboard}"
     rows = [
         ("evaluate", _command("-m", "pretrainax.evaluate", f"--from={workdir}")),
-        ("export to transformers", _export(folder, workdir, [f"--to={beside}-huggingface", *recipe], experiment)),
+        ("export to transformers", _export(folder, workdir, [f"--to={prefix}-huggingface", *recipe], experiment)),
         ("train longer", to_resume(workdir, [*words, *longer])),
-        ("train on from here", to_resume(f"{beside}-more", [*words, *start, *as_it_is])),
-        ("curves in TensorBoard", board),
+        ("train on from here", to_resume(f"{prefix}-more", [*words, *start, *no_adapt])),
+        ("curves in TensorBoard", tensorboard),
     ]
     return f"what next\n{text_table(rows, indent='  ')}"
 
 
 def _last_phase_open(experiment: Experiment) -> list[str]:
-    """Returns the flag by which the last phase takes what is left of a run, where it has a length of its own."""
+    """Returns the flag that extends the last phase to the end of the run, if the phase has a fixed length."""
     if not experiment.phases:
         return []
     *others, last = experiment.phases
@@ -53,7 +53,7 @@ def _last_phase_open(experiment: Experiment) -> list[str]:
 
 
 def to_resume(workdir: str, words: Sequence[str]) -> str:
-    """Returns the command that goes on with a run: the one that started it, with its workdir."""
+    """Returns the command that resumes a run: its original arguments and its workdir."""
     return _command("-m", "pretrainax.main", *without(words, ["workdir"]), f"--workdir={workdir}")
 
 
@@ -69,8 +69,8 @@ def _export(folder: str, workdir: str, flags: Sequence[str], experiment: Experim
 
 
 def without(words: Sequence[str], names: Sequence[str], switches: Sequence[str] = ()) -> list[str]:
-    """Leaves out flags: --name=value, or --name and the word after it, and switches: --name or --noname."""
-    kept, is_value = [], False
+    """Returns `words` without the flags `names` (--name=value, --name value) and `switches` (--name, --noname)."""
+    remaining, is_value = [], False
     for word in words:
         name, equals, _ = word.lstrip("-").partition("=") if word.startswith("-") else ("", "", "")
         if is_value:
@@ -78,16 +78,16 @@ def without(words: Sequence[str], names: Sequence[str], switches: Sequence[str] 
         elif name in names:
             is_value = not equals
         elif not name or name.removeprefix("no") not in switches:
-            kept.append(word)
-    return kept
+            remaining.append(word)
+    return remaining
 
 
 def _command(*words: str) -> str:
-    """Returns a line for a shell, with the Python that runs this: by its name where that finds it."""
-    here, python = os.path.dirname(sys.executable), shutil.which("python")
-    if python is None or os.path.dirname(os.path.abspath(python)) != here:
-        inside = os.path.relpath(sys.executable)
-        python = sys.executable if inside.startswith(os.pardir) else inside
+    """Returns a shell command with the current Python, written as `python` if PATH resolves to it."""
+    folder, python = os.path.dirname(sys.executable), shutil.which("python")
+    if python is None or os.path.dirname(os.path.abspath(python)) != folder:
+        relative = os.path.relpath(sys.executable)
+        python = sys.executable if relative.startswith(os.pardir) else relative
     else:
         python = "python"
     return shlex.join([python, *words])

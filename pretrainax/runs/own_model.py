@@ -1,4 +1,4 @@
-"""A model, or a loss beside those of the model, of one's own: how a run is given them."""
+"""Custom models and additional losses of a run."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -14,18 +14,18 @@ from pretrainax.models import AnyModel, Outputs
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.training.wrapped import Frozen, Wrapped, counted, merged, plain, teacher_config
 
-# (outputs of the model, batch) -> {name: (sum, count)}, scalars of the batch. Each name ends in "_loss"; sum / count is
-# added to the objective and is a metric of that name. With `config.train.accumulate` a micro-batch counts as much as
-# its share of the predictions.
+# (outputs of the model, batch) -> {name: (sum, count)}, scalars of the batch. Each name ends in "_loss". The value
+# sum / count is added to the objective and logged as a metric of that name. With `config.train.accumulate`, the weight
+# of a microbatch is its share of the predictions.
 ExtraLoss = Callable[[Outputs, Batch], Mapping[str, tuple[jax.Array, jax.Array]]]
 # (config.model, compute) -> a Linen module with these two as fields and
-# `__call__(batch, *, deterministic: bool) -> pretrainax.models.Outputs`. docs/extending.md says what holds of it.
+# `__call__(batch, *, deterministic: bool) -> pretrainax.models.Outputs`. Requirements: docs/how-to/own-code.md.
 BuildModel = Callable[[ModelConfig, Compute], AnyModel]
 
 
 @dataclasses.dataclass(frozen=True)
 class WithLoss(Wrapped):
-    """Used like the model that it is of, with a loss more in its sums."""
+    """Wraps a model and adds the extra loss to the sums of its outputs."""
 
     model: AnyModel
     extra_loss: ExtraLoss
@@ -69,12 +69,12 @@ class WithLoss(Wrapped):
         outputs = self.model.apply(variables, batch, deterministic=deterministic, rngs=rngs)
         added = dict(self.extra_loss(outputs, batch))
         if wrong := [name for name in added if not name.endswith("_loss") or name in outputs.sums]:
-            raise UserError(f"extra_loss has {wrong[0]!r}: its names end in '_loss' and are none of the model's sums")
+            raise UserError(f"extra_loss returns {wrong[0]!r}: names must end in '_loss' and be no sums of the model")
         return dataclasses.replace(outputs, sums={**outputs.sums, **added})
 
 
 class OwnStart(TrainedStart):
-    """Starts a run with a model, or a loss, of its own."""
+    """Starts a run with a custom model, an extra loss, or both."""
 
     def __init__(self, extra_loss: Optional[ExtraLoss] = None, build: Optional[BuildModel] = None):
         self._extra_loss, self._build = extra_loss, build
@@ -88,11 +88,11 @@ class OwnStart(TrainedStart):
 
 
 def check_own(experiment: Experiment, extra_loss: Optional[ExtraLoss], build: Optional[BuildModel]) -> None:
-    """Raises UserError where a run has no place for a loss beside those of its model, or for another model."""
+    """Raises UserError if the config does not support an extra loss or a custom model."""
     if build is not None and experiment.wrapper is not None:
-        raise UserError("config.tuning and config.distill wrap models of this package: set them to None for your own")
+        raise UserError("config.tuning and config.distill require a model of this package: set them to None")
     if extra_loss is not None and experiment.mesh.pipeline != 1 and experiment.train.pipeline_schedule == "1f1b":
         raise UserError(
-            "extra_loss needs the outputs of whole batches, and config.train.pipeline_schedule is '1f1b': set it to "
+            "extra_loss needs the outputs of whole batches, but config.train.pipeline_schedule is '1f1b': set it to "
             "'gpipe'"
         )

@@ -1,6 +1,7 @@
-"""Runs that are killed and resumed, and what must be equal to a run that was not.
+"""Compares runs that were killed and resumed with an uninterrupted run.
 
-A `Trial` is a workdir and the processes at work in it: `pretrainax.verify_resume` with --record, which is `record`.
+A `Trial` is a workdir and the processes that train in it. Each process is `pretrainax.verify_resume --record`, which
+calls `record`.
 """
 
 import json
@@ -24,7 +25,7 @@ LOSSES_AGREE = 2e-5  # relative
 
 
 class Trial:
-    """One workdir, and the processes that are at work in it."""
+    """A workdir and the processes that train in it."""
 
     def __init__(self, folder: str, arguments: list[str], devices: int):
         os.mkdir(folder)
@@ -34,14 +35,14 @@ class Trial:
         self.log = os.path.join(folder, "log")
 
     def start(self, processes: int = 1) -> list[subprocess.Popen]:
-        """Starts the run, or resumes it, in so many processes, which share the devices."""
+        """Starts or resumes the run in `processes` processes, which share the devices."""
         variables = [{}]
         if processes > 1:
             with socket.socket() as s:
                 s.bind(("127.0.0.1", 0))
                 address = f"127.0.0.1:{s.getsockname()[1]}"
-            many = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
-            variables = [many | {"JAX_PROCESS_ID": str(i)} for i in range(processes)]
+            distributed = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
+            variables = [distributed | {"JAX_PROCESS_ID": str(i)} for i in range(processes)]
         count = f"--xla_force_host_platform_device_count={self.devices // processes}"
         xla = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()}
         with open(self.log, "a", encoding="utf-8") as log:
@@ -53,7 +54,7 @@ class Trial:
             ]
 
     def finish(self, processes: int = 1) -> float:
-        """Runs to the end; returns the seconds it took. RunFailed, with the last line, where it does not get there."""
+        """Runs to the end and returns the seconds it took; raises RunFailed with the last log line if the run fails."""
         before = time.perf_counter()
         children = self.start(processes)
         try:
@@ -67,9 +68,9 @@ class Trial:
         return time.perf_counter() - before
 
     def kill_at(self, moments: list[int], seconds: float, resume: bool = True) -> None:
-        """Starts for each of `moments`, and kills up to `seconds` after that step was logged.
+        """Starts the run for each step of `moments`, and kills it up to `seconds` after the log of that step.
 
-        resume: then goes on to the end.
+        resume: runs to the end afterwards.
         """
         for moment in moments:
             children = self.start()
@@ -83,31 +84,31 @@ class Trial:
             self.finish()
 
     def platform(self) -> JsonObject:
-        """Returns "name", "kind" and "devices" of the machine, after a run."""
+        """Returns "name", "kind" and "devices" of the platform that `record` wrote."""
         with open(os.path.join(self.record, "platform.json"), encoding="utf-8") as f:
             return json.load(f)
 
     def losses(self, split: str) -> dict[int, Optional[float]]:
-        """Returns the loss of each step that was logged; None where it was not finite."""
+        """Returns the logged loss of each step; None if it was not finite."""
         path = os.path.join(self.workdir, "metrics.jsonl")
         lines = read_metrics(path) if os.path.exists(path) else []
         return {line["step"]: line["loss"] for line in lines if line["split"] == split}
 
     def batches(self) -> dict[tuple[int, int], set[str]]:
-        """Returns the digests of what each (step, row) was made of; more than one where it changed."""
-        found: dict[tuple[int, int], set[str]] = {}
+        """Returns the set of digests of each (step, row); several digests mean that the row changed."""
+        digests: dict[tuple[int, int], set[str]] = {}
         for name in os.listdir(self.record):
             if name.endswith(".jsonl"):
                 with open(os.path.join(self.record, name), encoding="utf-8") as f:
-                    lines = [json.loads(line) for line in f if line.endswith("\n")]  # without one that a kill cut short
+                    lines = [json.loads(line) for line in f if line.endswith("\n")]  # skips an incomplete line
                 for line in lines:
                     for row, digest in enumerate(line["rows"], line["first_row"]):
-                        found.setdefault((line["step"], row), set()).add(digest)
-        return found
+                        digests.setdefault((line["step"], row), set()).add(digest)
+        return digests
 
     def parameters(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        """Yields the last parameters, as `read_params` does, and their moving average where there is one."""
-        from pretrainax.checkpoints.params import EMA, read_params  # here: it imports JAX
+        """Yields the final parameters, as `read_params` does, and their moving average if it exists."""
+        from pretrainax.checkpoints.params import EMA, read_params  # local import, because it imports JAX
         from pretrainax.checkpoints.steps import find_checkpoint
 
         checkpoint = find_checkpoint(self.workdir)
@@ -122,12 +123,12 @@ def _kill(children: list[subprocess.Popen]) -> None:
             child.wait()
 
 
-# --- what a trial records --------------------------------------------------------------------------------------------
+# --- recording -------------------------------------------------------------------------------------------------------
 
 
 def record(experiment: Experiment, workdir: str, folder: str) -> int:
-    """Trains as `pretrainax.main` does, and writes a line into `folder` for each batch that is made."""
-    import jax  # here: the process that compares the runs leaves the devices to them
+    """Trains as `pretrainax.main` does, and writes a line with the digests of each batch into `folder`."""
+    import jax  # local import: the comparing process must not occupy the devices
 
     from pretrainax.planning.here import SettledHere
     from pretrainax.runs.row_recorder import RowRecorder
@@ -146,11 +147,11 @@ def record(experiment: Experiment, workdir: str, folder: str) -> int:
     return code
 
 
-# --- what must be equal ----------------------------------------------------------------------------------------------
+# --- comparison ------------------------------------------------------------------------------------------------------
 
 
 class Row(NamedTuple):
-    """A line of the result."""
+    """A row of the result table."""
 
     run: str
     what: str
@@ -159,14 +160,15 @@ class Row(NamedTuple):
 
 
 def compare(run: str, whole: Trial, other: Trial, same: bool) -> Iterator[Row]:
-    """Yields how the batches, losses and parameters of two trials differ.
+    """Yields rows that compare the batches, losses and parameters of two trials.
 
     Args:
-      run: what the first of the rows is called.
-      same: they must be equal bit for bit; else the batches must be, and losses within LOSSES_AGREE.
+      run: label of the first row.
+      same: requires bit-identical trials. Otherwise only the batches must be identical, and losses may differ by
+        LOSSES_AGREE (relative).
     """
     expected, got = whole.batches(), other.batches()
-    wrong = {step for (step, row), found in expected.items() if not got.get((step, row), set()) <= found}
+    wrong = {step for (step, row), rows in expected.items() if not got.get((step, row), set()) <= rows}
     wrong |= {step for step, row in expected.keys() ^ got.keys()}
     steps = {step for step, _ in expected}
     yield Row(run, "batches", _equal(len(steps), len(wrong), "steps"), not wrong)
@@ -182,7 +184,7 @@ def compare(run: str, whole: Trial, other: Trial, same: bool) -> Iterator[Row]:
         count, different = count + a.size, different + int(np.count_nonzero(a != b))
         largest = max(largest, float(np.max(np.abs(a - b), initial=0.0)))
     text = (
-        f"{count:,} bit-identical" if not different else f"{different:,} of {count:,} differ, by {largest:.2g} at most"
+        f"{count:,} bit-identical" if not different else f"{different:,} of {count:,} differ, by at most {largest:.2g}"
     )
     yield Row("", "parameters", text, not (same and different))
 
@@ -190,17 +192,17 @@ def compare(run: str, whole: Trial, other: Trial, same: bool) -> Iterator[Row]:
 def compare_losses(
     run: str, what: str, pairs: list[tuple[Optional[float], Optional[float]]], missing: bool, tolerance: float
 ) -> Row:
-    """Judges pairs of numbers, which are None where they were not finite; missing: a step that only one of them has."""
+    """Compares pairs of losses (None: not finite); missing: True if a step has only one of the two losses."""
     different = [(a, b) for a, b in pairs if a != b]
     if missing:
-        return Row(run, what, "not of the same steps", False)
+        return Row(run, what, "different steps", False)
     if not different:
         return Row(run, what, f"{len(pairs)} bit-identical", True)
     finite = [(a, b) for a, b in different if a is not None and b is not None]
     if len(finite) < len(different):
-        return Row(run, what, "not finite in one of the two", False)
+        return Row(run, what, "not finite in one of the two runs", False)
     largest = max(abs(a - b) / max(abs(a), abs(b)) for a, b in finite)
-    text = f"{len(different)} of {len(pairs)} differ, by {largest:.2g} of their value at most; allowed: {tolerance:g}"
+    text = f"{len(different)} of {len(pairs)} differ, relative difference at most {largest:.2g}; allowed: {tolerance:g}"
     return Row(run, what, text, largest <= tolerance)
 
 

@@ -1,11 +1,11 @@
-"""Shows what a model has learned at the end of a run: masks and spans it fills in, texts it continues.
+"""Prints samples of a model at the end of a run: filled masks and spans, or continuations.
 
-The texts are the prompts of the config, which `prompted` asks about. Without any, `samples` picks some of the
-validation split, and writes what the model says beside what stands there. `show_samples` prints them, for some seconds
-at most.
+`prompted` uses the prompts of the config. Without prompts, `samples` picks the most confident predictions in examples
+of the validation split, and compares them with the truth. `show_samples` prints the samples, within a few seconds.
 """
 
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Optional
@@ -32,26 +32,32 @@ from pretrainax.tokenization.base import Tokenizer
 from pretrainax.training.callbacks import Callback
 from pretrainax.training.run import Run
 
-SECONDS = 5.0  # for all samples of a run, from when the model is compiled
-_CANDIDATES = 32  # examples, evenly over the validation split
-_SHOWN = 80  # tokens of a text, at most
-_PROMPT = 64  # tokens that are continued where there is no prefix; as many follow
+SECONDS = 5.0  # for all samples of a run, after the compilation
+_CANDIDATES = 64  # examples, evenly over the validation split
+_SHOWN = 80  # maximum number of tokens per sample
+_PROMPT = 64  # tokens of a prompt without a prefix, and of its continuation
 _TEMPERATURE = 0.8  # of continuations
-_PROMPTED = f"text ⟶ filled in, or how the model goes on (a decoder's is drawn at temperature {_TEMPERATURE})"
-_TRUTH = "[guess] where it is the text, [guess ≠ text] where it is not"
+_PROMPTED = f"prompt ⟶ filled prompt or continuation (decoders sample at temperature {_TEMPERATURE})"
+_CONTEXT = 12  # words on each side of a predicted word or span
+_TOP = 10  # the summary counts true tokens among this many most likely tokens
+_CONFIDENT = (
+    "the most confident words of the model in the validation split, one per row, each with its probability: [word] if "
+    "correct, [word ≠ truth] if not, […]: other words to predict. A word sees the true words before it in its span"
+)
+_ANSWER = "samples of the validation split: source ⟶ [prediction] if correct, [prediction ≠ truth] if not"
 
-Stop = Callable[[bool], bool]  # told whether time is up, says whether to stop: the same in all processes
+Stop = Callable[[bool], bool]  # argument: is the time up? Result: stop? The same in all processes
 
 
 def show_samples(
     run: Run, params: PyTree, say: Callable[[str], None], is_leaving: Callable[[], bool] = lambda: False
 ) -> None:
-    """Prints a few samples of the validation split by `say`, each as soon as it is there, and what their signs mean.
+    """Prints a few samples with `say`, each as soon as it is ready, after a line that explains the notation.
 
-    Stops after `SECONDS`, or once `is_leaving` in any process; every process of the run calls it.
+    It stops after `SECONDS`, or when `is_leaving` is True in any process. Every process of the run must call it.
     """
     stopped = False
-    if run.experiment.model.head is not None:  # it writes nothing
+    if run.experiment.model.head is not None:  # such a model predicts no tokens
         return
 
     def stop(is_late: bool) -> bool:
@@ -62,19 +68,19 @@ def show_samples(
     prompts, tokenizer = run.experiment.evaluate.prompts, run.prepared.tokenizer
     model, params = run.plain(params)
     if prompts and jax.process_count() > 1:
-        say("config.evaluate.prompts are shown by runs of one process, and by python -m pretrainax.generate afterwards")
+        say("config.evaluate.prompts need a run of one process; use python -m pretrainax.generate after the run")
     if prompts and jax.process_count() == 1:
         say(f"samples of config.evaluate.prompts: {_PROMPTED}")
         loaded = LoadedModel(run.experiment, model, params, tokenizer, run.mesh, "this run")
         texts = prompted(loaded, prompts, stop)
     else:
         valid = batches_of(run.experiment, run.prepared, "valid")
-        say(f"samples of the validation split, chosen for their words: {_legend(valid.template)}")
+        say(_legend(valid.template, tokenizer))
         texts = samples(model, params, _candidates(valid), valid.lengths, tokenizer, stop)
     for text in texts:
         say(f"  · {text}")
     if stopped:
-        say(f"  (left out after {'a signal' if is_leaving() else f'{SECONDS:g} s'}: the others)")
+        say(f"  (no more samples after {'a signal' if is_leaving() else f'{SECONDS:g} s'})")
 
 
 class Samples(Callback):
@@ -94,20 +100,20 @@ class Samples(Callback):
 
 
 def prompted(loaded: LoadedModel, prompts: Sequence[str], stop: Stop = bool) -> Iterator[str]:
-    """Yields what a model makes of each prompt, until `stop`; of one that it cannot read, why."""
-    began = None  # when the first answer, for which the model is compiled, was there
+    """Yields a line with the result for each prompt, or the reason if it is invalid, until `stop`."""
+    began = None  # time of the first result; it includes the compilation
     for prompt in prompts:
         if stop(began is not None and time.monotonic() - began > SECONDS):
             return
         try:
-            made = _made_of(loaded, prompt)
+            result = _result_of(loaded, prompt)
         except UserError as e:
-            made = f"nothing: {e}"
+            result = f"no result: {e}"
         began = began or time.monotonic()
-        yield f"{_one_line(prompt)} ⟶ {_one_line(made)}"
+        yield f"{_one_line(prompt)} ⟶ {_one_line(result)}"
 
 
-def _made_of(loaded: LoadedModel, prompt: str) -> str:
+def _result_of(loaded: LoadedModel, prompt: str) -> str:
     family = loaded.experiment.model.family
     if family == "encoder" or has_hole(loaded.tokenizer, prompt):
         return fill(loaded, prompt, top=1).text
@@ -122,82 +128,132 @@ def samples(
     lengths: Lengths,
     tokenizer: Tokenizer,
     stop: Stop = bool,
-    count: int = 4,
+    count: int = 6,
 ) -> Iterator[str]:
-    """Yields a text for each of `count` examples, until `stop`; the names of an example decide what is asked.
+    """Yields `count` lines, until `stop`; the arrays of an example decide the kind of sample.
 
-    Those with the most words are taken, and of them those where the model says words itself, right or wrong.
+    Masks and spans: the most confident prediction of each example, and a summary of the ranks of all true tokens. Other
+    kinds: answers or continuations. Examples with many letters come first.
 
     Args:
-      examples: not padded.
-      lengths: what they are padded to, so that the model is compiled once.
+      examples: without padding.
+      lengths: padded lengths, so that the model compiles only once.
     """
     words = _Words(tokenizer)
-    asked = _Asked(model, params, lengths, words, stop)
-    wordy = sorted(examples, key=words.share_of_letters, reverse=True)[: 2 * count]
-    best = sorted(wordy, key=asked.share_of_words, reverse=True)[:count]
-    asked.began = None  # the choice, and the compilation in it, do not count
-    for example in best:
-        if not asked.is_over() and (text := asked.about(example)):
-            yield text
+    predictor = _Predictor(model, params, lengths, words, stop)
+    wordy = sorted(examples, key=words.share_of_letters, reverse=True)
+    if not _has_gaps(examples[0], tokenizer):
+        for example in wordy[:count]:
+            if not predictor.is_over() and (text := predictor.line(example)):
+                yield text
+        return
+    excerpts = []
+    for example in wordy:
+        if predictor.is_over():
+            break
+        excerpts.append(words.excerpt(predictor.filled(example)))
+    for probability, text in sorted(excerpts, reverse=True)[:count]:
+        if text:
+            yield f"{probability:4.0%}  {text}"
+    if predictor.ranks:
+        ranks = np.array(predictor.ranks)
+        yield (
+            f"{len(ranks):,} predicted tokens in {len(excerpts)} rows: {(ranks == 1).mean():.0%} are correct; the true "
+            f"token is among the {_TOP} most likely for {(ranks <= _TOP).mean():.0%}"
+        )
 
 
 def _candidates(batches: Batches) -> list[Example]:
-    """Returns the first example of some rows, evenly over the split."""
+    """Returns the first example of up to _CANDIDATES rows, evenly spaced in the split."""
     rows = range(0, batches.rows_per_epoch, -(-batches.rows_per_epoch // _CANDIDATES))
     return [batches.examples(row)[1][0] for row in rows]
 
 
-def _legend(example: Example) -> str:
-    if is_gathered(example) or is_encoder_decoder(example):
-        return _TRUTH
-    return f"text ⟶ how the model goes on, drawn at temperature {_TEMPERATURE}"
+def _has_gaps(example: Example, tokenizer: Tokenizer) -> bool:
+    """Returns True if the model predicts masked tokens or spans, not an answer or a continuation."""
+    return is_gathered(example) or bool(np.isin(example["targets"], tokenizer.vocabulary.sentinels).any())
 
 
-# --- what is written -------------------------------------------------------------------------------------------------
+def _legend(example: Example, tokenizer: Tokenizer) -> str:
+    if _has_gaps(example, tokenizer):
+        return _CONFIDENT
+    if is_encoder_decoder(example):
+        return _ANSWER
+    return f"samples of the validation split: text ⟶ continuation, sampled at temperature {_TEMPERATURE}"
+
+
+# --- formatting ------------------------------------------------------------------------------------------------------
 
 
 class _Cell(NamedTuple):
-    """A place of a text, with what the model says there."""
+    """A position of a text: predicted and true ids."""
 
     guess: list[int]
     truth: list[int]
-    is_asked: bool = True
+    is_predicted: bool = True
+    probability: float = 1.0  # of the prediction; the least of its tokens
 
 
 class _Words:
-    """Writes ids as text: whole words, on one line, without special pieces."""
+    """Formats ids as one line of whole words, without special pieces."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.vocabulary, self.pieces = tokenizer.vocabulary, tokenizer.special_pieces
         self.spellings = tokenizer.spellings()
         self.begins, self.ends = tokenizer.word_edges
         self.tokenizer = tokenizer
-        named = tokenizer.vocabulary
-        self.shown_specials = {named.unk, *named.sentinels}
+        vocabulary = tokenizer.vocabulary
+        self.shown_specials = {vocabulary.unk, *vocabulary.sentinels}
 
     def line(self, ids: Iterable[int]) -> str:
-        """Returns a line; at a "¶" another text begins."""
+        """Returns the ids as one line; "¶" separates documents."""
         return _one_line(self._text(ids))
 
     def cells(self, cells: Sequence[_Cell]) -> str:
-        """Returns a line of cells, each word that the model was asked about in brackets."""
+        """Returns the cells as one line, with predicted words in brackets."""
+        return _one_line("".join(map(self._word, self._grouped(cells))))
+
+    def excerpt(self, cells: Sequence[_Cell]) -> tuple[float, str]:
+        """Returns the probability of the most confident predicted word, and a line with its context; 0, "": none.
+
+        Only predictions of at least two letters, and no other signs, count as words.
+        """
+        words = self._grouped(cells)
+        confidence = {
+            i: min(cell.probability for cell in word if cell.is_predicted)
+            for i, word in enumerate(words)
+            if any(cell.is_predicted for cell in word) and self._is_word(i for cell in word for i in cell.guess)
+        }
+        if not confidence:
+            return 0.0, ""
+        best = max(confidence, key=confidence.__getitem__)
+        start = max(best - _CONTEXT, 0)
+        parts = [self._word(word, i != best) for i, word in enumerate(words[start : best + _CONTEXT + 1], start)]
+        return confidence[best], re.sub(r"(\[…\] ?)+(?=\[…\])", "", _one_line("".join(parts)))
+
+    def _is_word(self, ids: Iterable[int]) -> bool:
+        text = self._text(ids).strip()
+        return text.isalpha() and len(text) > 1
+
+    def _grouped(self, cells: Sequence[_Cell]) -> list[Sequence[_Cell]]:
+        """Returns the cells of each word."""
         starts = [i for i in range(len(cells)) if i == 0 or self._is_edge(cells[i - 1].truth, cells[i].truth)]
-        parts = []
-        for start, end in itertools.pairwise([*starts, len(cells)]):
-            word = cells[start:end]
-            guess = self._text(i for cell in word for i in cell.guess)
-            truth = self._text(i for cell in word for i in cell.truth)
-            if not any(cell.is_asked for cell in word):
-                parts.append(truth)
-            else:
-                space = " " * truth[:1].isspace()
-                guess, truth = (_one_line(text) or ("⏎" if "\n" in text else "␣") for text in (guess, truth))
-                parts.append(f"{space}[{guess}]" if guess == truth else f"{space}[{guess} ≠ {truth}]")
-        return _one_line("".join(parts))
+        return [cells[start:end] for start, end in itertools.pairwise([*starts, len(cells)])]
+
+    def _word(self, word: Sequence[_Cell], is_hidden: bool = False) -> str:
+        """Returns a word, in brackets if a part of it is predicted; `is_hidden`: then […] instead."""
+        guess = self._text(i for cell in word for i in cell.guess)
+        truth = self._text(i for cell in word for i in cell.truth)
+        if not any(cell.is_predicted for cell in word):
+            return truth
+        space = " " * truth[:1].isspace()
+        if is_hidden:
+            return f"{space}[…]"
+        guess, truth = (_one_line(text) or ("⏎" if "\n" in text else "␣") for text in (guess, truth))
+        return f"{space}[{guess}]" if guess == truth else f"{space}[{guess} ≠ {truth}]"
 
     def shown(self, tokens: np.ndarray) -> slice:
-        """Returns which of the tokens [n] are shown: at most _SHOWN, and no part of a word at either end."""
+        """Returns the slice of the tokens [n] to display: at most _SHOWN tokens, whole words at both ends."""
         ids = tokens.tolist()
         edges = [i for i in range(1, len(ids)) if self._is_edge(ids[i - 1 : i], ids[i : i + 1])]
         start = 0 if self.begins[tokens[0]] else min(edges, default=0)
@@ -205,11 +261,11 @@ class _Words:
         return slice(start, end)
 
     def last_edge(self, ids: Sequence[int]) -> int:
-        """Returns where the last word begins, of which the ids may be a part; their number where there is one word."""
+        """Returns the index of the last, possibly incomplete word; len(ids) if there is only one word."""
         return max((i for i in range(1, len(ids)) if self._is_edge(ids[:i], ids[i:])), default=len(ids))
 
     def share_of_letters(self, example: Example) -> float:
-        """Returns how much of what is shown of an example is letters, or spaces between words."""
+        """Returns the share of letters and spaces in the displayed part of an example."""
         tokens = example["encoder_tokens" if is_encoder_decoder(example) else "tokens"]
         line = self.line(tokens[self.shown(tokens)].tolist())
         return sum(c.isalpha() or c == " " for c in line) / max(len(line), 1)
@@ -229,7 +285,7 @@ class _Words:
         return f" {self.pieces[i]} " if i in self.shown_specials else ""
 
     def _is_edge(self, before: Sequence[int], after: Sequence[int]) -> bool:
-        """Tells if a word ends between two runs of ids."""
+        """Returns True if a word ends between two runs of ids."""
         return not before or not after or bool(self.ends[before[-1]] or self.begins[after[0]])
 
 
@@ -237,96 +293,102 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).strip("¶ ")
 
 
-# --- what is asked ---------------------------------------------------------------------------------------------------
+# --- prediction ------------------------------------------------------------------------------------------------------
 
 
-class _Asked:
-    """A model that is asked about one example at a time, compiled once for all of them."""
+class _Predictions(NamedTuple):
+    """Predictions at K positions."""
+
+    ids: list[int]
+    probabilities: list[float]  # of these ids
+    ranks: list[int]  # of the true ids, from 1
+
+
+class _Predictor:
+    """Predicts tokens of one example at a time, with one compilation for all examples."""
 
     def __init__(self, model: AnyModel, params: PyTree, lengths: Lengths, words: _Words, stop: Stop):
         self.params, self.lengths, self.words, self.stop = params, lengths, words, stop
-        self.began: Optional[float] = None  # when the first answer, for which the model is compiled, was there
+        self.began: Optional[float] = None  # time of the first prediction; it includes the compilation
         vocabulary = words.vocabulary
-        rows = model.config.vocab_size  # more than the vocabulary has: the others say nothing
+        rows = model.config.vocab_size  # may exceed the size of the vocabulary; the other rows mean nothing
         self.is_text = np.isin(np.arange(rows), [*set(range(vocabulary.size)) - vocabulary.special_ids])  # [V]
-        spelled = [spelling.decode("utf-8", "ignore") for spelling in words.spellings]
-        self.has_letters = np.array([any(map(str.isalpha, text)) for text in spelled])
+        self.ranks: list[int] = []  # of the true tokens in all displayed masks and spans
 
         @jax.jit
-        def say(params, batch, places, allowed, heat):
+        def predict(params, batch, places, truths, allowed, temperature):
             lm = model.apply({"params": params}, batch, deterministic=True).heads["lm"]
             logits = lm.replace(features=lm.features[:, places]).logits()  # [1, N, D] -> [1, K, D] -> [1, K, V]
-            key = jax.random.fold_in(jax.random.key(batch["tokens"].sum()), places[0])  # another for each example
+            key = jax.random.fold_in(jax.random.key(batch["tokens"].sum()), places[0])  # differs between examples
             noise = jax.random.gumbel(key, logits.shape)
-            drawn = jnp.where(allowed[None, None], logits + heat * noise, -jnp.inf)  # from softmax(logits / heat)
-            return constrain(jnp.argmax(drawn, axis=-1)[0], P())  # [K], whole in every process
+            logits = jnp.where(allowed[None, None], logits, -jnp.inf)[0]  # [K, V]
+            ids = jnp.argmax(logits + temperature * noise[0], axis=-1)  # from softmax(logits / temperature)
+            true_logits = jnp.take_along_axis(logits, truths[:, None], axis=-1)
+            ranks = 1 + jnp.sum(logits > true_logits, axis=-1)
+            probabilities = jnp.take_along_axis(jax.nn.softmax(logits), ids[:, None], axis=-1)[:, 0]
+            return tuple(constrain(x, P()) for x in (ids, probabilities, ranks))  # [K] each, on every device
 
-        self._say, self._token_inputs = say, token_inputs(model.config, words.tokenizer)
+        self._predict, self._token_inputs = predict, token_inputs(model.config, words.tokenizer)
 
     def is_over(self) -> bool:
-        """Returns whether to stop: after SECONDS, or for a reason that `stop` has."""
+        """Returns True after SECONDS, or if `stop` has another reason."""
         return self.stop(self.began is not None and time.monotonic() - self.began > SECONDS)
 
-    def share_of_words(self, example: Example) -> float:
-        """Returns how many of its guesses, each with the true text around it, are words: 0 where nobody asks."""
-        if not (is_gathered(example) or is_encoder_decoder(example)) or self.is_over():
-            return 0.0
-        special = np.isin(example["targets"], list(self.words.vocabulary.special_ids))
-        places = np.flatnonzero((example["loss_weights"] > 0) & ~special)[:_SHOWN]
-        said = self._guesses(_batch(example, self.lengths), places.tolist(), self.is_text)
-        return float(self.has_letters[said].mean()) if said else 0.0
+    def line(self, example: Example) -> str:
+        """Returns the answer or the continuation of an example, or "" after a stop."""
+        return self._answer(example) if is_encoder_decoder(example) else self._continuation(example)
 
-    def about(self, example: Example) -> str:
-        """Returns a line about an example; "" where it was stopped before."""
-        if is_gathered(example):
-            return self._masks(example)
-        if not is_encoder_decoder(example):
-            return self._continuation(example)
-        has_spans = np.isin(example["targets"], self.words.vocabulary.sentinels).any()
-        return self._spans(example) if has_spans else self._answer(example)
+    def filled(self, example: Example) -> list[_Cell]:
+        """Returns the displayed part of an example with filled masks or spans, each predicted from the true context."""
+        return self._masks(example) if is_gathered(example) else self._spans(example)
 
-    def _masks(self, example: Example) -> str:
-        """Fills in the masks."""
+    def _masks(self, example: Example) -> list[_Cell]:
         shown = self.words.shown(example["tokens"])
         positions = example["masked_positions"]
-        asked = (example["loss_weights"] > 0) & (positions >= shown.start) & (positions < shown.stop)
-        guesses = self._guesses(_batch(example, self.lengths), np.flatnonzero(asked).tolist(), self.is_text)
-        cells = [_Cell([token], [token], is_asked=False) for token in example["tokens"].tolist()]
-        for place, target, guess in zip(positions[asked], example["targets"][asked].tolist(), guesses, strict=True):
-            cells[place] = _Cell([guess], [target])
-        return self.words.cells(cells[shown])
+        masked = (example["loss_weights"] > 0) & (positions >= shown.start) & (positions < shown.stop)
+        places, targets = np.flatnonzero(masked).tolist(), example["targets"][masked]
+        predicted = self._predictions(_batch(example, self.lengths), places, targets)
+        self.ranks += predicted.ranks
+        cells = [_Cell([token], [token], is_predicted=False) for token in example["tokens"].tolist()]
+        for place, target, guess, probability in zip(
+            positions[masked], targets.tolist(), predicted.ids, predicted.probabilities, strict=True
+        ):
+            cells[place] = _Cell([guess], [target], probability=probability)
+        return cells[shown]
 
-    def _spans(self, example: Example) -> str:
-        """Fills in the spans that are shown, with as many tokens as were taken out.
+    def _spans(self, example: Example) -> list[_Cell]:
+        """Returns the cells of a source with filled spans; each token sees the true tokens before it in its span.
 
-        Left free, a small model says nothing but sentinels.
+        Each span has its true number of tokens. Without this constraint, a small model predicts only sentinels.
         """
         source, targets = example["encoder_tokens"], example["targets"].tolist()
         source = source[self.words.shown(source)].tolist()
         spans = _spans_of(targets, self.words.vocabulary.sentinels)
         places = [place for i in source for place in spans.get(i, ())][:_SHOWN]
-        said = self._decode(example, [place + 1 for place in places], self.is_text)  # inputs are targets, one place on
-        if len(said) < len(places):
-            return ""
-        guesses, cells = dict(zip(places, said, strict=True)), []
+        predicted = self._predictions(_batch(example, self.lengths), places, example["targets"][places])
+        self.ranks += predicted.ranks
+        filled = {
+            place: _Cell([i], [targets[place]], probability=p)
+            for place, i, p in zip(places, predicted.ids, predicted.probabilities, strict=True)
+        }
+        cells = []
         for i in source:
-            shown = [place for place in spans.get(i, ()) if place in guesses]
-            asked = _Cell([guesses[place] for place in shown], [targets[place] for place in shown], bool(shown))
-            cells.append(asked if i in spans else _Cell([i], [i], is_asked=False))
-        return self.words.cells(cells)
+            gap = [filled[place] for place in spans.get(i, ()) if place in filled]
+            cells += gap if i in spans else [_Cell([i], [i], is_predicted=False)]
+        return cells
 
     def _answer(self, example: Example) -> str:
-        """Answers a source as the targets do, in no more tokens than they have."""
+        """Returns a line with a source and its predicted target, at most as long as the true target."""
         source, targets, eos = example["encoder_tokens"], example["targets"][:-1], self.words.vocabulary.eos
-        said = self._decode(example, range(1, len(targets) + 1)[:_SHOWN], self._allowing(eos))
-        if len(said) < min(len(targets), _SHOWN):
+        predicted = self._decode(example, range(1, len(targets) + 1)[:_SHOWN], self._allowing(eos))
+        if len(predicted) < min(len(targets), _SHOWN):
             return ""
-        cell = _Cell(_until(eos, said), _until(eos, targets[:_SHOWN].tolist()))
+        cell = _Cell(_until(eos, predicted), _until(eos, targets[:_SHOWN].tolist()))
         cut = " …" if len(source) > _SHOWN else ""
         return f"{self.words.line(source[:_SHOWN].tolist())}{cut} ⟶ {self.words.cells([cell])}"
 
     def _continuation(self, example: Example) -> str:
-        """Goes on after the first words of the longest text of a window, or after the prefix."""
+        """Returns a continuation of the prefix, or of the first words of the longest document in a window."""
         words, lengths = self.words, self.lengths
         if has_prefix(example):
             start = max(int((example["prefix_mask"] == 0).argmax()), 1)
@@ -341,14 +403,14 @@ class _Asked:
             words.vocabulary.separator, *(words.vocabulary.sentinels if has_prefix(example) else ())
         )
         places = range(start, len(tokens))[:_PROMPT]
-        said = self._decode(example, places, allowed, lengths, _TEMPERATURE)
-        ended = _until(words.vocabulary.separator, said)
-        if len(ended) == len(said):  # perhaps within a word
+        predicted = self._decode(example, places, allowed, lengths, _TEMPERATURE)
+        ended = _until(words.vocabulary.separator, predicted)
+        if len(ended) == len(predicted):  # the last word may be incomplete
             ended = ended[: words.last_edge(ended)]
         return f"{words.line(given[words.shown(given)].tolist())} ⟶ {words.line(ended)}" if ended else ""
 
     def _allowing(self, *ids: Optional[int]) -> np.ndarray:
-        """Returns which ids may be said beside those of text, [V] bool."""
+        """Returns a mask [V] bool that allows text ids and `ids`."""
         allowed = self.is_text.copy()
         allowed[[i for i in ids if i is not None]] = True
         return allowed
@@ -359,42 +421,52 @@ class _Asked:
         places: Sequence[int],
         allowed: np.ndarray,
         lengths: Optional[Lengths] = None,
-        heat: float = 0.0,
+        temperature: float = 0.0,
     ) -> list[int]:
-        """Returns what the decoder says at `places` of its input, one after the other: fewer where it was stopped.
+        """Decodes ids at `places` of the decoder input, one after the other; returns fewer ids after a stop.
 
-        The whole stack runs again for each place: simple, and enough for a handful of short samples.
+        The whole stack runs again for each position. This is simple, and fast enough for a few short samples.
 
         Args:
-          allowed: [V] bool, the ids that it may say.
-          heat: the temperature that they are drawn at; 0: the best.
+          allowed: [V] bool, mask of allowed ids.
+          temperature: 0 selects the most likely id.
         """
-        batch, said = _batch(example, lengths or self.lengths), []
-        for place in places:  # what is not yet said is not seen: the stack is causal
+        batch, predicted = _batch(example, lengths or self.lengths), []
+        for place in places:  # the stack is causal: later inputs have no effect
             if self.is_over():
                 break
-            said += self._guesses(batch, [place - 1], allowed, heat)
-            batch["tokens"][0, place] = said[-1]
-        return said
+            predicted += self._predictions(batch, [place - 1], [0], allowed, temperature).ids
+            batch["tokens"][0, place] = predicted[-1]
+        return predicted
 
-    def _guesses(self, batch: HostBatch, places: list[int], allowed: np.ndarray, heat: float = 0.0) -> list[int]:
-        """Returns what is said at places of the predictions, at most _SHOWN."""
-        room = np.zeros(_SHOWN, np.int32)  # always as many, so that the model is compiled once
-        room[: len(places)] = places
-        said = np.asarray(self._say(self.params, with_token_inputs(batch, self._token_inputs), room, allowed, heat))
+    def _predictions(
+        self,
+        batch: HostBatch,
+        places: Sequence[int],
+        truths: Sequence[int] | np.ndarray,
+        allowed: Optional[np.ndarray] = None,
+        temperature: float = 0.0,
+    ) -> _Predictions:
+        """Returns the predictions at `places`, at most _SHOWN places; `allowed`: [V] bool, by default text ids."""
+        padded = np.zeros((2, _SHOWN), np.int32)  # constant size, so that the model compiles only once
+        padded[:, : len(places)] = places, truths
+        batch, allowed = with_token_inputs(batch, self._token_inputs), self.is_text if allowed is None else allowed
+        predicted = jax.device_get(self._predict(self.params, batch, *padded, allowed, temperature))
         self.began = self.began or time.monotonic()
-        return said[: len(places)].tolist()
+        return _Predictions(*(x[: len(places)].tolist() for x in predicted))
 
 
 def _batch(example: Example, lengths: Lengths) -> dict[str, np.ndarray]:
-    """Returns one row, padded, of which no loss is asked: a generator fills in and replaces nothing. Characters are
-    made of its tokens once these are what is to be read."""
+    """Returns one padded row without the arrays of the loss, so that no generator replaces tokens.
+
+    `with_token_inputs` recomputes the characters, because decoding changes the tokens.
+    """
     batch = collate([[example]], lengths, pad=0)
     return {name: x for name, x in batch.items() if name not in ("loss_weights", "targets", "characters")}
 
 
 def _spans_of(targets: list[int], sentinels: Sequence[int]) -> dict[int, range]:
-    """Returns the places of the spans of `<X> for inviting <Y> last </s>`: {X: 1 to 2, Y: 4}; then comes the end."""
+    """Returns the positions of the span of each sentinel; `<X> for inviting <Y> last </s>` gives {X: 1 to 2, Y: 4}."""
     starts = [place for place, i in enumerate(targets) if i in sentinels]
     ends = [*starts[1:], len(targets) - 1]
     return {targets[start]: range(start + 1, end) for start, end in zip(starts, ends, strict=True)}

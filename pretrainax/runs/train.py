@@ -1,4 +1,4 @@
-"""Training with all that a trained model is used for: starts, answers, samples, exports. What the commands call."""
+"""The entry points of the commands: training with start, generated answers, samples and export check."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +28,9 @@ def train(
     callbacks: Sequence[Callback] = (),
     start: Optional[Start] = None,
 ) -> int:
-    """Trains a run to its end, or until a signal; arguments as of `training.train.train`. Returns the exit code.
+    """Trains a run to its end or until a signal, and returns the exit code; arguments as in `training.train.train`.
 
-    start: None: as the config says.
+    start: None uses the start of the config.
     """
     write = AnswerWriter()
     called = [header.Header(paper), write, ExportCheck(), *callbacks, FinalReport(), Samples()]
@@ -43,7 +43,7 @@ def open_run(
     prepare_data: Callable[[Experiment], Prepared] = prepare,
     start: Optional[Start] = None,
 ) -> Iterator[Run]:
-    """Opens a run to look at its data, its model or its validation; arguments as of `training.run.open_run`."""
+    """Opens a run for access to its data, model and validation; arguments as in `training.run.open_run`."""
     check_answers(experiment)
     with run.open_run(experiment, prepare_data, start=start or TrainedStart(), write=AnswerWriter()) as opened:
         yield opened

@@ -1,1 +1,1 @@
-"""The process and the machine: devices, clocks, signals, the other processes of a run."""
+"""The process and its machine: devices, clocks, signals, and the other processes of a run."""

@@ -1,4 +1,4 @@
-"""Compares what each process of a run has found by itself: its text, its tokenizer, a model of the hub."""
+"""Checks that all processes of a run use the same inputs: data, tokenizer, and model of the hub."""
 
 import hashlib
 
@@ -10,12 +10,12 @@ from pretrainax.config import UserError
 
 
 def check_same(what: str, value: str, advice: str) -> None:
-    """Raises UserError in all processes of a run, which call it together, unless they have the same value.
+    """Raises UserError in all processes unless all have the same value; every process must call it.
 
     Args:
-      what: begins the line of the error.
-      value: of this process, for people.
-      advice: ends that line.
+      what: name of the value, at the start of the error message.
+      value: value of this process, as text.
+      advice: end of the error message.
     """
     if jax.process_count() == 1:
         return
@@ -25,6 +25,6 @@ def check_same(what: str, value: str, advice: str) -> None:
     if others:
         numbers = f"{'process' if len(others) == 1 else 'processes'} {', '.join(map(str, others))}"
         raise UserError(
-            f"{what} differs between hosts: {numbers} found another than process 0, and process {jax.process_index()} "
-            f"has {value}: {advice}"
+            f"{what} differs between hosts: {numbers} found another value than process 0; process "
+            f"{jax.process_index()} has {value}: {advice}"
         )

@@ -1,7 +1,8 @@
-"""Accelerators: what each can do at most, what it holds, and what it costs.
+"""Accelerators: peak rates, memory, network and price of each device type.
 
-Rates are the makers'. Each line names its page; "recalled" marks what was written from memory and not read again, so
-check it before money depends on it. A program reaches less: `planning.roofline` says which share it counts on.
+Rates are the specifications of the vendors; the comments name the sources. "Recalled" marks values that were written
+from memory and not checked against a source: check them before money depends on them. A program reaches less than the
+peak rate; `planning.roofline` has the share that it assumes.
 """
 
 import dataclasses
@@ -12,18 +13,18 @@ GB, GIB = 10**9, 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device, as JAX counts them: a TPU chip (v4 and v5p: both cores; TPU7x: one of two chiplets) or a GPU."""
+    """One device of JAX: a TPU chip (v4 and v5p: both cores; TPU7x: one of two chiplets) or a GPU."""
 
     name: str
-    device_kinds: tuple[str, ...]  # lower-case parts of jax.Device.device_kind
+    device_kinds: tuple[str, ...]  # lower-case substrings of jax.Device.device_kind
     peak_flops: float  # dense bfloat16 FLOP/s
-    memory_bytes: int  # that a program may use
+    memory_bytes: int  # usable by a program
     memory_rate: float  # B/s
-    link_rate: float  # B/s of a device into its fast network, one direction, all links together
-    torus: int  # dimensions of that network; 0: every device of a host is next to every other
+    link_rate: float  # B/s of a device into the fast network (ICI, NVLink), one direction, sum of all links
+    torus: int  # dimensions of that network; 0: each device of a host links to all others
     network_rate: float  # B/s of a device between hosts (GPU) or slices (TPU), one direction
-    devices_per_host: int  # of GPUs: those that NVLink joins
-    price: Optional[float] = None  # USD for a device and hour, on demand
+    devices_per_host: int  # GPUs: the devices that NVLink connects
+    price: Optional[float] = None  # USD per device and hour, on demand
     devices_per_chip: int = 1
 
     @property
@@ -32,30 +33,29 @@ class Chip:
 
     @property
     def platform(self) -> str:
-        """Returns what JAX calls it."""
+        """Returns the name of the platform in JAX."""
         return "tpu" if self.is_tpu else "gpu"
 
 
 # TPU. FLOP/s, memory rate and links: the pages "TPU v5e", "v5p" and "v6e" of docs.cloud.google.com/tpu/docs, whose
 # "bidirectional inter-chip interconnect bandwidth per chip" (400, 1,200 and 800 GB/s) is twice link_rate; v4 recalled.
-# Memory: the limit that libtpu 0.0.42 names in its error line for a program that is too large, a little less than the
-# 32, 16, 95 and 32 GB of the pages. Network: v5p 50 Gb/s a chip; v5e and v6e 2 × 100 and 4 × 200 Gb/s for 8 chips, of
-# the same pages; v4 recalled. Hosts: of slices of several hosts. Prices: Google's list, lowest US region, recalled of
-# 2025.
-# TPU7x (Ironwood): the page "TPU7x" there. A chip of 2,307 TFLOP/s, 7,380 GB/s, 192 GiB, 1,200 GB/s of links in both
-# directions and a network of 100 Gb/s is two devices to JAX: half of each here. Memory: libtpu's limit, likewise. Its
-# price has not been found.
-# GPU. NVIDIA's data sheets of A100 80 GB, H100 SXM and H200 SXM, recalled but for the peak and memory rates; what they
-# give with sparsity is twice the FLOP/s. Memory: what CUDA reports of the sheets' 80 and 141 GB, in GiB, recalled.
-# Links: NVLink, half of the sheet's figure, which counts both directions. Network: one InfiniBand port a device,
-# 400 Gb/s in DGX H100 and H200, 200 Gb/s in DGX A100, recalled. Prices: Amazon's p4de, p5 and p5en instances by eight,
-# recalled of 2025.
-# B200 and GB200: FLOP/s of NVIDIA's "Blackwell Architecture Technical Brief", of HGX B200 (1,000 W) and of GB200 NVL72
-# (1,200 W), as tabulated at glennklockwood.com/garden/processors/B200. Memory of B200: 178.35 GiB and 7.67 TB/s are
-# what its driver tells (github.com/pytorch/ao, pull request 4002); of GB200: 186 GB (system descriptions of MLPerf
-# Inference 6.1), in GiB recalled, 8 TB/s. NVLink: 1.8 TB/s both directions. Network: 400 Gb/s a device, recalled. In a
-# GB200 NVL72 NVLink joins the 72 devices of a rack, so a rack stands for a host here, though it has 18 of four devices.
-# Price of B200: Amazon's p6-b200, recalled of 2025; of GB200 there is no price on demand.
+# Memory: the limit in the out-of-memory error of libtpu 0.0.42, slightly less than the 32, 16, 95 and 32 GB of the
+# pages. Network, from the same pages: v5p 50 Gb/s per chip; v5e and v6e 2 × 100 and 4 × 200 Gb/s per 8 chips; v4
+# recalled. Devices per host: in slices of several hosts. Prices: Google's list, lowest US region, 2025, recalled.
+# TPU7x (Ironwood): the page "TPU7x" there. A chip has 2,307 TFLOP/s, 7,380 GB/s, 192 GiB, 1,200 GB/s of links in both
+# directions and a network of 100 Gb/s. It is two devices in JAX, each with half of these values. Memory: also the limit
+# of libtpu. No price was found.
+# GPU. NVIDIA's data sheets of A100 80 GB, H100 SXM and H200 SXM; recalled except for the peak and memory rates. The
+# sheets also list FLOP/s with sparsity, twice the values here. Memory: the value that CUDA reports for the 80 and
+# 141 GB of the sheets, in GiB, recalled. Links: NVLink, half of the value of the sheets, which counts both directions.
+# Network: one InfiniBand port per device, 400 Gb/s in DGX H100 and H200, 200 Gb/s in DGX A100, recalled. Prices: an
+# eighth of Amazon's p4de, p5 and p5en instances, 2025, recalled.
+# B200 and GB200: FLOP/s from NVIDIA's "Blackwell Architecture Technical Brief" for HGX B200 (1,000 W) and GB200 NVL72
+# (1,200 W), as tabulated at glennklockwood.com/garden/processors/B200. Memory of B200: 178.35 GiB and 7.67 TB/s, as the
+# driver reports (github.com/pytorch/ao, pull request 4002). Memory of GB200: 186 GB (system descriptions of MLPerf
+# Inference 6.1; value in GiB recalled), 8 TB/s. NVLink: 1.8 TB/s in both directions. Network: 400 Gb/s per device,
+# recalled. In a GB200 NVL72, NVLink connects the 72 devices of a rack, so a rack counts as one host here, although it
+# has 18 hosts of four devices. Price of B200: Amazon's p6-b200, 2025, recalled. GB200 has no price on demand.
 _TABLE = (
     # name, device_kinds, FLOP/s, memory, B/s, links, torus, network, a host, price
     Chip("v4", ("tpu v4",), 275e12, int(30.75 * GIB), 1228 * GB, 300 * GB, 3, 6.25 * GB, 4, 3.22),
@@ -73,11 +73,11 @@ CHIPS = {chip.name: chip for chip in _TABLE}
 
 
 def chip_of(device_kind: str) -> Optional[Chip]:
-    """Returns the chip of a `jax.Device.device_kind`; None where it is unknown, as for any CPU."""
+    """Returns the chip of a `jax.Device.device_kind`, or None if it is unknown, for example a CPU."""
     return next((chip for chip in _TABLE if any(kind in device_kind.lower() for kind in chip.device_kinds)), None)
 
 
 def peak_flops(device_kind: str) -> Optional[float]:
-    """Returns the dense bfloat16 FLOP/s of a `jax.Device.device_kind`; None where unknown, as for any CPU."""
+    """Returns the dense bfloat16 FLOP/s of a `jax.Device.device_kind`, or None if it is unknown."""
     chip = chip_of(device_kind)
     return chip and chip.peak_flops

@@ -1,4 +1,4 @@
-"""The group of processes that a run is made of: is there one, and what do its processes share?"""
+"""Detects whether a run has several processes, and gives access to the state that they share."""
 
 import glob
 import importlib.util
@@ -15,12 +15,12 @@ _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID",
 
 
 def is_one_of_many() -> bool:
-    """Returns True if this process is to join others: the environment says so, or the TPU it is on.
+    """Returns True if the environment or the TPU of this process belongs to a run of several processes.
 
-    Asked in the order in which `jax.distributed.initialize` looks for a launcher; the first that is there decides.
+    The checks follow the order in which `jax.distributed.initialize` looks for a launcher. The first launcher decides.
 
     Raises:
-      RunFailed: the machine of a TPU does not say of how many it is one.
+      RunFailed: the metadata server of a TPU machine does not return the number of machines.
     """
     environment = os.environ
     if any(name in environment for name in ("JAX_COORDINATOR_ADDRESS", *OWN_NUMBERS)):
@@ -37,7 +37,7 @@ def is_one_of_many() -> bool:
             workers = _metadata("worker-network-endpoints")
             if workers is not None:
                 return "," in workers or _slices_of_metadata() > 1
-    # A pod of an indexed Kubernetes Job. JAX asks the cluster for the rest, by a package that has to be installed.
+    # A pod of an indexed Kubernetes Job. JAX queries the cluster for the rest and requires the package `kubernetes`.
     indexed = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys()
     return indexed and importlib.util.find_spec("kubernetes") is not None
 
@@ -49,21 +49,21 @@ def _has_tpu() -> bool:
 
 
 def _slices_of_metadata() -> int:
-    """Returns the number of slices of a TPU of Compute Engine: its attribute tpu-env has lines as "NAME: 'value'"."""
+    """Returns the number of slices of a Compute Engine TPU, from lines "NAME: 'value'" of its attribute tpu-env."""
     lines = (line.partition(":") for line in (_metadata("tpu-env") or "").splitlines())
     pairs = {name.strip(): value.strip().strip("'") for name, _, value in lines}
     return int(os.environ.get("MEGASCALE_NUM_SLICES") or pairs.get("MEGASCALE_NUM_SLICES") or 1)
 
 
 def _metadata(key: str, tries: int = 6) -> Optional[str]:
-    """Returns an attribute of this machine of Compute Engine; None where it has none of this name."""
+    """Returns an attribute of this Compute Engine machine, or None if the attribute does not exist."""
     server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
     url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     for attempt in range(tries):
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return answer.read().decode()
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.read().decode()
         except urllib.error.HTTPError as e:
             if e.code == 404:
                 return None
@@ -72,17 +72,17 @@ def _metadata(key: str, tries: int = 6) -> Optional[str]:
             failure = e
         time.sleep(0.5 if attempt + 1 < tries else 0)
     raise RunFailed(
-        f"{url} does not say whether other machines share this TPU: {failure}; on a TPU that is not of Google's cloud "
-        "set TPU_SKIP_MDS_QUERY=1"
+        f"{url} did not return the machines of this TPU: {failure}. If this TPU is outside Google Cloud, set "
+        "TPU_SKIP_MDS_QUERY=1"
     ) from failure
 
 
 def distributed_state() -> Any:
-    """Returns what `jax.distributed.initialize` left: `client`, which holds the key-value store that all processes
-    share, `process_id`, `num_processes` and `coordinator_address`.
+    """Returns the state that `jax.distributed.initialize` creates: `client` (of the key-value store that all processes
+    share), `process_id`, `num_processes` and `coordinator_address`.
 
-    NOTE The one private name of JAX in the package. Its store has no public one (jax 0.10.2); and
-    `jax.process_index()` would start the backend, which waits for the other processes before anyone watches them.
+    NOTE This is the only private name of JAX in the package. The store has no public name (jax 0.10.2).
+    `jax.process_index()` would start the backend, which waits for the other processes before the watchdog runs.
     """
     from jax._src import distributed
 

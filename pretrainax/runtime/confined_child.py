@@ -1,8 +1,9 @@
-"""Runs in the process of `confined.Confined`: answers calls of one function within its budgets, a line of JSON each.
+"""The child process of `confined.Confined`: reads calls of one function as JSON lines and writes a JSON line for each.
 
     python confined_child.py FILE FUNCTION SECONDS BYTES
 
-It imports the standard library alone, and executes FILE without the packages around it.
+SECONDS and BYTES are the budgets of time and memory. This file imports only the standard library, and executes FILE
+without importing the packages that contain it.
 """
 
 import contextlib
@@ -15,31 +16,31 @@ import sys
 
 
 def serve(file: str, name: str, seconds: float, size: int) -> None:
-    """Reads the arguments of calls from the standard input, and writes what the function returns.
+    """Reads arguments of calls from standard input, and writes the results to standard output.
 
     Args:
-      seconds: of one call; at their end the system ends the process, whatever it is doing.
-      size: bytes of address space.
+      seconds: time limit of one call. The system then kills the process, even inside a library.
+      size: limit on the address space, in bytes.
     """
     spec = importlib.util.spec_from_file_location("confined", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer
-    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of a library must not mix with the results
+    with contextlib.suppress(ValueError, OSError):  # macOS does not support this limit
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
-            answer = {"value": getattr(module, name)(**json.loads(line))}
+            result = {"value": getattr(module, name)(**json.loads(line))}
         except ValueError as e:
-            answer = {"error": str(e)}
+            result = {"error": str(e)}
         except RecursionError:
-            answer = {"error": "calls itself deeper than Python allows"}
+            result = {"error": "calls itself deeper than Python allows"}
         except MemoryError:
-            answer = {"error": f"took more than {size / 2**30:g} GiB of memory"}
-        content = json.dumps(answer).encode() + b"\n"
+            result = {"error": f"took more than {size / 2**30:g} GiB of memory"}
+        content = json.dumps(result).encode() + b"\n"
         signal.setitimer(signal.ITIMER_REAL, 0)
         out.write(content)
         out.flush()

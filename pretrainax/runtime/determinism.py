@@ -1,6 +1,6 @@
-"""Has a GPU compute the same bits again: XLA's flags, and what its compiler has chosen, kept with the run.
+"""Makes results on a GPU bit-identical: sets XLA flags, and stores autotuning results and programs with the run.
 
-A CPU and a TPU do so by themselves. XLA's own account: https://openxla.org/xla/determinism.
+CPUs and TPUs are deterministic without these flags. Source: https://openxla.org/xla/determinism.
 """
 
 import os
@@ -10,16 +10,16 @@ import jax
 
 from pretrainax.runtime.cluster import distributed_state
 
-AUTOTUNING = "autotuning.textproto"  # in the folder of a run: the kernel that XLA took for each product and fusion
+AUTOTUNING = "autotuning.textproto"  # in the folder of a run: the kernel that XLA chose for each product and fusion
 _VARIABLE = "XLA_FLAGS"
-_SAME_ORDER = "--xla_gpu_exclude_nondeterministic_ops=true"  # no sum in the order in which threads arrive
+_SAME_ORDER = "--xla_gpu_exclude_nondeterministic_ops=true"  # sums do not depend on the order of threads
 
 
 def ask_for_same_bits(folder: Optional[str] = None) -> None:
-    """Adds the flags to XLA_FLAGS, before the devices start.
+    """Adds the flags to XLA_FLAGS; call it before the devices start.
 
-    folder: of the run. What autotuning finds is written there, and taken from there by the next start: it goes by
-    times, and could find another kernel the next time.
+    Autotuning measures times, so it may choose other kernels at the next start. It therefore writes its results into
+    `folder`, the folder of the run, and the next start reads them.
     """
     flags = [_SAME_ORDER]
     if folder is not None:
@@ -32,7 +32,9 @@ def ask_for_same_bits(folder: Optional[str] = None) -> None:
 
 
 def keep_programs(folder: str) -> None:
-    """Keeps what is compiled for a GPU with the run, as even with equal autotuning two compilations may differ
-    (https://github.com/openxla/xla/issues/49047); before anything is compiled."""
+    """Stores the programs of a GPU in the folder of the run; call it before the first compilation.
+
+    Two compilations may differ even with equal autotuning results (https://github.com/openxla/xla/issues/49047).
+    """
     if jax.default_backend() == "gpu":
         jax.config.update("jax_compilation_cache_dir", os.path.join(os.path.abspath(folder), "xla"))

@@ -1,4 +1,4 @@
-"""The folder of a run on this machine: the workdir itself, or of one in an object store a twin of each process."""
+"""The local folder of a run: the workdir itself, or for an object store a local copy in each process."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from pretrainax.storage import places
 
 @contextlib.contextmanager
 def at_work(workdir: str, local_dir: Optional[str] = None) -> Iterator[str]:
-    """Yields the folder to train in, as `places.at_work`; of several processes, process 0 has it before all others.
+    """Yields the local folder to train in, as `places.at_work` does; process 0 opens it before the other processes.
 
-    Right after `host.start_jax`.
+    Call it right after `host.start_jax`.
     """
     if not is_url(workdir):
         yield workdir
         return
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         with Watchdog() as peers, peers.zero_first():
-            folder = held.enter_context(places.at_work(workdir, local_dir, distributed_state().process_id))
+            folder = stack.enter_context(places.at_work(workdir, local_dir, distributed_state().process_id))
         yield folder

@@ -1,4 +1,4 @@
-"""The process before the first array: the allocator, JAX's compilation cache, the other processes of the run."""
+"""Sets up the process before the first array: allocator, compilation cache, and the processes of the run."""
 
 import ctypes
 import logging
@@ -15,40 +15,42 @@ from pretrainax.runtime.cluster import OWN_NUMBERS, is_one_of_many
 from pretrainax.runtime.libtpu import overlap_gathers
 from pretrainax.storage.copies import copy_of
 
-_FEW_FILES, _MANY_FILES = 128, 1 << 16  # what a small run needs; more than any does, though some systems allow no end
+_FEW_FILES, _MANY_FILES = 128, 1 << 16  # enough for a small run; more than any run needs
 # <malloc.h>: parameters of mallopt(3)
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
 def tune_malloc() -> None:
-    """Keeps freed memory in the process, on Linux with glibc.
+    """Configures malloc of glibc (Linux) so that freed memory stays in the process.
 
-    glibc maps and unmaps every block over 32 MB, so a training step on a CPU spends half of its time in page faults.
+    By default glibc maps and unmaps every block above 32 MB. A training step on a CPU then spends half of its time in
+    page faults.
     """
     if sys.platform == "linux":
         try:
             mallopt = ctypes.CDLL(None).mallopt
-        except AttributeError:  # musl has none
+        except AttributeError:  # musl has no mallopt
             return
         mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_ARENA_MAX, 1)  # threads share what is free
-        mallopt(_M_TRIM_THRESHOLD, -1)  # never give memory back
-        mallopt(_M_TOP_PAD, 1 << 28)  # bytes asked for beyond what is needed
+        mallopt(_M_ARENA_MAX, 1)  # threads share free memory
+        mallopt(_M_TRIM_THRESHOLD, -1)  # never return memory to the system
+        mallopt(_M_TOP_PAD, 1 << 28)  # bytes to request beyond the need
 
 
 def allow_files() -> None:
-    """Raises the limit on open files as far as the system lets this user; UserError where that is too few for a run."""
+    """Raises the limit on open files as far as the system allows; raises UserError if a run needs more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
-    if most < _FEW_FILES:
-        raise UserError(f"{most} files may be open at a time, and a run needs {_FEW_FILES}: raise `ulimit -n`")
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    new_limit = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
+    if new_limit < _FEW_FILES:
+        raise UserError(
+            f"the limit on open files is {new_limit}; a run needs at least {_FEW_FILES}: raise it with `ulimit -n`"
+        )
+    if soft != resource.RLIM_INFINITY and soft < new_limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
 
 
 def start_jax(experiment: Experiment) -> None:
-    """Tells libtpu how to compile, turns the persistent compilation cache on and, in a run of several processes, joins
-    them."""
+    """Sets the flags of libtpu, enables the persistent compilation cache and joins the other processes of the run."""
     allow_files()
     overlap_gathers()
     keep_compiled(experiment.data.cache_dir)
@@ -56,8 +58,10 @@ def start_jax(experiment: Experiment) -> None:
 
 
 def keep_compiled(cache_dir: str) -> None:
-    """Turns the persistent compilation cache on, JAX_COMPILATION_CACHE_DIR or a folder of `cache_dir`; before anything
-    is compiled."""
+    """Enables the persistent compilation cache; call it before the first compilation.
+
+    The cache is in JAX_COMPILATION_CACHE_DIR, or in a folder of `cache_dir` if the variable is not set.
+    """
     if jax.config.jax_compilation_cache_dir is None:
         folder = copy_of(cache_dir, "work").root if is_url(cache_dir) else os.path.expanduser(cache_dir)
         jax.config.update("jax_compilation_cache_dir", os.path.join(folder, "xla"))
@@ -66,40 +70,41 @@ def keep_compiled(cache_dir: str) -> None:
 
 
 def start_devices() -> None:
-    """Starts the devices of this process, as JAX_PLATFORMS says or of the fastest kind; UserError for one it lacks."""
-    asked, log, reasons = os.environ.get("JAX_PLATFORMS"), logging.getLogger("jax._src.xla_bridge"), []
+    """Starts the devices of JAX_PLATFORMS or, by default, of the fastest kind; raises UserError if JAX cannot."""
+    requested, log, reasons = os.environ.get("JAX_PLATFORMS"), logging.getLogger("jax._src.xla_bridge"), []
 
-    def keep(record: logging.LogRecord) -> bool:
-        """Keeps why a plugin failed for the error, instead of its traceback on the terminal."""
+    def is_no_failure(record: logging.LogRecord) -> bool:
+        """Filters out the traceback of a failed plugin, and stores the reason for the error message."""
         failed = record.exc_info and record.exc_info[1]
         reasons.extend([str(failed)] if failed else [])
         return not failed
 
-    log.addFilter(keep)
+    log.addFilter(is_no_failure)
     try:
         jax.devices()
-    except (RuntimeError, AssertionError) as e:  # the latter where the plugin of the only platform failed
-        if not asked:
+    except (RuntimeError, AssertionError) as e:  # AssertionError: the plugin of the only platform failed
+        if not requested:
             raise
-        reason = "; ".join(filter(None, (*reasons, str(e)))) or "it does not say why"
+        reason = "; ".join(filter(None, (*reasons, str(e)))) or "JAX gives no reason"
         raise UserError(
-            f"JAX_PLATFORMS is {asked!r}, which JAX cannot start on this machine: unset it, or set it to cpu ({reason})"
+            f"JAX_PLATFORMS is {requested!r}, which JAX cannot start on this machine: unset it, or set it to cpu "
+            f"({reason})"
         ) from e
     finally:
-        log.removeFilter(keep)
+        log.removeFilter(is_no_failure)
     for reason in reasons:
-        log.error("a plugin of JAX failed: %s", reason)
+        log.error("a JAX plugin failed: %s", reason)
 
 
 def _join_processes() -> None:
-    """Joins the other processes, in a run of several, by `jax.distributed`.
+    """Joins the other processes of the run with `jax.distributed`, if there are several.
 
-    JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID say it all. Without them
-    JAX finds out from SLURM, Open MPI, Kubernetes or the TPU.
+    JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID define the run. Without them
+    JAX detects SLURM, Open MPI, Kubernetes or the TPU.
     """
     if not is_one_of_many():
         return
-    # A signal is for `signals.PreemptionHandler`; JAX would install a handler of its own.
+    # `signals.PreemptionHandler` handles signals; JAX must not install its own handler.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         if any(name in os.environ for name in OWN_NUMBERS):
@@ -117,10 +122,10 @@ def _join_processes() -> None:
         names = "JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES=N and JAX_PROCESS_ID=0 to N-1"
         raise UserError(f"a run of several processes needs {names} in the environment: {e}") from e
     except RuntimeError as e:
-        raise RunFailed(f"the processes of the run did not find each other: {e}") from e
+        raise RunFailed(f"the processes of the run could not connect: {e}") from e
 
 
 def _bind_address(address: str) -> Optional[str]:
-    """Returns where process 0 listens for the others: where all are on this machine, nowhere else; None: JAX says."""
+    """Returns the address that process 0 binds: the given one if it is local, else None for JAX's default."""
     host = address.rpartition(":")[0].strip("[]")
     return address if host == "localhost" or host.startswith("127.") or host == "::1" else None

@@ -1,4 +1,4 @@
-"""SIGUSR1, which asks a run for a profile and never ends it."""
+"""Handles SIGUSR1, which requests a profile of a run and never ends the run."""
 
 import contextlib
 import os
@@ -13,43 +13,43 @@ SOON = "a profile of the next steps follows"
 
 
 class ProfileRequest:
-    """Hears SIGUSR1 from `listen` on: `requested` says that nobody has answered it yet.
+    """Handles SIGUSR1 after `listen`; `requested` is True until the profile begins.
 
-    A handler of Python's runs once the main thread is back in Python, which is at the boundary of a step at the latest.
-    Until then the system has the signal, and nothing ends for it.
+    Python runs a signal handler when the main thread returns to Python code, at the latest between two steps. Until
+    then the signal is pending, and the process continues.
     """
 
     def __init__(self):
         self.requested = False
-        self.refusal = ""  # why there is no profile at this time; "": there will be one
-        self._other: Optional[subprocess.Popen] = None  # the process whose profile is meant
+        self.refusal = ""  # why a profile is not possible now; "": it is possible
+        self._receiver: Optional[subprocess.Popen] = None  # the process that receives the signal instead
 
     def listen(self) -> "ProfileRequest":
-        """Hears the signal in this process, and lets through one that came before, while it was held back."""
-        signal.signal(SIGNAL, self._hear)
+        """Installs the handler in this process and unblocks the signal; the handler also gets a pending signal."""
+        signal.signal(SIGNAL, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [SIGNAL])
         return self
 
     def hand_on(self, child: subprocess.Popen) -> None:
-        """Sends what is heard to another process from now on, and what has been heard before."""
-        self._other = child
+        """Forwards the signal to `child` from now on, and forwards a request that is still open."""
+        self._receiver = child
         if self.requested:
             self.requested = False
             child.send_signal(SIGNAL)
 
-    def _hear(self, number: int, frame: Optional[FrameType]) -> None:
-        if self._other is not None and self._other.poll() is None:
-            self._other.send_signal(SIGNAL)
+    def _handle(self, number: int, frame: Optional[FrameType]) -> None:
+        if self._receiver is not None and self._receiver.poll() is None:
+            self._receiver.send_signal(SIGNAL)
             return
-        said = self.refusal or ("it is asked for already" if self.requested else SOON)
+        message = self.refusal or ("a profile is already requested" if self.requested else SOON)
         self.requested = not self.refusal
-        with contextlib.suppress(OSError):  # nobody reads it any more
-            os.write(2, f"\nSIGUSR1: {said}\n".encode())  # a print may be what this interrupts
+        with contextlib.suppress(OSError):  # stderr may be closed
+            os.write(2, f"\nSIGUSR1: {message}\n".encode())  # `print` is not reentrant: this handler may interrupt one
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Keeps the signal from this process, and from those that are started inside until they listen to it."""
+    """Blocks the signal in this process, and in processes that start in this context until they call `listen`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])
     try:
         yield

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGHUP, which end a run before its time."""
+"""Handles SIGTERM, SIGINT and SIGHUP, which end a run early."""
 
 import ctypes
 import os
@@ -8,31 +8,31 @@ import threading
 import time
 
 PREEMPTED = 75  # EX_TEMPFAIL of <sysexits.h>: run the same command again
-_ONE = 0.5  # seconds: signals within them are one. Linux tells a process of its parent's death once for each thread
+_SAME_SIGNAL_SECONDS = 0.5  # signals within it count as one: Linux reports the death of a parent once per thread
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-PARENT = "PRETRAINAX_PARENT"  # in the environment of a run that another process has started: its number
+PARENT = "PRETRAINAX_PARENT"  # environment variable: process ID of the process that started this run
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
 def end_with_parent() -> None:
-    """Has the system end this process, if PARENT says who has started it, when that one is killed; on Linux alone."""
+    """Ends this process if PARENT is set and the parent is dead; on Linux, also when the parent dies later."""
     if PARENT in os.environ:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(os.environ[PARENT]):  # it is gone already
+        if os.getppid() != int(os.environ[PARENT]):  # the parent is already dead
             os._exit(1)
 
 
 class PreemptionHandler:
-    """Catches `ENDING`: the first signal asks the loop to save and leave, a second one leaves at once.
+    """Catches the signals `ENDING`: the first one requests a save and an exit, a second one exits immediately.
 
-    A terminal that is closed may send SIGHUP twice, or after another one: it is never the second. Under `nohup`, which
-    has it ignored, it stays so.
+    A terminal that closes may send SIGHUP twice, or after another signal. SIGHUP therefore never counts as the second
+    signal. `nohup` ignores SIGHUP, and this class does not change that.
 
-    `answer` is what the first one is told.
+    `answer` is the message that the first signal prints.
 
-    A handler of Python's waits until the main thread is back in Python, which one that waits for a device may never be.
-    So the signals go through a pipe to a thread.
+    Python runs a signal handler only when the main thread returns to Python code. A main thread that waits for a device
+    may never return. The signals therefore go through a pipe to a thread.
     """
 
     def __enter__(self):
@@ -53,15 +53,15 @@ class PreemptionHandler:
         os.close(self._writing)  # ends the thread
 
     def _listen(self, reading: int) -> None:
-        asked = 0.0  # when the first signal came
+        first_time = 0.0  # of the first signal
         with open(reading, "rb", buffering=0) as pipe:
             while number := pipe.read(1):
                 if number[0] not in self._previous:
                     continue
-                again = self.requested and time.monotonic() - asked > _ONE
-                if again and number[0] != signal.SIGHUP:
+                is_second = self.requested and time.monotonic() - first_time > _SAME_SIGNAL_SECONDS
+                if is_second and number[0] != signal.SIGHUP:
                     os._exit(128 + number[0])
                 if not self.requested:
-                    self.requested, asked = True, time.monotonic()
+                    self.requested, first_time = True, time.monotonic()
                     name = signal.Signals(number[0]).name
-                    print(f"\n{name}: {self.answer}; once more to leave at once", file=sys.stderr, flush=True)
+                    print(f"\n{name}: {self.answer}; a second signal exits immediately", file=sys.stderr, flush=True)

@@ -1,9 +1,9 @@
-"""Lets one run at a time into a workdir, by a lock that dies with its process, on one machine and between several.
+"""Locks a workdir, so that only one run at a time uses it, on one machine or on several machines.
 
-The file `run.lock` is there while a run is at work. Within a machine flock(2) decides, which the system takes back the
-moment a process dies. Not every file system that machines share passes it on, so the file also says who holds it, and
-changes every BEAT seconds. Who finds a holder on another machine watches it by his own clock, whatever theirs say: one
-that stands still for SILENCE seconds is gone.
+The file `run.lock` exists while a run uses the workdir. On one machine flock(2) decides; the system releases this lock
+when the process dies. Some shared file systems do not pass flock on to other machines. Therefore the file also names
+the holder, and the holder changes the file every BEAT seconds. A process that finds a holder on another machine watches
+the file by its own clock. A holder whose file does not change for SILENCE seconds counts as dead.
 """
 
 import contextlib
@@ -21,19 +21,19 @@ from typing import NoReturn, Optional
 from pretrainax.config import RunFailed, UserError
 from pretrainax.files.json_files import JsonObject
 
-BEAT = 5.0  # seconds between two signs of life
-SILENCE = 90.0  # seconds; NFS and mounted buckets show a change up to 60 s late
-_BYTES = 1024  # of the file, always as many: nobody reads half of one record and half of another
+BEAT = 5.0  # seconds between two heartbeats
+SILENCE = 90.0  # seconds; NFS and mounted buckets may show a change 60 s late
+_BYTES = 1024  # constant size of the file, so that no reader gets a mix of two records
 
 
 class WorkdirLock:
-    """Holds a workdir, which it makes; a context manager.
+    """A context manager that creates and locks a workdir.
 
-    A holder whose lock another machine has taken over, because nothing was heard of this one, ends itself: exit code 1.
+    If another machine has taken over the lock because it saw no heartbeat, this process ends itself with exit code 1.
 
     Raises:
-      RunFailed: another process holds it; says which.
-      UserError: the workdir cannot be made.
+      RunFailed: another process holds the lock. The message names it.
+      UserError: the workdir cannot be created.
     """
 
     def __init__(self, workdir: str):
@@ -49,11 +49,11 @@ class WorkdirLock:
         }
 
     def __enter__(self) -> "WorkdirLock":
-        self._made = not os.path.isdir(self.workdir)
+        self._created = not os.path.isdir(self.workdir)
         try:
             os.makedirs(self.workdir, exist_ok=True)
         except OSError as e:
-            raise UserError(f"--workdir={self.workdir} cannot be made a folder: {e.strerror}; take another one") from e
+            raise UserError(f"--workdir={self.workdir} cannot be created: {e.strerror}; set another folder") from e
         while True:
             with contextlib.ExitStack() as undo:
                 self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -67,23 +67,23 @@ class WorkdirLock:
 
     def __exit__(self, *_) -> None:
         self._over.set()
-        self._thread.join(BEAT)  # no longer: a disk may hang
+        self._thread.join(BEAT)  # with a timeout: a disk may hang
         with contextlib.suppress(OSError):
             if self._is_own(_holder(self._read())):
                 os.remove(self.path)
         os.close(self._descriptor)
-        if self._made:
-            with contextlib.suppress(OSError):  # something is in it
+        if self._created:
+            with contextlib.suppress(OSError):  # the folder is not empty
                 os.rmdir(self.workdir)
 
     def _take(self) -> bool:
-        """Returns True if the lock is ours; where its file has been removed meanwhile there is another to take."""
+        """Returns True if this process has the lock; False if its file was removed, so that the caller must retry."""
         try:
             free: Optional[bool] = True
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             free = False
-        except OSError:  # a file system without locks: nobody knows
+        except OSError:  # the file system has no locks
             free = None
         record = os.pread(self._descriptor, _BYTES, 0)
         holder = _holder(record)
@@ -98,47 +98,45 @@ class WorkdirLock:
             return False
 
     def _watch(self, record: bytes) -> None:
-        """Returns when the holder has removed the file, or has been silent for long enough."""
-        _say(
-            f"--workdir={self.workdir} is held by {_name(_holder(record))}: waiting {SILENCE:.0f} s for a sign of life"
-        )
+        """Waits until the holder removes the file or sends no heartbeat for SILENCE seconds."""
+        _say(f"--workdir={self.workdir} is held by {_name(_holder(record))}: waiting {SILENCE:.0f} s for a heartbeat")
         until = time.monotonic() + SILENCE
         while time.monotonic() < until:
             time.sleep(min(1.0, BEAT))
-            found = self._read()
-            if not found:
+            current = self._read()
+            if not current:
                 return
-            if found != record:
-                self._refuse(_holder(found))
-        _say(f"no sign of life: it is gone, and this run goes on in --workdir={self.workdir}")
+            if current != record:
+                self._refuse(_holder(current))
+        _say(f"no heartbeat: that run has ended; this run continues in --workdir={self.workdir}")
 
     def _refuse(self, holder: JsonObject) -> NoReturn:
         raise RunFailed(
             f"--workdir={self.workdir} is in use by {_name(holder)}: "
-            "wait for its end, stop it, or take another --workdir"
+            "wait for its end, stop it, or set another --workdir"
         )
 
     # --- the thread of the holder ------------------------------------------------------------------------------------
 
     def _live(self) -> None:
         while not self._over.wait(BEAT):
-            with contextlib.suppress(OSError):  # a full disk, a share that is away: perhaps it is back next time
+            with contextlib.suppress(OSError):  # a full disk or an unreachable share may recover
                 holder = _holder(self._read())
                 if holder and not self._is_own(holder):
-                    _say(f"--workdir={self.workdir} was taken over by {_name(holder)}: this run ends here")
+                    _say(f"--workdir={self.workdir} was taken over by {_name(holder)}: this run stops")
                     os._exit(1)
                 self._write()
 
     def _write(self) -> None:
         record = json.dumps(self._own | {"beat": next(self._beats)}).encode()
         os.pwrite(self._descriptor, record.ljust(_BYTES), 0)
-        os.fsync(self._descriptor)  # until then other machines may not see it
+        os.fsync(self._descriptor)  # other machines may see the record only after this
 
     def _is_own(self, holder: JsonObject) -> bool:
         return holder.items() >= self._own.items()
 
     def _read(self) -> bytes:
-        """Returns what the file holds now; opened anew, or NFS would show what it remembers."""
+        """Returns the current content of the file; opens it again because NFS caches an open file."""
         try:
             with open(self.path, "rb") as f:
                 return f.read(_BYTES)
@@ -147,12 +145,12 @@ class WorkdirLock:
 
 
 def _holder(record: bytes) -> JsonObject:
-    """Returns what a holder has written of itself; nothing where it was killed before it did."""
+    """Returns the record of the holder, or {} if the file holds no valid record."""
     try:
-        found = json.loads(record)
+        holder = json.loads(record)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return holder if isinstance(holder, dict) else {}
 
 
 def _name(holder: JsonObject) -> str:
@@ -163,7 +161,7 @@ def _name(holder: JsonObject) -> str:
 
 
 def _machine() -> str:
-    """Returns what tells machines apart, between two boots: containers of one have other hosts, and the same locks."""
+    """Returns an identifier of this machine until its next boot; its containers differ in host name but share locks."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
             return f.read().strip()
@@ -174,7 +172,7 @@ def _machine() -> str:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # one that has no name
+    except (KeyError, OSError):  # the user has no name
         return str(os.getuid())
 
 

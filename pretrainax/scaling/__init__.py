@@ -1,1 +1,1 @@
-"""The best size of a model and of its text: published laws, the best for a budget, the law of your own runs."""
+"""Scaling laws: published laws, the optimal model and amount of text for a budget, and fits to your own runs."""

@@ -1,12 +1,12 @@
-"""The best model and the text to train it on for a budget: `python -m pretrainax.plan --flops=1e21`.
+"""Computes the optimal model and amount of text for a budget: `python -m pretrainax.plan --flops=1e21`.
 
     --flops=1e21 | --hours=24 --topology=v5p:4x4x4 | --tokens=1e11     the budget
     --family=decoder|encoder|encoder_decoder --vocab_size=N --sequence_length=N
-    --law=besiroglu|hoffmann|FILE.json     the constants of the loss; FILE.json is what --fit=runs/* makes of own runs
+    --law=besiroglu|hoffmann|FILE.json     the constants of the loss; --fit=runs/* writes FILE.json from your own runs
 
-The published constants are those of causal decoders. An encoder or an encoder-decoder predicts other targets: its loss
-is another, and the best share of parameters to tokens may be too. For these the answer is a start with the right cost,
-not a measurement; `--fit` on a grid of small runs gives constants that are their own.
+The published constants were measured on causal decoders. An encoder or an encoder-decoder predicts other targets, so
+its loss differs, and its optimal ratio of parameters to tokens may differ. For these families the result has the right
+cost, but it is a starting point, not a measurement. `--fit` on a grid of small runs gives their own constants.
 """
 
 import dataclasses
@@ -24,19 +24,19 @@ from pretrainax.scaling.fit import fit_report
 from pretrainax.scaling.power_laws import law_of
 from pretrainax.scaling.report import plan_report
 
-BUDGETS = ("flops", "hours", "tokens", "fit")  # fields of which one is given
+BUDGETS = ("flops", "hours", "tokens", "fit")  # the user sets exactly one of these fields
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """A question to `plan`: one of BUDGETS, and how to spend it."""
+    """The input of `plan` for a budget: one of BUDGETS, and the options."""
 
-    flops: Optional[float] = None  # of the whole training
+    flops: Optional[float] = None  # of the whole run
     hours: Optional[float] = None  # on the topology
-    tokens: Optional[float] = None  # of text
-    fit: Optional[str] = None  # a glob of workdirs, whose constants are written into the folder `to`
+    tokens: Optional[float] = None  # tokens of text
+    fit: Optional[str] = None  # a glob of workdirs; the fitted constants go into the folder `to`
     family: str = "decoder"
-    topology: Optional[str] = None  # as `Topology.parse` reads it
+    topology: Optional[str] = None  # in the format of `Topology.parse`
     law: str = "besiroglu"
     # model FLOPs over peak FLOPs; LLaMA 3 405B reached 0.38 to 0.43 (Grattafiori et al. 2024, table 4; recalled)
     mfu: float = 0.4
@@ -46,30 +46,32 @@ class Budget:
 
     @property
     def flag(self) -> str:
-        """Returns the one of BUDGETS that is given, as a flag; UserError for none or several of them."""
+        """Returns the budget as a flag, "--flops=1e+21"; raises UserError for none or several of BUDGETS."""
         given = {name: getattr(self, name) for name in BUDGETS if getattr(self, name) is not None}
-        said = [f"--{name}={value if name == 'fit' else f'{value:g}'}" for name, value in given.items()]
-        if len(said) != 1:
-            raise UserError(f"give one of --flops, --hours, --tokens and --fit; got {' '.join(said) or 'none'}")
-        return said[0]
+        given_flags = [f"--{name}={value if name == 'fit' else f'{value:g}'}" for name, value in given.items()]
+        if len(given_flags) != 1:
+            raise UserError(
+                f"set exactly one of --flops, --hours, --tokens and --fit; got {' '.join(given_flags) or 'none'}"
+            )
+        return given_flags[0]
 
     def check_range(self) -> None:
-        """Raises UserError for a number that is out of range, or for hours on an unknown topology."""
+        """Raises UserError for a number out of range, or for hours without a topology."""
         if not 0 < (self.flops or self.hours or self.tokens or 0) < math.inf:
-            raise UserError(f"{self.flag}: it must be above 0")
+            raise UserError(f"{self.flag}: the budget must be above 0 and finite")
         if not 0 < self.mfu <= 1:
-            raise UserError(f"--mfu={self.mfu}: it must be in (0, 1]")
+            raise UserError(f"--mfu={self.mfu}: the MFU must be in (0, 1]")
         if self.hours is not None and self.topology is None:
-            raise UserError(f"{self.flag} needs a --topology, as v5p:4x4x4 or h100:8")
+            raise UserError(f"{self.flag} needs a --topology, such as v5p:4x4x4 or h100:8")
 
 
 def report(budget: Budget) -> str:
-    """Returns what `plan` prints for a budget.
+    """Returns the output of `plan` for a budget.
 
     Raises:
-      UserError: none or several of BUDGETS, or a value out of range.
+      UserError: none or several of BUDGETS are set, or a value is out of range.
     """
-    said = budget.flag
+    budget_flag = budget.flag
     if budget.fit is not None:
         return fit_report(budget.fit, budget.to)
     budget.check_range()
@@ -82,23 +84,29 @@ def report(budget: Budget) -> str:
     elif budget.tokens is not None:
         flops = space.flops_for(law, budget.tokens)
     plan = make_plan(space, law, flops, budget.tokens)
-    return plan_report(said, plan, space, law, topology, budget.mfu)
+    return plan_report(budget_flag, plan, space, law, topology, budget.mfu)
 
 
 def define_flags() -> dict[str, flags.FlagHolder]:
-    """Defines the flags of a budget, by the names of `Budget`'s fields; the topology is the command's own."""
-    made = {
+    """Defines the flags of a budget, named as the fields of `Budget`. The command itself defines --topology."""
+    holders = {
         "flops": flags.DEFINE_float("flops", None, "Budget: training FLOPs"),
         "hours": flags.DEFINE_float("hours", None, "Budget: hours on the --topology"),
         "tokens": flags.DEFINE_float("tokens", None, "Budget: tokens of text"),
-        "fit": define_path("fit", None, "Workdirs, as runs/*: fit the law to their validation losses"),
-        "to": define_path("to", Budget.to, "--fit: folder to write"),
-        "family": flags.DEFINE_enum("family", Budget.family, list(RECIPES), "Family of the model"),
-        "law": define_path("law", Budget.law, "Constants of the loss: besiroglu, hoffmann, a file of --fit"),
-        "mfu": flags.DEFINE_float("mfu", Budget.mfu, "Share of the peak FLOP/s that the run is assumed to reach"),
-        "vocab_size": flags.DEFINE_integer("vocab_size", None, "Rows of the embedding; the family's where not given"),
-        "sequence_length": flags.DEFINE_integer("sequence_length", None, "Tokens of an example's input"),
+        "fit": define_path("fit", None, "Glob of workdirs, such as runs/*: fit the law to their validation losses"),
+        "to": define_path("to", Budget.to, "Output folder of --fit"),
+        "family": flags.DEFINE_enum("family", Budget.family, list(RECIPES), "Model family"),
+        "law": define_path(
+            "law", Budget.law, "Constants of the loss: besiroglu, hoffmann, or a file that --fit writes"
+        ),
+        "mfu": flags.DEFINE_float("mfu", Budget.mfu, "Assumed MFU: share of the peak FLOP/s that the run reaches"),
+        "vocab_size": flags.DEFINE_integer(
+            "vocab_size", None, "Rows of the embedding; default: the value of the family"
+        ),
+        "sequence_length": flags.DEFINE_integer(
+            "sequence_length", None, "Tokens per input sequence; default: the value of the family"
+        ),
     }
-    for holder in made.values():  # what --help shows
+    for holder in holders.values():  # makes --help list the flag
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[holder.name])
-    return made
+    return holders

@@ -1,8 +1,8 @@
-"""The best model and the tokens to train it on for a budget of FLOPs, among architectures that can be built.
+"""Finds the optimal model and number of tokens for a budget of FLOPs, among architectures that can be built.
 
-What one token costs is counted (`models.flops`) on a real architecture: attention over the sequence, an encoder's
-head at its masked positions alone, an encoder-decoder's two lengths, each of which passes one of its two stacks. A
-token is one of the text that examples are made of, before masks and sentinels.
+`models.flops` counts the cost of a token on a real architecture: attention over the sequence, an encoder's head only at
+masked positions, and an encoder-decoder's two lengths, each in one of its two stacks. Tokens are tokens of the text
+before the objective adds masks and sentinels.
 """
 
 import dataclasses
@@ -25,16 +25,17 @@ from pretrainax.sharding.param_paths import parameter_names
 
 _TABLES = re.compile(r"((decoder_)?(token|position|token_type)_embedding|unembedding)/")
 
-# Of the critical batch size. GPT-3's eight sizes and Chinchilla trained at 0.17 to 0.42 of it, by their batches (tables
-# 2.1 and 4) and the losses that Besiroglu's law expects of them. It takes a quarter more tokens than small batches to
-# the same loss (Kaplan et al. 2020, equation 5.5).
+# The batch size as a share of the critical batch size. GPT-3's eight sizes and Chinchilla used 0.17 to 0.42 of it,
+# from their batches (tables 2.1 and 4) and the losses that Besiroglu's law predicts for them. A share of 0.25 takes a
+# quarter more tokens than small batches to the same loss (Kaplan et al. 2020, equation 5.5).
 BATCH_SHARE = 0.25
 
 
 def count_parameters(config: ModelConfig) -> tuple[int, int]:
-    """Returns (all, those that are not in tables by token, position or type, nor in an output matrix of its own).
+    """Returns the numbers of (all parameters, parameters without embeddings).
 
-    Of a model with a generator those that are kept.
+    Embeddings are the tables of tokens, positions and types, and a separate output matrix. For a model with a
+    generator, both numbers are of the discriminator.
     """
     params = models.abstract_params(discriminator_config(config) if config.generator else config)
     sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(params)]
@@ -43,14 +44,14 @@ def count_parameters(config: ModelConfig) -> tuple[int, int]:
 
 
 class Recipe(NamedTuple):
-    """The fixed part of a family's architectures."""
+    """The fixed properties of a family's architectures."""
 
-    config: str  # the file whose recipe the printed flags change
-    preset: str  # of that file: all but the sizes
+    config: str  # the config file that the printed flags change
+    preset: str  # its preset in the zoo: everything except the sizes
     objective: Objective
     sequence_length: int
-    spare_rows: int  # of the embedding, beyond config.tokenizer.vocab_size: sentinels, padding
-    relative_rate: bool = False  # its optimizer scales steps by the size of each matrix
+    spare_rows: int  # embedding rows beyond config.tokenizer.vocab_size: sentinels, padding
+    relative_rate: bool = False  # the optimizer scales updates by the size of each matrix
 
 
 RECIPES = {
@@ -61,7 +62,7 @@ RECIPES = {
 
 
 class Shape(NamedTuple):
-    """An architecture, its parameters and its FLOPs."""
+    """An architecture, its number of parameters and its FLOPs."""
 
     config: ModelConfig
     parameters: int
@@ -69,16 +70,16 @@ class Shape(NamedTuple):
     flops_per_token: float
 
     def size(self, law: LossLaw) -> float:
-        """Returns N as `law` counts it."""
+        """Returns N, with or without embeddings as `law` defines it."""
         return self.parameters if law.with_embeddings else self.without_embeddings
 
 
 class Space:
     """The architectures of one family, from thousands of parameters to trillions.
 
-    Depth follows width as in the published models (a line through the zoo's rows of all families, in logarithms: 12
-    layers at 768, 44 at 4,096), heads are 64 wide, from a width of 2,048 on 128. Between the shapes that are built,
-    counts are interpolated.
+    Depth is a function of width, from a line through the zoo's models of all families, in logarithms: 12 layers at
+    width 768, 44 at 4,096. Heads have width 64, or 128 from a model width of 2,048. The class builds a ladder of shapes
+    and interpolates their counts.
     """
 
     def __init__(self, family: str, vocab_size: Optional[int], sequence_length: Optional[int]):
@@ -88,20 +89,20 @@ class Space:
         self.sequence_length = sequence_length or self.recipe.sequence_length
         if self.vocab_size < 2 or self.sequence_length < self.recipe.objective.shortest:
             raise UserError(
-                f"--vocab_size={self.vocab_size} --sequence_length={self.sequence_length}: at least 2 and "
+                f"--vocab_size={self.vocab_size} --sequence_length={self.sequence_length}: they must be at least 2 and "
                 f"{self.recipe.objective.shortest}"
             )
         self.lengths: Lengths = self.recipe.objective.lengths(self.sequence_length)
-        pairs = {(c.d_model, c.num_layers) for name in RECIPES for _, c in _rows(name)}
+        pairs = {(c.d_model, c.num_layers) for name in RECIPES for _, c in _zoo_models(name)}
         self._depth = np.polyfit(*np.log(sorted(pairs)).T, 1)
-        widths = sorted({_whole(2 ** (i / 2)) for i in range(12, 31)})  # 64 to 32,768
+        widths = sorted({_round_width(2 ** (i / 2)) for i in range(12, 31)})  # 64 to 32,768
         self.ladder = [self.build(width, self.depth(width)) for width in widths]
 
     def depth(self, width: int) -> int:
         return max(2, round(math.exp(np.polyval(self._depth, math.log(width)))))
 
     def build(self, width: int, layers: int) -> Shape:
-        head = _head(width)
+        head = _head_width(width)
         config = dataclasses.replace(
             self.base,
             vocab_size=self.vocab_size,
@@ -116,17 +117,17 @@ class Space:
         return Shape(config, *count_parameters(config), cost)
 
     def cost(self, law: LossLaw, size):
-        """Returns the FLOPs of a token of text for N = size; numbers or arrays."""
+        """Returns the FLOPs per token of text for N = size; numbers or arrays."""
         sizes = np.log([shape.size(law) for shape in self.ladder])
         return np.exp(np.interp(np.log(size), sizes, np.log([shape.flops_per_token for shape in self.ladder])))
 
     def optimum(self, law: LossLaw, flops: float) -> float:
-        """Returns N of the least loss that `flops` reach, as `law` counts it, between the shapes too."""
+        """Returns the N with the lowest loss for `flops`, as `law` defines N, with interpolation between shapes."""
         sizes = np.geomspace(self.ladder[0].size(law), self.ladder[-1].size(law), 20_000)
         return float(sizes[np.argmin(law.loss(sizes, flops / self.cost(law, sizes)))])
 
     def flops_for(self, law: LossLaw, tokens: float) -> float:
-        """Finds the budget whose optimum reads so many tokens."""
+        """Returns the FLOPs for which the optimal number of tokens is `tokens`."""
         low, high = (math.log(tokens * self.ladder[i].flops_per_token) for i in (0, -1))
 
         def excess(log_flops: float) -> float:
@@ -136,73 +137,76 @@ class Space:
         return math.exp(optimize.bisect(excess, low - 1e-3, high + 1e-3, xtol=1e-4))
 
     def nearest(self, law: LossLaw, size: float) -> Shape:
-        """Finds the shape of so many parameters, to about half a layer.
+        """Returns the shape with N closest to `size`, to about half a layer.
 
         Raises:
-          UserError: smaller or larger than any shape here.
+          UserError: `size` is outside of the range of shapes.
         """
         least, most = self.ladder[0].size(law), self.ladder[-1].size(law)
         if not 1.001 * least < size < most / 1.001:
             raise UserError(
                 f"the best model for this budget has less than {large_number(least)} or more than {large_number(most)} "
-                "parameters: give another budget"
+                "parameters, which is out of range: give another budget"
             )
         width = math.exp(np.interp(math.log(size), np.log([s.size(law) for s in self.ladder]), self._log_widths()))
-        width = _whole(width)
-        two, three = (self.build(width, layers).size(law) for layers in (2, 3))  # N is linear in the layers
-        return self.build(width, max(2, round(2 + (size - two) / (three - two))))
+        width = _round_width(width)
+        two_layers, three_layers = (
+            self.build(width, layers).size(law) for layers in (2, 3)
+        )  # N is linear in the layers
+        return self.build(width, max(2, round(2 + (size - two_layers) / (three_layers - two_layers))))
 
     def _log_widths(self) -> np.ndarray:
         return np.log([shape.config.d_model for shape in self.ladder])
 
 
-def _head(width: float) -> int:
+def _head_width(width: float) -> int:
     return 64 if width < 2048 else 128
 
 
-def _whole(width: float) -> int:
-    """Returns the nearest of eight widths an octave, and of whole heads: 2,560 and 10,240 split well over devices."""
+def _round_width(width: float) -> int:
+    """Rounds to one of eight widths per octave, with whole heads; 2,560 and 10,240 divide well over devices."""
     step = max(64, 2 ** math.floor(math.log2(width)) // 8)
     return step * max(1, round(width / step))
 
 
 def published(shape: Shape) -> str:
-    """Describes the row of the zoo, of the same family, with the nearest number of parameters."""
+    """Describes the zoo's model of the same family with the nearest number of parameters."""
     name, config = min(
-        _rows(shape.config.family), key=lambda row: abs(math.log(_roughly(row[1]) / _roughly(shape.config)))
+        _zoo_models(shape.config.family),
+        key=lambda row: abs(math.log(_approximate_size(row[1]) / _approximate_size(shape.config))),
     )
     return (
-        f"{name}, {large_number(count_parameters(config)[0])}: {config.num_layers} layers, width {config.d_model:,}, "
-        f"{config.num_heads} heads"
+        f"nearest model: {name}, {large_number(count_parameters(config)[0])}, {config.num_layers} layers, "
+        f"width {config.d_model:,}, {config.num_heads} heads"
     )
 
 
-def _rows(family: str) -> list[tuple[str, ModelConfig]]:
-    """Returns rows of the zoo: stacks of own layers and one size, no generator beside them."""
+def _zoo_models(family: str) -> list[tuple[str, ModelConfig]]:
+    """Returns the zoo's models of a family, without shared layers, generators and separate decoder sizes."""
     rows = ((name, zoo.preset(name)) for name in zoo.PRESETS)
     return [(name, c) for name, c in rows if c.family == family and not (c.share_layers or c.generator or c.decoder)]
 
 
-def _roughly(config: ModelConfig) -> float:
-    """Estimates parameters by the FLOPs of one token: counting exactly takes a tenth of a second."""
+def _approximate_size(config: ModelConfig) -> float:
+    """Estimates the parameters from the FLOPs of one token, because an exact count takes 0.1 s."""
     tables = 0 if config.tie_embeddings else config.vocab_size * config.embedding_width
     return tables + flops_per_step(config, 1, 1, 1) / 6
 
 
 class Plan(NamedTuple):
-    """A run for a budget."""
+    """The optimal run for a budget."""
 
     shape: Shape
-    size: float  # N as the law counts it
-    examples: int  # of an update
+    size: float  # N as the law defines it
+    examples: int  # examples per update
     steps: int
-    tokens: float  # of text, in all
-    flops: float  # of all steps
+    tokens: float  # tokens of text in total
+    flops: float  # FLOPs of all steps
     loss: float
 
 
 def make_plan(space: Space, law: LossLaw, flops: float, tokens: Optional[float] = None) -> Plan:
-    """Returns the best run for `flops`; with `tokens`, that of the model for which they are best, whatever it takes."""
+    """Returns the optimal run for `flops`. With `tokens`, the same model reads this number of tokens at any cost."""
     shape = space.nearest(law, space.optimum(law, flops))
     size, tokens = shape.size(law), tokens or flops / shape.flops_per_token
     batch = BATCH_SHARE * critical_batch_size(law.loss(size, tokens))

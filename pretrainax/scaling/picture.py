@@ -1,4 +1,4 @@
-"""law.png: the runs of a fit and the law through them, in the style of curves.png."""
+"""Draws law.png: the runs of a fit and the fitted law, in the style of curves.png."""
 
 from collections.abc import Sequence
 
@@ -14,16 +14,16 @@ _COLORS = (TRAINING, VALIDATION, RATE, NORM, INK)
 
 
 def draw_law(path: str, law: LossLaw, resampled: Sequence[LossLaw], runs: Sequence[Run]) -> None:
-    """Draws losses over tokens, a color a size, and beside it lines of equal loss over N and D with the optimum.
+    """Draws losses over tokens, one color per size, and contours of the loss over N and D with the optimum.
 
     Args:
-      resampled: of the bootstrap; the middle 95 % of their optima is shaded.
-      runs: that the law was fitted to.
+      resampled: laws of the bootstrap; the picture shades the central 95 % of their optima.
+      runs: the runs of the fit.
     """
     sizes, tokens, losses = (
         np.array([getattr(r, name) for r in runs], float) for name in ("parameters", "tokens", "loss")
     )
-    around = np.geomspace(tokens.min() / 2, tokens.max() * 4, 400)
+    token_grid = np.geomspace(tokens.min() / 2, tokens.max() * 4, 400)
     with matplotlib.rc_context(STYLE):
         picture = figure.Figure(figsize=(12, 5.6), dpi=150)
         grid = picture.add_gridspec(1, 2, left=LEFT, right=RIGHT, top=0.78, bottom=0.12, wspace=0.2)
@@ -34,46 +34,46 @@ def draw_law(path: str, law: LossLaw, resampled: Sequence[LossLaw], runs: Sequen
         by_size, by_text = (
             rf"{_digits(x)}\ /\ {k}^{{{y:.3f}}}" for x, k, y in ((law.A, "N", law.alpha), (law.B, "D", law.beta))
         )
-        formula = rf"$L = {law.E:.3f} + {by_size} + {by_text}$; N without embeddings, D tokens of text"
+        formula = rf"$L = {law.E:.3f} + {by_size} + {by_text}$; N: parameters without embeddings, D: tokens of text"
         formula += "; shaded: 95 % of resamples"
         picture.text(LEFT, 0.865, formula, color=FAINT, va="center")
-        _draw_losses(left, law, sizes, tokens, losses, around)
-        _draw_plane(right, law, resampled, sizes, tokens, around)
+        _draw_losses(left, law, sizes, tokens, losses, token_grid)
+        _draw_plane(right, law, resampled, sizes, tokens, token_grid)
         for panel in (left, right):
             panel.set_xscale("log")
             panel.set_xlabel("tokens")
             panel.minorticks_off()
             panel.xaxis.set_major_formatter(ticker.FuncFormatter(_count))
-            panel.set_xlim(around[0], around[-1])
+            panel.set_xlim(token_grid[0], token_grid[-1])
         picture.savefig(path, facecolor="white")
 
 
-def _draw_losses(panel, law: LossLaw, sizes, tokens, losses, around) -> None:
+def _draw_losses(panel, law: LossLaw, sizes, tokens, losses, token_grid) -> None:
     panel.set_title("validation loss, nats per target; dashed: E")
     for i, size in enumerate(sorted(set(sizes))):
-        color, own = _COLORS[i % len(_COLORS)], sizes == size
-        panel.plot(around, law.loss(size, around), color=color, linewidth=1.5)
-        panel.plot(tokens[own], losses[own], "o", color=color, markersize=5.5, markeredgecolor="white")
+        color, is_size = _COLORS[i % len(_COLORS)], sizes == size
+        panel.plot(token_grid, law.loss(size, token_grid), color=color, linewidth=1.5)
+        panel.plot(tokens[is_size], losses[is_size], "o", color=color, markersize=5.5, markeredgecolor="white")
         panel.text(0.99, 0.95 - 0.055 * i, _count(size), color=color, ha="right", transform=panel.transAxes, fontsize=9)
     panel.axhline(law.E, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), alpha=0.55)
     panel.grid(axis="x", visible=False)
 
 
-def _draw_plane(panel, law: LossLaw, resampled, sizes, tokens, around) -> None:
-    panel.set_title("parameters; grey: equal loss, blue: least loss for 6 N D FLOPs")
-    over = np.geomspace(sizes.min() / 2, sizes.max() * 4, 400)
-    panel.set_xscale("log")  # before the contours: their labels are placed by what is seen
+def _draw_plane(panel, law: LossLaw, resampled, sizes, tokens, token_grid) -> None:
+    panel.set_title("parameters; grey: equal loss, blue: lowest loss for 6 N D FLOPs")
+    size_grid = np.geomspace(sizes.min() / 2, sizes.max() * 4, 400)
+    panel.set_xscale("log")  # before the contours, because their labels depend on the axes
     panel.set_yscale("log")
-    panel.set_xlim(around[0], around[-1])
-    panel.set_ylim(over[0], over[-1])
-    loss = law.loss(over[:, None], around[None, :])  # [N, D]
-    lines = panel.contour(around, over, loss, levels=10, colors="#9aa5b1", linewidths=0.9)
+    panel.set_xlim(token_grid[0], token_grid[-1])
+    panel.set_ylim(size_grid[0], size_grid[-1])
+    loss = law.loss(size_grid[:, None], token_grid[None, :])  # [N, D]
+    lines = panel.contour(token_grid, size_grid, loss, levels=10, colors="#9aa5b1", linewidths=0.9)
     panel.clabel(lines, fmt="%.2f", fontsize=8, inline_spacing=2)
-    flops = np.geomspace(6 * over[0] * around[0] / 1e3, 6 * over[-1] * around[-1] * 1e3, 200)
+    flops = np.geomspace(6 * size_grid[0] * token_grid[0] / 1e3, 6 * size_grid[-1] * token_grid[-1] * 1e3, 200)
     best = [np.log(one.optimum(flops)) for one in resampled]  # [2, C] each: N and D
-    middle = np.log(around)
+    middle = np.log(token_grid)
     low, high = np.quantile([np.interp(middle, d, n) for n, d in best], [0.025, 0.975], axis=0)
-    panel.fill_between(around, np.exp(low), np.exp(high), color=TRAINING, alpha=0.2, linewidth=0)
+    panel.fill_between(token_grid, np.exp(low), np.exp(high), color=TRAINING, alpha=0.2, linewidth=0)
     best_size, best_tokens = law.optimum(flops)
     panel.plot(best_tokens, best_size, color=TRAINING, linewidth=2)
     panel.plot(tokens, sizes, "o", color=VALIDATION, markersize=5.5, markeredgecolor="white")
@@ -83,7 +83,7 @@ def _draw_plane(panel, law: LossLaw, resampled, sizes, tokens, around) -> None:
 
 
 def _count(value: float, _: object = None) -> str:
-    """Writes 10 M."""
+    """Formats a count, such as "10 M"."""
     for size, name in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
         if value >= 0.9995 * size:
             return f"{value / size:.3g}{name}"

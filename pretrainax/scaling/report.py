@@ -1,4 +1,4 @@
-"""The text of a run for a budget: the run, its neighbours, other laws, and the flags that train it."""
+"""Formats the report for a budget: the optimal run, other sizes, other laws, and the training command."""
 
 from collections.abc import Iterator
 from typing import Optional
@@ -23,18 +23,18 @@ from pretrainax.scaling.power_laws import (
     learning_rate,
 )
 
-# Tokens of GPT-2's tokenizer, and the name of a sample; all of it has 15 T.
+# (tokens of GPT-2's tokenizer, name of the sample). The full dataset has 15 T tokens.
 _FINEWEB = ((10e9, "sample-10BT"), (100e9, "sample-100BT"), (350e9, "sample-350BT"))
 
 
 def plan_report(said: str, plan: Plan, space: Space, law: LossLaw, topology: Optional[Topology], mfu: float) -> str:
-    """Returns the run for a budget, what else the budget would pay for, and the flags that train it.
+    """Returns the report: the optimal run, other sizes and laws at the same FLOPs, and the training command.
 
     Args:
       said: the flag of the budget, "--flops=1e+21".
-      topology: with it, the hours and the price at `mfu`, of peak FLOP/s.
+      topology: adds hours and price, at the share `mfu` of the peak FLOP/s.
     """
-    rows = [("budget", said.lstrip("-").replace("=", " ")), *_rows_of(plan, space, law)]
+    rows = [("budget", said.lstrip("-").replace("=", " ")), *_run_rows(plan, space, law)]
     if topology is not None:
         rows += _cost(plan, topology, mfu)
     family = plan.shape.config.family
@@ -45,28 +45,28 @@ def plan_report(said: str, plan: Plan, space: Space, law: LossLaw, topology: Opt
 def _cost(plan: Plan, topology: Topology, mfu: float) -> Iterator[tuple[str, str]]:
     hours, devices = plan.flops / topology.flops_at(mfu) / 3600, topology.num_devices
     price = topology.chip.price and f", {hours * devices * topology.chip.price:,.0f} USD on demand"
-    yield "time", f"{three_digits(hours)} hours on {topology} at {mfu:.0%} MFU, assumed (--mfu){price or ''}"
+    yield "time", f"{three_digits(hours)} hours on {topology} at {mfu:.0%} MFU, assumed (set by --mfu){price or ''}"
     if plan.examples % devices:
-        yield "NOTE", f"{plan.examples} examples do not divide over {devices} devices"
+        yield "NOTE", f"a batch of {plan.examples} examples does not divide over {devices} devices"
 
 
-def _rows_of(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str]]:
+def _run_rows(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str]]:
     shape, config = plan.shape, plan.shape.config
-    counted = "" if law.with_embeddings else " without embeddings, as the law counts"
+    note = "" if law.with_embeddings else " without embeddings, as in the law"
     layers = config.shown("num_layers")
-    read = f"{space.sequence_length:,}"
+    length = f"{space.sequence_length:,}"
     if config.family == "encoder_decoder":
-        read = f"{space.lengths.inputs:,} + {space.lengths.targets:,}"
+        length = f"{space.lengths.inputs:,} + {space.lengths.targets:,}"
     critical = critical_batch_size(plan.loss)
     rate = learning_rate(shape.without_embeddings)
     kaplan, deepseek = kaplan_learning_rate(shape.without_embeddings), deepseek_learning_rate(plan.flops)
     yield "law", law.source
-    yield "parameters", f"{large_number(shape.parameters)}, without embeddings {large_number(shape.without_embeddings)}"
-    yield "tokens", f"{large_number(plan.tokens)} of text, {plan.tokens / plan.size:.1f} a parameter{counted}"
+    yield "parameters", f"{large_number(shape.parameters)}; {large_number(shape.without_embeddings)} without embeddings"
+    yield "tokens", f"{large_number(plan.tokens)} of text, {plan.tokens / plan.size:.1f} per parameter{note}"
     yield (
         "FLOPs",
-        f"{plan.flops:.3g}; {shape.flops_per_token:.3g} a token, counted: "
-        f"{shape.flops_per_token / shape.parameters:.2f} a parameter",
+        f"{plan.flops:.3g} in total; {shape.flops_per_token:.3g} per token, which is "
+        f"{shape.flops_per_token / shape.parameters:.2f} per parameter and token",
     )
     yield (
         "architecture",
@@ -76,18 +76,19 @@ def _rows_of(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str]
     yield "published", published(shape)
     yield (
         "batch",
-        f"{plan.examples:,} examples of {read}: {large_number(plan.examples * space.lengths.raw)} tokens of text, "
-        f"{plan.examples * space.lengths.raw / critical:.0%} of the critical {large_number(critical)} "
+        f"{plan.examples:,} sequences of {length} tokens: {large_number(plan.examples * space.lengths.raw)} tokens of "
+        "text, "
+        f"{plan.examples * space.lengths.raw / critical:.0%} of the critical batch size {large_number(critical)} "
         "(Kaplan et al. 2020, equation 1.4)",
     )
     yield "steps", f"{plan.steps:,}"
     yield (
         "learning rate",
-        f"{rate:.2g} at the peak, of Adam (Kaplan et al. 2020, D.1: {kaplan:.2g}; Bi et al. 2024, 1: {deepseek:.2g})",
+        f"peak {rate:.2g}, for Adam (Kaplan et al. 2020, eq. D.1: {kaplan:.2g}; Bi et al. 2024, eq. 1: {deepseek:.2g})",
     )
     yield (
         "expected loss",
-        f"{plan.loss:.3f} nats a token{'' if law.family == config.family else ', of a ' + law.family}",
+        f"{plan.loss:.3f} nats per token{'' if law.family == config.family else ', for family ' + law.family}",
     )
 
 
@@ -95,16 +96,16 @@ def _caveat(family: str, law: LossLaw) -> str:
     if family == law.family:
         return ""
     return (
-        f"NOTE The constants of this law are those of the {_words(law.family)} family. The {_words(family)} family\n"
-        "predicts other targets: the losses here are not what its run will show, and its best share of parameters to\n"
-        "tokens may differ. The FLOPs are its own. Take N and D as a start; a grid of small runs and --fit=runs/*\n"
-        "give constants that are its own."
+        f"NOTE This law was measured on the {_hyphenated(law.family)} family. The {_hyphenated(family)} family\n"
+        "predicts other targets, so its losses will differ from the losses here, and its optimal ratio of parameters\n"
+        "to tokens may differ. The FLOPs are correct for this family. Use the result as a starting point. To measure\n"
+        "this family's own constants, train a grid of small runs and set --fit=runs/*."
     )
 
 
 def _neighbours(plan: Plan, space: Space, law: LossLaw) -> str:
-    """Tells of half and double N at the same FLOPs, and which share of them reaches as low a loss at its optimum."""
-    rows = [("", "parameters", "tokens", "tokens a parameter", "loss", "more", "worth")]
+    """Returns a table of half and double N at the same FLOPs, with the share of FLOPs that the optimum would need."""
+    rows = [("", "parameters", "tokens", "tokens per parameter", "loss", "more", "worth")]
     best = law.loss(plan.size, plan.flops / space.cost(law, plan.size))
     for name, factor in (("half", 0.5), ("this", 1.0), ("double", 2.0)):
         size = factor * plan.size
@@ -113,7 +114,10 @@ def _neighbours(plan: Plan, space: Space, law: LossLaw) -> str:
         worth = _worth(space, law, plan.flops, loss)
         amounts = large_number(size), large_number(tokens), f"{tokens / size:.1f}"
         rows.append((name, *amounts, f"{loss:.3f}", f"{loss - best:+.3f}", worth))
-    return "At the same FLOPs (worth: of the FLOPs, for this loss at the best size):\n" + text_table(rows, "<>")
+    return (
+        "Other sizes at the same FLOPs (more: loss above the optimum; worth: share of the FLOPs with which the best\n"
+        "size reaches this loss):\n" + text_table(rows, "<>")
+    )
 
 
 def _worth(space: Space, law: LossLaw, flops: float, loss: float) -> str:
@@ -125,7 +129,7 @@ def _worth(space: Space, law: LossLaw, flops: float, loss: float) -> str:
 
 
 def _other_laws(plan: Plan) -> str:
-    rows = [("law", "parameters", "tokens", "tokens a parameter", "loss")]
+    rows = [("law", "parameters", "tokens", "tokens per parameter", "loss")]
     for law in LAWS.values():
         size, tokens = law.optimum(plan.flops)
         loss = f"{law.loss(size, tokens):.3f}" if isinstance(law, LossLaw) else ""
@@ -133,20 +137,21 @@ def _other_laws(plan: Plan) -> str:
             loss = f"{kaplan_loss_by_flops(plan.flops):.3f}"
         rows.append((law.source, large_number(size), large_number(tokens), f"{tokens / size:.1f}", loss))
     lines = [
-        f"Published laws for a causal decoder at {plan.flops:.3g} FLOPs = 6 N D (Kaplan's N is without embeddings):",
+        f"Published laws for a causal decoder at {plan.flops:.3g} FLOPs = 6 N D (N: parameters, D: tokens; Kaplan's "
+        "N is without embeddings):",
         text_table(rows, "<>"),
     ]
     if plan.shape.config.family == "decoder":
         size, tokens = plan.shape.without_embeddings, plan.tokens
         lines.append(
-            f"The run above by Kaplan et al.: {kaplan_loss(size, tokens):.3f} by N and D, "
-            f"{kaplan_loss_by_parameters(size):.3f} by N alone, {kaplan_loss_by_tokens(tokens):.3f} by D alone."
+            f"Expected loss of the run above by Kaplan et al.: {kaplan_loss(size, tokens):.3f} from N and D, "
+            f"{kaplan_loss_by_parameters(size):.3f} from N alone, {kaplan_loss_by_tokens(tokens):.3f} from D alone."
         )
     return "\n".join(lines)
 
 
 def _command(plan: Plan, space: Space) -> str:
-    """Returns the command that trains it."""
+    """Returns the command that trains the optimal run."""
     config, recipe = plan.shape.config, space.recipe
     model = {name: getattr(config, name) for name in ("num_layers", "d_model", "d_ff", "num_heads")}
     model |= {name: getattr(config, name) for name in ("num_kv_heads", "head_dim") if getattr(config, name)}
@@ -157,14 +162,16 @@ def _command(plan: Plan, space: Space) -> str:
         "data.sequence_length": space.sequence_length,
         "train.steps": plan.steps,
         "train.global_batch_size": plan.examples,
-        # to a tenth over the steps of the run, no more and no fewer (Hoffmann et al. 2022, section 3.1)
+        # decays to a tenth exactly over the steps of the run (Hoffmann et al. 2022, section 3.1)
         "schedule": f'"WarmupCosine(warmup_steps={min(2000, plan.steps // 20)}, final_fraction=0.1)"',
     }
     lines = [f"--config.{name}={value}" for name, value in fields.items()]
-    notes = ["FineWeb is from the Hugging Face hub. Your own text: --config.data.source=\"TextFiles(path='FOLDER')\"."]
+    notes = [
+        "FineWeb is on the Hugging Face Hub. For your own text: --config.data.source=\"TextFiles(path='FOLDER')\"."
+    ]
     if recipe.relative_rate:
         notes.append(
-            "Its optimizer scales a step by the size of its matrix: the config's own rate is kept, not Adam's."
+            "The optimizer of this config scales updates by the size of the matrix, so its own learning rate stays."
         )
     else:
         rate = learning_rate(plan.shape.without_embeddings)
@@ -174,10 +181,10 @@ def _command(plan: Plan, space: Space) -> str:
 
 
 def _fineweb(tokens: float) -> HuggingFace:
-    """Returns the smallest part of FineWeb (Penedo et al. 2024) that need not be read twice for so many tokens."""
+    """Returns the smallest sample of FineWeb (Penedo et al. 2024) with at least `tokens` tokens, else all of it."""
     name = next((name for size, name in _FINEWEB if size >= tokens), None)
     return HuggingFace(path="HuggingFaceFW/fineweb", name=name, streaming=True)
 
 
-def _words(family: str) -> str:
+def _hyphenated(family: str) -> str:
     return family.replace("_", "-")

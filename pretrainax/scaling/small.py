@@ -1,7 +1,7 @@
-"""Scales the run of a paper down to a laptop: its architecture, its objective and its optimizer, at other sizes.
+"""Scales a paper's run down to a laptop, with the same architecture, objective and optimizer.
 
-`configs/gpt2.py:tiny` is `configs/gpt2.py` with fewer and narrower layers, a vocabulary of 8,192 learnt from the text,
-shorter rows and fewer steps. What is exported of it is an ordinary model of its class in transformers. Parameters:
+`configs/gpt2.py:tiny` is `configs/gpt2.py` with fewer and narrower layers, a vocabulary of 8,192 learned from the text,
+shorter rows and fewer steps. An export is an ordinary model of its class in transformers. Numbers of parameters:
 
 | | layers | width | GPT-2 | LLaMA | BERT | ModernBERT | T5 |
 | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -17,21 +17,21 @@ from typing import NamedTuple
 from pretrainax.config import AUTO, Experiment, UserError
 from pretrainax.optim import WarmupStableDecay
 
-VOCABULARY = 8192  # pieces to learn, for which 1 MB of text is enough
+VOCABULARY = 8192  # pieces to learn; 1 MB of text is enough
 
 
 class Size(NamedTuple):
     """The sizes of a model, and of the run that trains it."""
 
     num_layers: int  # of each stack
-    d_model: int  # of which a head has 64; a feed-forward 4 times as many, 2 times where it is gated
+    d_model: int  # heads have 64; the feed-forward layer 4 times as many, 2 times if gated
     sequence_length: int
-    steps: int  # of 32 rows
+    steps: int  # with 32 rows each
     learning_rate: float
 
 
-# tiny and mini are two of BERT's small shapes (Turc et al. 2019, arXiv 1908.08962, table 1), midi is that of nanoGPT's
-# model of characters. No model was published as "midi"; T5 and ELECTRA have each a "small" of another size.
+# tiny and mini are two of BERT's small shapes (Turc et al. 2019, arXiv 1908.08962, table 1); midi is the shape of
+# nanoGPT's character model. No published model is called "midi"; "small" models of T5 and ELECTRA have other sizes.
 SIZES = {
     "tiny": Size(2, 128, 128, 1_000, 1e-3),
     "mini": Size(4, 256, 256, 2_000, 1e-3),
@@ -40,22 +40,22 @@ SIZES = {
 
 
 def with_small_sizes(get_config: Callable[[str], Experiment]) -> Callable[[str], Experiment]:
-    """Returns `get_config` with the variants of SIZES beside its own: its default run, scaled down."""
+    """Adds the variants of SIZES to `get_config`; they scale down its default run."""
 
     @functools.wraps(get_config)
-    def with_them(variant: str = "") -> Experiment:
+    def get_config_or_small(variant: str = "") -> Experiment:
         if variant in SIZES:
             return scale_down(get_config(""), SIZES[variant])
         try:
             return get_config(variant)
         except UserError as e:
-            raise UserError(f"{e}; small ones for a laptop: {', '.join(SIZES)}") from e
+            raise UserError(f"{e}; small variants for a laptop: {', '.join(SIZES)}") from e
 
-    return with_them
+    return get_config_or_small
 
 
 def scale_down(run: Experiment, size: Size) -> Experiment:
-    """Returns `run`, of a paper, with other sizes, which are set in its parts, and without its phases."""
+    """Sets the sizes of a paper's `run` in place, removes its phases, and returns it."""
     model, every = run.model, size.steps // 10
     model.parts = tuple(part.scaled(size.d_model, model.d_model) for part in model.parts)
     model.vocab_size, model.num_layers, model.d_model = AUTO, size.num_layers, size.d_model
@@ -65,7 +65,7 @@ def scale_down(run: Experiment, size: Size) -> Experiment:
         model.position.max_length = AUTO
     run.tokenizer.vocab_size = VOCABULARY
     run.data.sequence_length = size.sequence_length
-    if not run.optimizer.is_relative:  # such a rate fits every size
+    if not run.optimizer.is_relative:  # a relative rate suits every size
         run.optimizer.learning_rate = size.learning_rate
     run.schedule.warmup_steps = every
     if isinstance(run.schedule, WarmupStableDecay):

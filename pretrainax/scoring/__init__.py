@@ -1,1 +1,1 @@
-"""Says how good a model is: how likely it finds texts, spans of them that all families can be asked for, and tasks."""
+"""Evaluates a model: likelihoods of documents, of spans that all families can predict, and zero-shot tasks."""

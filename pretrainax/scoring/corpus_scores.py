@@ -1,4 +1,4 @@
-"""Perplexity, bits per token and bits per byte of a source of text, each with its standard error over documents."""
+"""Computes perplexity, bits per token and bits per byte of a text source, with standard errors over documents."""
 
 import collections
 import itertools
@@ -18,7 +18,7 @@ from pretrainax.scoring.questions import AS_IN_TRAINING, Method, Scoring, method
 from pretrainax.scoring.results import Result, ratio
 
 SPLITS = {"valid": "validation split", "train": "training split", "all": "both splits"}
-Watch = Callable[[Iterable[Document]], Iterable[Document]]  # passes documents on, and shows how many there were
+Watch = Callable[[Iterable[Document]], Iterable[Document]]  # passes documents on and shows their count
 
 
 def score_source(
@@ -29,18 +29,19 @@ def score_source(
     scoring: Scoring = AS_IN_TRAINING,
     watch: Watch = iter,
 ) -> list[Result]:
-    """Returns the figures of a model on a source: of each part where it is a mixture, then of all of them together.
+    """Returns the scores of a model on a source; for a mixture first of each part, then of all parts together.
 
-    They are of the text alone, without the ends of documents that a run's own validation counts too. An encoder's are
-    of its pseudo-log-likelihood and begin with "pseudo_", those of a model that fills holes with "target_".
+    Scores cover only the text, without the ends of documents that a run's own validation also counts. The metrics of
+    an encoder are pseudo-log-likelihoods; their names begin with "pseudo_". With a denoising model they begin with
+    "target_".
 
     Args:
-      split: "valid", "train", or "all": both.
-      documents: at most so many of each part, the first ones; None: all.
-      watch: sees the documents of each part go by.
+      split: "valid", "train", or "all" for both.
+      documents: maximum number of documents of each part, from the start; None: all.
+      watch: passes on the documents of each part, for a progress display.
 
     Raises:
-      UserError: no text there, or one that the model cannot be asked about.
+      UserError: there is no text, or the model cannot score a text.
     """
     method = method_of(loaded, scoring)
     parts = source.components()
@@ -49,13 +50,13 @@ def score_source(
     how = "; ".join(filter(None, (method.counted, method.explanation)))
     results = []
     if len(parts) > 1:
-        for part, of_part in zip(parts, counted, strict=True):
-            results += of_part.results(method.prefix, name, how, str(part))
+        for part, totals in zip(parts, counted, strict=True):
+            results += totals.results(method.prefix, name, how, str(part))
     return results + _together(counted).results(method.prefix, name, how)
 
 
 def read_source(text: str, experiment: Experiment) -> Source:
-    """Returns the source that --source names; UserError for none that can be read, whose fields it calls --source.…"""
+    """Returns the source that --source names; raises UserError, with the field as --source.…, for an invalid source."""
     source = Source.parse(text)
     source.config_path = "--source"
     if problems := list(source.problems(experiment)):
@@ -64,24 +65,24 @@ def read_source(text: str, experiment: Experiment) -> Source:
 
 
 class _Counted(NamedTuple):
-    """Holds what the documents of a part cost."""
+    """Negative log-likelihoods and sizes of the D documents of a part."""
 
     nats: np.ndarray  # [D] float64
-    tokens: np.ndarray  # [D] that were predicted
-    bytes: np.ndarray  # [D] of the text of these
-    other: collections.Counter[str]  # what was left out, or done otherwise
+    tokens: np.ndarray  # [D] predicted tokens
+    bytes: np.ndarray  # [D] bytes of the predicted text
+    other: collections.Counter[str]  # counts of skipped documents and other exceptions
 
     def results(self, prefix: str, source: str, how: str, part: str = "") -> list[Result]:
         per_token, per_byte = ratio(self.nats, self.tokens), ratio(self.nats, self.bytes)
-        perplexity = math.exp(min(per_token.value, 700.0))  # the largest whose exponential a float64 holds is 709
-        figures = {
-            "perplexity": per_token.times(perplexity)._replace(value=perplexity),  # its slope is itself
+        perplexity = math.exp(min(per_token.value, 700.0))  # float64 overflows above exp(709)
+        metrics = {
+            "perplexity": per_token.times(perplexity)._replace(value=perplexity),  # d exp(x) / dx = exp(x)
             "bits_per_token": per_token.times(1 / math.log(2)),
             "bits_per_byte": per_byte.times(1 / math.log(2)),
         }
         counts = {"documents": len(self.nats), "tokens": int(self.tokens.sum()), "bytes": int(self.bytes.sum())}
         counts |= {name: count for name, count in sorted(self.other.items()) if count}
-        return [Result(source, prefix + name, *of, counts, how, part) for name, of in figures.items()]
+        return [Result(source, prefix + name, *value, counts, how, part) for name, value in metrics.items()]
 
 
 def _count(
@@ -101,20 +102,20 @@ def _count(
     for answer in answers(loaded, questions()):
         nats[answer.number] += answer.nats
         tokens[answer.number] += answer.tokens
-    there = [number for number in range(len(sizes)) if tokens[number]]
-    other["documents with nothing to predict left out"] = len(sizes) - len(there)
+    scored = [number for number in range(len(sizes)) if tokens[number]]
+    other["documents with nothing to predict left out"] = len(sizes) - len(scored)
     other.update({f"{reason} skipped": count for reason, count in skipped.items()})
-    if not there:
+    if not scored:
         seen = ", ".join(f"{count:,} {reason}" for reason, count in other.items() if count) or "no document"
         raise UserError(
-            f"{source} holds no text to score ({SPLITS[split]}: {seen}); --split={'|'.join(SPLITS)} says which part"
+            f"{source} holds no text to score ({SPLITS[split]}: {seen}); select a split with --split={'|'.join(SPLITS)}"
         )
-    arrays = ([by_number[i] for i in there] for by_number in (nats, tokens, sizes))
+    arrays = ([by_number[i] for i in scored] for by_number in (nats, tokens, sizes))
     return _Counted(*map(np.array, arrays), other)
 
 
 def documents_of(source: Source, split: str, skipped: collections.Counter) -> Iterator[Document]:
-    """Yields the documents of a split that hold text."""
+    """Yields the non-empty documents of a split."""
     for name in ("train", "valid") if split == "all" else (split,):
         for shard in source.shards(name):
             for document in source.read(shard, skipped):

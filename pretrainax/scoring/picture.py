@@ -1,4 +1,4 @@
-"""Draws figures of a model over its training, in the style of curves.png."""
+"""Plots the scores of a model over its training, in the style of curves.png."""
 
 import itertools
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import matplotlib
 import numpy as np
 
-matplotlib.use("Agg")  # draws without a screen
+matplotlib.use("Agg")  # needs no display
 
 from matplotlib import figure, ticker  # noqa: E402
 
@@ -14,13 +14,13 @@ from pretrainax.reporting import curves  # noqa: E402
 from pretrainax.scoring.results import Result, name_among  # noqa: E402
 
 _COLORS = (curves.TRAINING, curves.VALIDATION, curves.RATE, curves.NORM, curves.INK, curves.FAINT)
-_COLUMNS = 3  # of panels, at most
+_COLUMNS = 3  # maximum panels side by side
 _WIDTH, _HEIGHT, _LINE = 4.5, 3.3, 0.24  # of a panel and of a line of text, in inches
-_LONGEST = 130  # characters of a line
+_MAX_CHARACTERS = 130  # of a line
 
 
 def draw(path: str, results: Sequence[Result], title: str) -> None:
-    """Draws a panel for each measure, a curve in it for each source and part; bars are two standard errors each way.
+    """Draws a panel for each measure, with a curve for each source and part; error bars are two standard errors.
 
     Args:
       results: of several checkpoints, each with its step.
@@ -31,8 +31,8 @@ def draw(path: str, results: Sequence[Result], title: str) -> None:
     lines = [*((source, curves.FAINT) for source in sources if len(sources) == 1), *(n for n in names.items() if n[0])]
     columns = min(len(measures), _COLUMNS)
     rows = -(-len(measures) // columns)
-    head = 0.7 + _LINE * len(lines)
-    height = _HEIGHT * rows + head
+    header = 0.7 + _LINE * len(lines)
+    height = _HEIGHT * rows + header
     with matplotlib.rc_context(curves.STYLE):
         picture = figure.Figure(figsize=(max(_WIDTH * columns, 9), height), dpi=150)
         panels = picture.subplots(rows, columns, squeeze=False).ravel()
@@ -47,10 +47,10 @@ def draw(path: str, results: Sequence[Result], title: str) -> None:
             panel.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
             panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=5))
             panel.grid(axis="x", visible=False)
-        picture.tight_layout(rect=(0, 0, 1, 1 - head / height))
+        picture.tight_layout(rect=(0, 0, 1, 1 - header / height))
         picture.text(0.012, 1 - 0.35 / height, title, fontsize=16, weight="bold", va="center", parse_math=False)
         for number, (line, color) in enumerate(lines):
-            text = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+            text = line if len(line) <= _MAX_CHARACTERS else f"{line[: _MAX_CHARACTERS - 1]}…"
             picture.text(0.012, 1 - (0.7 + _LINE * number) / height, text, color=color, va="center", parse_math=False)
         picture.savefig(path, facecolor="white")
 

@@ -1,7 +1,8 @@
-"""Turns a text into what a model is asked about it: examples, in which the weights say which predictions count.
+"""Turns a text into examples that a model can score; `loss_weights` select the predictions that count.
 
-A decoder is asked for each token from those before it, an encoder for each token from all others, a model that fills
-holes for what was in them. Which of it is done follows from the model's family and its objective: `method_of`.
+A decoder predicts each token from the tokens before it. An encoder predicts each token from all other tokens. A
+denoising model predicts the tokens that its objective removes. `method_of` selects the method from the family and the
+objective of the model.
 """
 
 import dataclasses
@@ -26,33 +27,33 @@ from pretrainax.inference.loaded import LoadedModel, check_language_model
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """Says how texts are scored; a field that does nothing for a model's family is refused when it is set."""
+    """Scoring options; a model raises UserError for an option that has no effect on its family."""
 
     context: Optional[int] = None  # tokens that the model reads at a time; None: see `context_of`
     stride: Optional[int] = None  # decoders: tokens between the starts of two windows; None: half the context
-    by_word: bool = False  # encoders: of a word in several tokens, those after the one that is asked for are masked too
-    seed: Optional[int] = None  # models that fill holes: of the holes; None: 0
+    by_word: bool = False  # encoders: also masks the following tokens of the same word
+    seed: Optional[int] = None  # denoising models: seed of the corruption; None: 0
 
 
 AS_IN_TRAINING = Scoring()
 
 
 class Asked(NamedTuple):
-    """Holds what a model is asked about one text."""
+    """The examples that score one text."""
 
-    examples: Iterable[Example]  # not padded; `loss_weights` are 1 where a prediction counts, else 0
-    bytes: int  # of UTF-8, of the text that is predicted
-    unknown: int = 0  # tokens that stand for what the vocabulary lacks: their likelihood is not that of the text
-    pieces: int = 1  # each asked about without the others
-    is_cut: bool = False  # a side of a pair is too long
+    examples: Iterable[Example]  # not padded; `loss_weights` are 1 for predictions that count, else 0
+    bytes: int  # of UTF-8, of the predicted text
+    unknown: int = 0  # unknown tokens; their likelihood is not the likelihood of the text
+    pieces: int = 1  # scored independently of each other
+    is_cut: bool = False  # source or target of a pair is truncated
 
 
 class Method:
-    """Is a way to score texts. `counted` says which, for people."""
+    """Base of the scoring methods. `counted` describes the method to users."""
 
-    prefix: ClassVar[str] = ""  # of the names of its figures: where they are no likelihood of the whole text
-    explanation: ClassVar[str] = ""  # what is given instead
-    options: ClassVar[tuple[str, ...]] = ()  # fields of `Scoring` that it heeds, beside the context
+    prefix: ClassVar[str] = ""  # of metric names, if the metrics are not a likelihood of the whole text
+    explanation: ClassVar[str] = ""  # meaning of these metrics
+    options: ClassVar[tuple[str, ...]] = ()  # supported fields of `Scoring`, in addition to the context
     counted: str
 
     def __init__(self, loaded: LoadedModel, scoring: Scoring):
@@ -67,13 +68,13 @@ class Method:
         self.context = context_of(loaded, scoring.context)
         self.limit = f", at most {self.context:,} tokens at a time"  # for `counted`
 
-    manner: ClassVar[str]  # of `counted`, without the numbers
+    manner: ClassVar[str]  # the start of `counted`, without numbers
 
     def ask(self, document: Document) -> Asked:
-        """Returns what the model is asked about a text, or a pair of source and target."""
+        """Returns the examples for a text, or for a pair of source and target."""
         if isinstance(document, tuple):
             raise UserError(
-                f"a pair of source and target needs a model that reads pairs, and this one is scored {self.manner}: "
+                f"a pair of source and target needs a model that reads pairs, but this model is scored {self.manner}: "
                 "give texts"
             )
         text = document if isinstance(document, str) else document.decode()
@@ -87,10 +88,10 @@ class Method:
 
 
 class LeftToRight(Method):
-    """Asks for each token from those before it.
+    """Predicts each token from the tokens before it.
 
-    A text that is longer than the context is read in windows that overlap, and each token is predicted once, in a
-    window that begins at least `context - stride` tokens before it.
+    A text that is longer than the context is read in overlapping windows. Each token is predicted once, in a window
+    that begins at least `context - stride` tokens before it.
     """
 
     options = ("stride",)
@@ -101,18 +102,18 @@ class LeftToRight(Method):
         self.stride = (self.context + 1) // 2 if scoring.stride is None else scoring.stride
         if not 1 <= self.stride <= self.context:
             raise UserError(
-                f"stride={self.stride}: it must be from 1, the most context for each token, to {self.context}, the "
-                "context, which takes the least time"
+                f"stride={self.stride}: it must be from 1, for the most context of each token, to {self.context}, the "
+                "context, for the least compute"
             )
         self.start = start_token(loaded)
-        given = "" if self.start is not None else ", the first token given"
-        self.counted = f"{self.manner}, in windows of {self.context:,} tokens every {self.stride:,}{given}"
+        first_token = "" if self.start is not None else ", the first token given"
+        self.counted = f"{self.manner}, in windows of {self.context:,} tokens every {self.stride:,}{first_token}"
         self._spellings = self.tokenizer.spellings()
 
     def _about(self, text, ids):
         size = len(text.encode())
         if self.start is None and len(ids):
-            first = self._spellings[ids[0]]  # of which some tokenizers put a space before each text
+            first = self._spellings[ids[0]]  # some tokenizers put a space before each text
             size -= min(len(first if text[:1].isspace() else first.removeprefix(b" ")), size)
         return Asked(self._windows(ids), size, self._unknown(ids))
 
@@ -128,16 +129,16 @@ class LeftToRight(Method):
 
 
 class PseudoLikelihood(Method):
-    """Asks for each token from all others, masked alone (Salazar et al. 2020, section 2.1).
+    """Predicts each token from all others, with only this token masked (Salazar et al. 2020, section 2.1).
 
-    `by_word` also masks what follows of its word, by which a word of several tokens is not given away by its end (Kauf
-    and Ivanova 2023: PLL-word-l2r).
+    `by_word` also masks the following tokens of the same word, so that the end of a word does not give away its
+    beginning (Kauf and Ivanova 2023: PLL-word-l2r).
     """
 
     prefix = "pseudo_"
     explanation = (
-        "an encoder gives no probability of a text, hence no perplexity; pseudo_ figures are of each token given all "
-        "others (Salazar et al. 2020), and compare with those of encoders alone"
+        "an encoder has no probability of a text and no perplexity; pseudo_ metrics predict each token from all others "
+        "(Salazar et al. 2020) and are comparable only among encoders"
     )
     options = ("by_word",)
     manner = "pseudo-log-likelihood"
@@ -145,7 +146,7 @@ class PseudoLikelihood(Method):
     def __init__(self, loaded: LoadedModel, scoring: Scoring):
         super().__init__(loaded, scoring)
         if missing := [name for name in ("cls", "sep", "mask") if getattr(self.vocabulary, name) is None]:
-            raise UserError(f"{loaded.origin}: the tokenizer has no {', '.join(missing)}, by which an encoder is asked")
+            raise UserError(f"{loaded.origin}: the tokenizer has no {', '.join(missing)}; encoders need it for scoring")
         if self.context < 3:
             raise UserError(f"context={self.context}: a token between [CLS] and [SEP] needs at least 3")
         self._words = WholeWords().bind(self.tokenizer) if scoring.by_word else None
@@ -155,34 +156,34 @@ class PseudoLikelihood(Method):
 
     @property
     def longest(self) -> int:
-        """Returns how many tokens a text may have, to be asked about as a whole."""
+        """Returns the maximum number of tokens of a text that is scored as a whole."""
         return self.context - 2
 
     def _about(self, text, ids):
         pieces = [ids[i : i + self.longest] for i in range(0, len(ids), self.longest)]
-        asked = (example for piece in pieces for example in self._masked(piece))
-        return Asked(asked, len(text.encode()), self._unknown(ids), max(len(pieces), 1))
+        examples = (example for piece in pieces for example in self._masked(piece))
+        return Asked(examples, len(text.encode()), self._unknown(ids), max(len(pieces), 1))
 
     def _masked(self, piece: np.ndarray) -> Iterator[Example]:
         row = np.concatenate([[self.vocabulary.cls], piece, [self.vocabulary.sep]]).astype(np.int32)
         begins = np.ones(len(row), bool) if self._words is None else self._words.starts(row)
         begins[-1] = True
         starts = np.flatnonzero(begins)
-        for place in range(1, len(row) - 1):
-            yield masked_example(row, place, starts[starts > place][0], self.vocabulary.mask)
+        for position in range(1, len(row) - 1):
+            yield masked_example(row, position, starts[starts > position][0], self.vocabulary.mask)
 
 
 class Targets(Method):
-    """Asks for the targets that the model's objective makes of a text, or for the target of a pair.
+    """Predicts the targets that the model's objective makes from a text, or the target of a pair.
 
-    Holes follow from seed and text. Sentinels and ends are predicted too, and have no bytes: they say how long what was
-    dropped is.
+    Seed and text determine the corruption. The predictions include sentinels and end tokens, which have no bytes: they
+    encode the lengths of the removed spans.
     """
 
     prefix = "target_"
     explanation = (
-        "target_ figures are of what the objective drops, given what it leaves: they compare with models of the same "
-        "objective alone"
+        "target_ metrics predict what the objective removes from what it leaves; they are comparable only among models "
+        "of the same objective"
     )
     options = ("seed",)
     manner = "by the targets of its objective"
@@ -195,12 +196,12 @@ class Targets(Method):
         self.of_pairs = [o for _, o in objective.components(pairs=True) if o.unit == "pairs"]
         start = objective.components()[0][1].decoder_start(self.vocabulary)
         if not self.of_pairs and loaded.experiment.model.family == "encoder_decoder" and start == self.vocabulary.pad:
-            self.of_pairs = [SequenceToSequence()]  # whose format T5's pretraining has too
+            self.of_pairs = [SequenceToSequence()]  # the same format as T5's pretraining
         name = type(objective).__name__
         if not self.of_text and not self.of_pairs:
             raise UserError(
-                f"{loaded.origin} was trained by {name}, on records: python -m pretrainax.evaluate without --source "
-                "gives its figures"
+                f"{loaded.origin} was trained by {name}, on records: use python -m pretrainax.evaluate without "
+                "--source for its metrics"
             )
         self.counted = f"{self.manner}, {name}" + (f", seed {self.seed}" if self.of_text else "") + self.limit
         self._name = name
@@ -214,28 +215,28 @@ class Targets(Method):
         rng = np.random.default_rng([self.seed % 2**64, zlib.crc32(ids.tobytes())])
         weights = np.array([weight for weight, _ in self.of_text])
         examples = []
-        while len(ids) > 1:  # of one token nothing can be dropped and something left
+        while len(ids) > 1:  # corruption needs a token to remove and a token to leave
             objective = self.of_text[rng.choice(len(weights), p=weights / weights.sum())][1]
             piece = ids[: objective.lengths(self.context).raw]
             ids = ids[len(piece) :]
             room = max(min(self.context, len(piece) + 2), objective.shortest)
-            objective.check_vocabulary(self.vocabulary, room)  # of sentinels enough for so long a text
+            objective.check_vocabulary(self.vocabulary, room)  # raises UserError if it has too few sentinels
             examples.append(self._example(objective, piece, np.array([len(piece)]), rng))
         unknown = sum(self._unknown(example["targets"][example["loss_weights"] > 0]) for example in examples)
         return Asked(examples, sum(map(self._bytes, examples)), unknown, max(len(examples), 1))
 
     def _about_pair(self, source: str, target: str) -> Asked:
         if not self.of_pairs:
-            raise UserError(f"this model was trained by {self._name}, which knows no pairs: give texts")
+            raise UserError(f"this model was trained by {self._name}, which does not support pairs: give texts")
         (objective,) = self.of_pairs[:1]
         sides = [np.append(ids, self.vocabulary.separator) for ids in self.tokenizer.encode_batch([source, target])]
         rooms = objective.pair_room(objective.lengths(self.context))
-        kept = [s if len(s) <= room else np.append(s[: room - 1], s[-1]) for s, room in zip(sides, rooms, strict=True)]
-        is_cut = any(len(a) < len(b) for a, b in zip(kept, sides, strict=True))
-        both = np.concatenate(kept).astype(np.int32)
-        example = self._example(objective, both, np.cumsum([len(side) for side in kept]), np.random.default_rng(0))
+        cut = [s if len(s) <= room else np.append(s[: room - 1], s[-1]) for s, room in zip(sides, rooms, strict=True)]
+        is_cut = any(len(a) < len(b) for a, b in zip(cut, sides, strict=True))
+        both = np.concatenate(cut).astype(np.int32)
+        example = self._example(objective, both, np.cumsum([len(side) for side in cut]), np.random.default_rng(0))
         size = self._bytes(example) if is_cut else len(target.encode())
-        return Asked([example], size, self._unknown(kept[1]), is_cut=is_cut)
+        return Asked([example], size, self._unknown(cut[1]), is_cut=is_cut)
 
     def _example(self, objective: Objective, ids: np.ndarray, parts: np.ndarray, rng: np.random.Generator) -> Example:
         return objective.example(Text(ids, np.ones(len(ids), np.int32), parts), rng, self.vocabulary)
@@ -245,13 +246,13 @@ class Targets(Method):
 
 
 def method_of(loaded: LoadedModel, scoring: Scoring) -> Method:
-    """Returns how texts are scored by a model; UserError for one that says no token, or options out of range."""
+    """Returns the scoring method of a model; raises UserError for models without tokens to predict and bad options."""
     family, model = loaded.experiment.model.family, loaded.experiment.model
     check_language_model(loaded)
     if model.replaced_token_head and model.generator is None:
         raise UserError(
-            f"{loaded.origin} says of tokens whether they were replaced (ELECTRA's discriminator), and never which "
-            "token stands where: it cannot score a text"
+            f"{loaded.origin} predicts only if tokens were replaced (ELECTRA's discriminator), not the tokens "
+            "themselves: it cannot score a text"
         )
     if family == "encoder":
         return PseudoLikelihood(loaded, scoring)
@@ -261,21 +262,21 @@ def method_of(loaded: LoadedModel, scoring: Scoring) -> Method:
 
 
 def causal_example(before: np.ndarray, answer: np.ndarray, sees_prefix: bool = False) -> Example:
-    """Asks for `answer` after `before`, which is seen from both sides where the model is a prefix LM."""
+    """Returns an example that predicts `answer` after `before`; a prefix LM reads `before` bidirectionally."""
     tokens = np.concatenate([before, answer])
-    places = np.arange(len(tokens) - 1, dtype=np.int32)
+    positions = np.arange(len(tokens) - 1, dtype=np.int32)
     return {
         "tokens": tokens[:-1],
         "targets": tokens[1:],
-        "segment_ids": np.ones_like(places),
-        "positions": places,
-        "loss_weights": (places >= len(before) - 1).astype(np.float32),
-        **({"prefix_mask": (places < len(before)).astype(np.int32)} if sees_prefix else {}),
+        "segment_ids": np.ones_like(positions),
+        "positions": positions,
+        "loss_weights": (positions >= len(before) - 1).astype(np.float32),
+        **({"prefix_mask": (positions < len(before)).astype(np.int32)} if sees_prefix else {}),
     }
 
 
 def masked_example(row: np.ndarray, place: int, end: int, mask: int) -> Example:
-    """Asks for the token at `place` of a row, where it and those before `end` are masks."""
+    """Returns an example that predicts the token at `place` of a row, with masks from `place` to `end` - 1."""
     tokens = row.copy()
     tokens[place:end] = mask
     return {
@@ -290,9 +291,9 @@ def masked_example(row: np.ndarray, place: int, end: int, mask: int) -> Example:
 
 
 def context_of(loaded: LoadedModel, wanted: Optional[int] = None) -> int:
-    """Returns how many tokens the model reads at a time: those that are wanted, or as many as in training.
+    """Returns the number of tokens that the model reads at a time: `wanted`, or by default the training length.
 
-    Nothing says how many those were of a model of others: it is as many as it has positions.
+    Imported models do not record their training length. Their default is the number of their positions.
     """
     most, trained = longest(loaded), loaded.experiment.data.sequence_length
     if wanted is None:
@@ -305,7 +306,7 @@ def context_of(loaded: LoadedModel, wanted: Optional[int] = None) -> int:
 
 
 def start_token(loaded: LoadedModel) -> Optional[int]:
-    """Returns the id that stands before a text that is scored; None for none: its first token is given."""
+    """Returns the id before a scored text; None if there is none, so that the first token is not predicted."""
     return next(iter(before_text(loaded.experiment, loaded.tokenizer.vocabulary, is_needed=True)), None)
 
 

@@ -1,4 +1,4 @@
-"""The figures of a task on a source of records: what the head of a model answers to each, beside their labels."""
+"""Computes the metrics of a task on a source of records, from the outputs of the model's head and the labels."""
 
 import collections
 import itertools
@@ -24,30 +24,32 @@ def score_records(
     records: Optional[int] = None,
     watch: Watch = iter,
 ) -> list[Result]:
-    """Returns the figures of a task on a source, as a validation has them; without the loss.
+    """Returns the metrics of a task on a source, as in a validation, but without the loss.
 
     Args:
-      experiment: whose objective is the task, and whose rows are read.
-      split: "valid", "train", or "all": both.
-      records: at most so many, the first ones; None: all.
-      watch: sees them go by.
+      experiment: its objective is the task; its rows have the length to use.
+      split: "valid", "train", or "all" for both.
+      records: maximum number of records, from the start; None: all.
+      watch: passes on the records, for a progress display.
 
     Raises:
-      UserError: no head of a task, no record there, or a broken one.
+      UserError: the model has no head for the task, or there is no valid record.
     """
     task, skipped, cut = task_of(loaded, experiment), collections.Counter(), 0
-    found = watch(itertools.islice(documents_of(source.reading(task), split, skipped), records))
+    documents = watch(itertools.islice(documents_of(source.reading(task), split, skipped), records))
     answers, notes, count = [], [], 0
-    of_task = (record for record in found if isinstance(record, Record) and not task.leaves_out(record))
-    for each in answer(loaded, task, of_task, even=True):
+    task_records = (item for item in documents if isinstance(item, Record) and not task.leaves_out(item))
+    for each in answer(loaded, task, task_records, even=True):
         answers.append(each.answers)
         notes += each.notes
         count, cut = count + 1, cut + each.is_cut
     if not count:
         seen = "".join(f", {number:,} {reason}" for reason, number in skipped.items() if number)
-        raise UserError(f"{source} holds no record ({SPLITS[split]}{seen}); --split={'|'.join(SPLITS)} says which part")
+        raise UserError(
+            f"{source} holds no record ({SPLITS[split]}{seen}); select a split with --split={'|'.join(SPLITS)}"
+        )
     whole = jax.tree.map(lambda *parts: np.concatenate(parts), *answers)
     counts = {"records": count, "records cut short": cut} if cut else {"records": count}
     counts |= {f"{reason} skipped": number for reason, number in skipped.items()}
     name, how = f"{source}, {SPLITS[split]}", f"{type(task).__name__}, as in a run's own validation"
-    return [Result(name, figure, value, None, counts, how) for figure, value in task.metrics(whole, notes).items()]
+    return [Result(name, metric, value, None, counts, how) for metric, value in task.metrics(whole, notes).items()]

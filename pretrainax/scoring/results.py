@@ -1,4 +1,4 @@
-"""Numbers that a model got: each with its standard error and what it was counted on, as a table and as a file."""
+"""Evaluation results with standard errors and counts, as tables and as JSON files."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from pretrainax.reporting.tables import text_table
 
 
 class Estimate(NamedTuple):
-    """Holds a number, and the standard deviation of its error; None where that cannot be told."""
+    """A value and its standard error; None if the error is unknown."""
 
     value: float
     standard_error: Optional[float]
@@ -25,10 +25,11 @@ class Estimate(NamedTuple):
 
 
 def ratio(sums: Sequence[float] | np.ndarray, counts: Sequence[float] | np.ndarray) -> Estimate:
-    """Returns the sum of all over the count of all, with its standard error over the documents that are drawn.
+    """Returns the sum of `sums` over the sum of `counts`, with its standard error over sampled documents.
 
-    Documents with more tokens say more, and their number is drawn too: the ratio estimator of survey sampling (Cochran
-    1977, Sampling Techniques, section 6.4). One document has no standard error; with counts of 1 it is that of a mean.
+    Longer documents have more weight, and their lengths are random too: this is the ratio estimator of survey sampling
+    (Cochran 1977, Sampling Techniques, section 6.4). One document has no standard error. With counts of 1 the result is
+    a mean and its standard error.
 
     Args:
       sums, counts: of each document, [D].
@@ -44,35 +45,35 @@ def ratio(sums: Sequence[float] | np.ndarray, counts: Sequence[float] | np.ndarr
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Holds one number that a model got."""
+    """One measured value of a model."""
 
-    source: str  # what it was asked: a source of text, a task
+    source: str  # the evaluation data: a source of text, or a task
     measure: str  # "bits_per_byte"
     value: float
-    standard_error: Optional[float]  # over documents, or questions; None: not known
-    counts: dict[str, int]  # {"documents": 12, "tokens": 3400, …}, and what was left out
+    standard_error: Optional[float]  # over documents or questions; None: unknown
+    counts: dict[str, int]  # {"documents": 12, "tokens": 3400, …}, and counts of skipped items
     how: str  # "left to right, …"
-    part: str = ""  # of the source; "": all of it
+    part: str = ""  # of the source; "": the whole source
     origin: str = ""  # of the model: "runs/mine, step 2,000"
     step: Optional[int] = None
 
 
 def results_table(results: Sequence[Result]) -> str:
-    """Returns a line for each result, what stands in the line before left out; below, how they were counted."""
-    rows, before = [("", "", "value", "±", "of")], None
+    """Returns a table with a row for each result, without repeated cells, and below it the methods of measurement."""
+    rows, previous = [("", "", "value", "±", "of")], None
     for r in results:
-        here = name_among(r, results), _counts(r)
+        labels = name_among(r, results), _counts(r)
         error = "" if r.standard_error is None else f"{r.standard_error:,.4f}"
-        name, counts = here if here != before else ("", "")
+        name, counts = labels if labels != previous else ("", "")
         rows.append((name, r.measure, f"{r.value:,.4f}", error, counts))
-        before = here
+        previous = labels
     if not any(name for name, *_ in rows):
         rows = [row[1:] for row in rows]
     return _framed(text_table(rows, "<" * (len(rows[0]) - 3) + ">><"), results)
 
 
 def table_over_steps(results: Sequence[Result]) -> str:
-    """Returns a line for each checkpoint, and for each source and part where there are several, a column a measure."""
+    """Returns a table with a row for each checkpoint, source and part, and a column for each measure."""
     measures = list(dict.fromkeys(r.measure for r in results))
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for r in results:
@@ -83,7 +84,7 @@ def table_over_steps(results: Sequence[Result]) -> str:
 
 
 def name_among(result: Result, among: Sequence[Result]) -> str:
-    """Returns what tells the source and the part of a result from those of the others; empty where that is nothing."""
+    """Returns the source and part of a result, as far as they differ among the results; "" if they do not differ."""
     source = result.source if len({r.source for r in among}) > 1 else ""
     part = result.part or ("all of it" if any(r.part for r in among if r.source == result.source) else "")
     return ": ".join(filter(None, (source, part)))
@@ -94,21 +95,21 @@ def _counts(result: Result) -> str:
 
 
 def _framed(table: str, results: Sequence[Result]) -> str:
-    """Returns a table below what all its lines are of, and above how they were counted."""
+    """Returns a table with the common source of all results above it and the methods of measurement below."""
     sources, how = (list(dict.fromkeys(getattr(r, name) for r in results)) for name in ("source", "how"))
     return "\n\n".join(filter(None, (sources[0] if len(sources) == 1 else "", table, "\n".join(how))))
 
 
 def write_results(path: str, results: Sequence[Result]) -> str:
-    """Writes the results as JSON, a list of an object each; returns a line about it, which says what was there before.
+    """Writes the results as a JSON list of objects; returns a message that mentions an overwritten file.
 
-    A value that is no finite number becomes null.
+    Values that are not finite become null.
     """
-    there = os.path.exists(path)
+    is_overwritten = os.path.exists(path)
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     objects = [{name: _finite(value) for name, value in dataclasses.asdict(r).items()} for r in results]
     write_atomically(path, json.dumps(objects, indent=1, ensure_ascii=False) + "\n")
-    return f"{len(results)} results in {path}" + (", in place of those that were there" if there else "")
+    return f"{len(results)} results in {path}" + (", replacing the previous file" if is_overwritten else "")
 
 
 def _finite(value: object) -> object:

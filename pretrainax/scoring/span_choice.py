@@ -1,8 +1,8 @@
-"""Chooses spans of texts by their bytes, the same for every model: no tokenizer is asked.
+"""Selects spans of documents by their bytes, without a tokenizer, so that all models get the same spans.
 
-A span is a run of whole words, each with the white space before it; a Chinese character is a word by itself. Between
-two such words every kind of tokenizer has a boundary: pieces of SentencePiece and of byte-level BPE begin with the
-space, and WordPiece does not see it. Between any two characters would not do: most tokenizers have no boundary there.
+A span is a run of whole words, each with the white space before it. A Chinese character is a separate word. All kinds
+of tokenizers have a boundary between two such words: pieces of SentencePiece and byte-level BPE begin with the space,
+and WordPiece ignores it. Between arbitrary characters most tokenizers have no boundary.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ _WORD = re.compile(rf"\s*(?:[{_CHINESE}]|[^\s{_CHINESE}]+)")
 
 
 class Span(NamedTuple):
-    """A span of a document, and what may be read of its surroundings; the three joined are a part of the document."""
+    """A span of a document with its left and right context; the three concatenated are a part of the document."""
 
-    document: int  # its number
+    document: int  # its number, from 0
     left: str
     text: str
     right: str
@@ -35,40 +35,40 @@ class Span(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SpanChoice:
-    """Chooses spans; which ones follows from the text, `seed`, `share` and `mean_bytes` alone.
+    """Selects spans at random; the selection depends only on the text, `seed`, `share` and `mean_bytes`.
 
-    Word by word, a coin says whether a span begins, and within one whether it ends after this word: lengths are
-    geometric, as those of T5's span corruption nearly are. Two spans do not touch; the first and the last word of a
-    document are in none, so that there is something on both sides.
+    For each word, a random number decides if a span begins, or if the current span ends. Therefore span lengths are
+    geometric, nearly as in T5's span corruption. Two spans do not touch. The first and the last word of a document are
+    never in a span, so that both sides of a span have text.
     """
 
-    share: float = 0.05  # of the text is in spans, on average
-    mean_bytes: float = 12.0  # of a span, of UTF-8; 12 are about the 3 tokens that T5 is trained on
-    context: int = 512  # bytes of whole words that may be read on each side of a span
+    share: float = 0.05  # average share of the text in spans
+    mean_bytes: float = 12.0  # mean length of a span in UTF-8 bytes; 12 are about 3 tokens, T5's mean length
+    context: int = 512  # bytes of whole words of context on each side of a span
     seed: int = 0
 
     def __post_init__(self):
         if not 0 < self.share < 1:
-            raise UserError(f"share of the bytes that are in spans is {self.share}, it must be in (0, 1)")
+            raise UserError(f"share of the bytes in spans is {self.share}, it must be in (0, 1)")
         for name, least in (("mean_bytes", 1), ("context", 1), ("seed", 0)):
             if not getattr(self, name) >= least:
                 raise UserError(f"{name} of the spans is {getattr(self, name)}, it must be at least {least}")
 
     def spans(self, texts: Iterable[str]) -> Iterator[Span]:
-        """Yields the spans of documents, each told for itself; none of a document of less than three words."""
+        """Yields the spans of each document independently; a document of less than three words has none."""
         for number, text in enumerate(texts):
             parts = words(text)
             if len(parts) < 3:
                 continue
             ends = np.cumsum([0, *(len(part.encode()) for part in parts)])
-            for start, stop in self._places(text, ends):
+            for start, stop in self._word_ranges(text, ends):
                 first = min(int(np.searchsorted(ends, ends[start] - self.context)), start - 1)
                 last = max(int(np.searchsorted(ends, ends[stop] + self.context, "right")) - 1, stop + 1)
                 pieces = (parts[first:start], parts[start:stop], parts[stop:last])
                 yield Span(number, *map("".join, pieces), is_start=first == 0)
 
-    def _places(self, text: str, ends: np.ndarray) -> Iterator[tuple[int, int]]:
-        """Yields the first word of each span and the one after it. ends: [words + 1], bytes before each word."""
+    def _word_ranges(self, text: str, ends: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Yields the first word of each span and the word after it; ends: [words + 1], bytes before each word."""
         count = len(ends) - 1
         stop_chance = min(ends[-1] / count / self.mean_bytes, 1.0)
         start_chance = stop_chance * self.share / (1 - self.share)
@@ -84,5 +84,5 @@ class SpanChoice:
 
 
 def words(text: str) -> list[str]:
-    """Returns the words of a text, each with the white space before it: joined they are the text without its end's."""
+    """Returns the words of a text, each with the white space before it; trailing white space is dropped."""
     return _WORD.findall(text)

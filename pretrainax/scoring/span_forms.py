@@ -1,7 +1,7 @@
-"""Asks a model for a span in the form that it was trained in: which rows it reads, and what it is to say where.
+"""Turns a span into the examples of a model's training format: model inputs, and the targets that count.
 
-`forms_of` looks at the family of a model and at its objective. A form gives, for the ids of a span and of its
-surroundings, the rows whose log-probabilities add up to that of the span.
+`forms_of` looks at the family and the objective of a model. A form makes examples from the ids of a span and of its
+context. The log-probabilities of their targets add up to the log-probability of the span.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ LEFT, BOTH = "the left side", "both sides"
 
 
 class Ids(NamedTuple):
-    """The ids of a span and of what stands on its sides, int32 [n] each; only those of `right` may be none."""
+    """The ids of a span and of its context, int32 [n] each; only `right` may be empty."""
 
     left: np.ndarray
     span: np.ndarray
@@ -42,19 +42,18 @@ class Ids(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A way to ask for a span.
+    """A format in which a model predicts a span.
 
-    `ask` returns examples whose weighted targets are together the ids of the span, and where `says_end` what tells by
-    the model's own word that it ends.
+    `ask` returns examples. Their weighted targets are the ids of the span and, with `says_end`, the token that ends it.
     """
 
     given: str  # LEFT or BOTH
-    marks: int  # ids of a row at most that are neither of the span nor of its sides
-    says_end: bool  # the model says where the span ends; else it is asked for a number of tokens that it is told
+    marks: int  # maximum number of ids in a row besides the span and its context
+    says_end: bool  # the model predicts the end of the span; False: the number of its tokens is given
     ask: Callable[[Ids], list[Example]]
 
     def fitted(self, ids: Ids, longest: int) -> Ids:
-        """Returns `ids` with no more of the sides than there is room for in a row of `longest`; what is near stays.
+        """Returns `ids` with the context truncated to a row of `longest` ids; the ids next to the span remain.
 
         Raises:
           UserError: a span that leaves no room for a token on each side.
@@ -63,8 +62,8 @@ class Form:
         sides = 1 + (self.given == BOTH)
         if room < sides:
             raise UserError(
-                f"a span of {len(ids.span)} tokens leaves no room for its surroundings in the {longest} tokens that "
-                "the model reads: ask for shorter spans (mean_bytes)"
+                f"a span of {len(ids.span)} tokens leaves no room for its context in the {longest} tokens that the "
+                "model reads: use shorter spans (mean_bytes)"
             )
         right = 0 if self.given == LEFT else min(len(ids.right), max(room // 2, room - len(ids.left)))
         left = ids.left[-(room - right) :]
@@ -72,46 +71,46 @@ class Form:
 
 
 def forms_of(loaded: LoadedModel) -> list[Form]:
-    """Returns the forms in which a model can be asked for a span; of several with the same sides given, the first.
+    """Returns the forms in which a model can predict a span, at most one per value of `given`: the first.
 
     Raises:
-      UserError: it was trained in none.
+      UserError: the model was trained in none of the forms.
     """
     family, objective = loaded.experiment.model.family, loaded.experiment.objective
     if family == "encoder":
-        forms = _of_encoder(loaded)
+        forms = _encoder_forms(loaded)
     else:
         parts = objective.bind(loaded.tokenizer).components()
-        forms = (form for _, part in parts for form in _of_objective(part, loaded))
+        forms = (form for _, part in parts for form in _objective_forms(part, loaded))
     by_given: dict[str, Form] = {}
     for form in forms:
         by_given.setdefault(form.given, form)
     if not by_given:
         raise UserError(
             f"{loaded.origin}, of the family {family} and trained by {type(objective).__name__}, cannot fill a span: "
-            "that takes a decoder, an encoder with a masked language model, or an encoder-decoder that denoises"
+            "use a decoder, an encoder with a masked language model, or an encoder-decoder with a denoising objective"
         )
     return list(by_given.values())
 
 
-def _of_encoder(loaded: LoadedModel) -> Iterator[Form]:
+def _encoder_forms(loaded: LoadedModel) -> Iterator[Form]:
     model, vocabulary = loaded.experiment.model, loaded.tokenizer.vocabulary
-    says_tokens = not model.replaced_token_head or model.generator is not None
-    if says_tokens and None not in (vocabulary.mask, vocabulary.cls, vocabulary.sep):
+    predicts_tokens = not model.replaced_token_head or model.generator is not None
+    if predicts_tokens and None not in (vocabulary.mask, vocabulary.cls, vocabulary.sep):
         yield Form(BOTH, 2, False, lambda ids: _masked(ids, vocabulary))
 
 
-def _of_objective(part: Objective, loaded: LoadedModel) -> Iterator[Form]:
+def _objective_forms(part: Objective, loaded: LoadedModel) -> Iterator[Form]:
     vocabulary = loaded.tokenizer.vocabulary
     objective = part.objective if isinstance(part, DecoderOnly) else part
     if isinstance(objective, SpanCorruption):
-        yield Form(BOTH, objective.room + 6, True, lambda ids: [_corrupted(ids, part, objective, vocabulary)])
+        yield Form(BOTH, objective.room + 6, True, lambda ids: [_span_corruption(ids, part, objective, vocabulary)])
     elif isinstance(objective, SequentialDenoising):
-        yield Form(LEFT, objective.room + 1, False, lambda ids: [_continued(ids, part, objective, vocabulary)])
+        yield Form(LEFT, objective.room + 1, False, lambda ids: [_continuation(ids, part, objective, vocabulary)])
     elif isinstance(objective, Denoising) and objective.infilling_rate:
-        yield Form(BOTH, 3, True, lambda ids: [_rewritten(ids, part, vocabulary)])
+        yield Form(BOTH, 3, True, lambda ids: [_denoising(ids, part, vocabulary)])
     elif isinstance(objective, FillInTheMiddle):
-        yield Form(BOTH, 4, True, lambda ids: [_in_the_middle(ids, objective.spm_rate == 1, vocabulary)])
+        yield Form(BOTH, 4, True, lambda ids: [_fill_in_middle(ids, objective.spm_rate == 1, vocabulary)])
         if objective.fim_rate < 1:
             yield _causal_form(loaded)
     elif isinstance(objective, CausalLM):
@@ -122,9 +121,9 @@ def _causal_form(loaded: LoadedModel, sees_prefix: bool = False) -> Form:
     start, separator = start_token(loaded), loaded.tokenizer.vocabulary.separator
 
     def ask(ids: Ids) -> list[Example]:
-        # A separator stands before a document, another start before all that such a model has ever read.
-        stands = start is not None and (ids.is_start or start != separator)
-        return [causal_example(_joined([start] if stands else [], ids.left), ids.span, sees_prefix)]
+        # In training, a separator precedes each document, and other start tokens precede each row.
+        has_start = start is not None and (ids.is_start or start != separator)
+        return [causal_example(_joined([start] if has_start else [], ids.left), ids.span, sees_prefix)]
 
     return Form(LEFT, 1, False, ask)
 
@@ -137,14 +136,14 @@ def _joined(*parts: Sequence[Optional[int]] | np.ndarray) -> np.ndarray:
 
 
 def _masked(ids: Ids, vocabulary: Vocabulary) -> list[Example]:
-    """Asks for one token after the other: those of the span before it are there, it and those after it are masks."""
+    """Returns an example for each token of the span: the tokens before it are visible, it and later ones are masks."""
     whole = _joined([vocabulary.cls], *ids[:3], [vocabulary.sep])
     start, end = 1 + len(ids.left), 1 + len(ids.left) + len(ids.span)
-    return [masked_example(whole, place, end, vocabulary.mask) for place in range(start, end)]
+    return [masked_example(whole, position, end, vocabulary.mask) for position in range(start, end)]
 
 
-def _in_the_middle(ids: Ids, suffix_first: bool, vocabulary: Vocabulary) -> Example:
-    """Asks for the middle, which ends with the end of a text."""
+def _fill_in_middle(ids: Ids, suffix_first: bool, vocabulary: Vocabulary) -> Example:
+    """Returns an example that predicts the middle and the end-of-text token after it."""
     before, after, between = ([i] for i in vocabulary.sentinels[:3])
     if suffix_first:
         context = _joined(before, after, ids.right, between, ids.left)
@@ -153,38 +152,37 @@ def _in_the_middle(ids: Ids, suffix_first: bool, vocabulary: Vocabulary) -> Exam
     return causal_example(context, _joined(ids.span, [vocabulary.separator]))
 
 
-def _corrupted(ids: Ids, part: Objective, objective: SpanCorruption, vocabulary: Vocabulary) -> Example:
-    """Asks for what the first sentinel of a source stands for, and for the second one, which ends it.
+def _span_corruption(ids: Ids, part: Objective, objective: SpanCorruption, vocabulary: Vocabulary) -> Example:
+    """Returns an example that predicts the span of the first sentinel, and the second sentinel, which ends it.
 
-    In training a text always ends with a span, so here too: a second one, of which nothing is asked, stands for what
-    follows.
+    In training a text always ends with a span. Therefore the text here also ends with a second span, without weight.
     """
     tokens = _joined(*ids[:3], [vocabulary.eos])
-    dropped = np.zeros(len(tokens), bool)
-    dropped[len(ids.left) : len(ids.left) + len(ids.span)] = dropped[-1] = True
-    inputs, targets = corrupt(tokens, dropped, vocabulary)
-    return _answering(objective.read_first(inputs), targets, slice(1, len(ids.span) + 2), part, vocabulary)
+    is_removed = np.zeros(len(tokens), bool)
+    is_removed[len(ids.left) : len(ids.left) + len(ids.span)] = is_removed[-1] = True
+    inputs, targets = corrupt(tokens, is_removed, vocabulary)
+    return _weighted(objective.read_first(inputs), targets, slice(1, len(ids.span) + 2), part, vocabulary)
 
 
-def _continued(ids: Ids, part: Objective, objective: SequentialDenoising, vocabulary: Vocabulary) -> Example:
-    """Asks for how a text goes on."""
+def _continuation(ids: Ids, part: Objective, objective: SequentialDenoising, vocabulary: Vocabulary) -> Example:
+    """Returns an example that predicts the continuation of a text."""
     inputs = objective.read_first(_joined(ids.left, [vocabulary.eos]))
-    return _answering(inputs, ids.span, slice(None), part, vocabulary)
+    return _weighted(inputs, ids.span, slice(None), part, vocabulary)
 
 
-def _rewritten(ids: Ids, part: Objective, vocabulary: Vocabulary) -> Example:
-    """Asks for the text with the span in it, from where the span begins to its end, which tells where the span ends."""
+def _denoising(ids: Ids, part: Objective, vocabulary: Vocabulary) -> Example:
+    """Returns an example that predicts the text from the start of the span to its end, which marks the span's end."""
     bos, eos = [vocabulary.bos], [vocabulary.eos]
     inputs, targets = _joined(bos, ids.left, [vocabulary.mask], ids.right, eos), _joined(bos, *ids[:3], eos)
-    return _answering(inputs, targets, slice(1 + len(ids.left), None), part, vocabulary)
+    return _weighted(inputs, targets, slice(1 + len(ids.left), None), part, vocabulary)
 
 
-def _answering(
-    inputs: np.ndarray, targets: np.ndarray, asked: slice, part: Objective, vocabulary: Vocabulary
+def _weighted(
+    inputs: np.ndarray, targets: np.ndarray, weighted: slice, part: Objective, vocabulary: Vocabulary
 ) -> Example:
-    """Returns the example in which a model of two stacks, or a decoder trained like one, is asked for some targets."""
+    """Returns an encoder-decoder example, or its decoder-only form, with weight 1 for the targets in `weighted`."""
     start = part.decoder_start(vocabulary)
-    example = encoder_decoder_example(inputs, targets, start=0 if start is None else start)  # a decoder reads none
+    example = encoder_decoder_example(inputs, targets, start=0 if start is None else start)  # DecoderOnly drops start
     example["loss_weights"] = np.zeros(len(targets), np.float32)
-    example["loss_weights"][asked] = 1
+    example["loss_weights"][weighted] = 1
     return end_to_end(example) if isinstance(part, DecoderOnly) else example

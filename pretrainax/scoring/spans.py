@@ -1,32 +1,31 @@
-"""Bits per byte of held-out spans: one currency for encoders, encoder-decoders and decoders of any tokenizer.
+"""Bits per byte of held-out spans: a metric that compares encoders, encoder-decoders and decoders of any tokenizer.
 
-`score_spans(loaded, texts)` asks a model for spans that `SpanChoice` takes out of texts by their bytes, so that every
-model is asked for the same ones, each given up to `context` bytes on its sides. What a span costs is a code length: the
-bits in which someone who has the model and the surroundings could write down the span, and where it ends,
+`score_spans(loaded, texts)` scores the spans that `SpanChoice` selects by bytes, so every model gets the same spans,
+with up to `context` bytes on each side. The cost of a span is a code length: the bits in which someone with the model
+and the context could encode the span and its end,
 
-    bits = - log2 p(ids of the span | surroundings) + length + unknown
+    bits = - log2 p(ids of the span | context) + length + unknown
 
-and the figure is the sum of the bits over the sum of the bytes, those of the original text in UTF-8. Its parts are
+The metric is the sum of the bits over the sum of the bytes of the original text in UTF-8. The terms are:
 
-  p        by the chain rule over the ids of the span. A decoder is given the left side. An encoder-decoder is given
-           both: the span is a sentinel in what it reads, and it says the ids and then the sentinel that ends them. An
-           encoder is given both: each id is asked for with masks in its place and in those of the ids after it.
-           Decoders that fill in the middle, and prefix LMs that denoise, are asked in the form they were trained in.
-  length   Encoder-decoders, and decoders that fill in the middle, say themselves where the span ends, so that their
-           probabilities of all spans of any length add up to 1 and nothing is added. Others are told how many ids the
-           span has, and their probabilities of all spans of so many ids add up to 1: for the number they pay
-           - log2 q(number) bits, where q is how often it comes in the spans of all other documents, and a little for
-           those that never came.
-  unknown  A word in which the tokenizer has its unknown id is written down in full, 8 bits for each of its bytes.
+  p        The chain rule over the ids of the span. A decoder reads the left side. An encoder-decoder reads both sides,
+           with a sentinel instead of the span, and predicts the ids and then the sentinel that ends them. An encoder
+           reads both sides, with masks instead of the predicted id and the ids after it. Decoders that fill in the
+           middle, and prefix LMs that denoise, use the form of their training.
+  length   Encoder-decoders, and decoders that fill in the middle, predict the end of the span. Their probabilities of
+           all spans of any length add up to 1, and nothing is added. Other models get the number of ids, and their
+           probabilities of all spans with this number add up to 1. They pay - log2 q(number) bits for it, where q is
+           the frequency of the number in the spans of all other documents, smoothed for numbers that never occur.
+  unknown  A word that contains the tokenizer's unknown id costs 8 bits for each of its bytes.
 
-So everything that is needed to write down the ids is paid for: no model is given the answer, and over many spans none
-can cost less than the entropy of the text. Three things to know:
+These terms pay for everything that is needed to encode the ids. No model gets information about the span for free, and
+over many spans none can cost less than the entropy of the text. Three limits:
 
-- It is an upper bound for the text: of all ids that spell a span only those that the tokenizer gives are counted. The
-  three parts of a text are tokenized each for itself, and their ids one after the other spell the text.
-- A tokenizer that changes the text (case, accents, white space) has less to say, and what it loses is not paid for;
-  `share_changed` is how much of the bytes is in spans that do not come back from their ids: look at it first.
-- "Left side" and "both sides" are not the same question: more is known in the second, so that it costs less.
+- The metric is an upper bound for the text: of all ids that spell a span, only the tokenizer's own are counted. The
+  three parts of a text are tokenized separately, and their concatenated ids spell the text.
+- A tokenizer that changes the text (case, accents, white space) encodes less, and does not pay for what it loses.
+  `share_changed` is the share of bytes in spans that their ids do not reproduce: check it first.
+- "Left side" and "both sides" are different problems: both sides give more information and a lower cost.
 """
 
 import collections
@@ -50,22 +49,22 @@ from pretrainax.scoring.span_choice import Span, SpanChoice, words
 from pretrainax.scoring.span_forms import BOTH, Form, Ids, forms_of
 from pretrainax.tokenization.base import Tokenizer
 
-_BEHIND = "."  # what texts are tokenized behind, so that no space is put before them; a piece by itself nearly always
-Watch = Callable[[Iterable], Iterable]  # passes on what it sees, and shows how much there was
+_FULL_STOP = "."  # precedes each text, so that no tokenizer puts a space before it; nearly always a separate token
+Watch = Callable[[Iterable], Iterable]  # passes on its items and shows their count
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanScores:
-    """Holds what a model pays for each of S spans, asked for in one form. Arrays [S]."""
+    """The costs of S spans for one model and one form. Arrays [S]."""
 
     origin: str  # of the model
     form: Form
     spans: list[Span]
-    said: np.ndarray  # float64, - log2 of the probability of the ids, and of their end where the model says it
-    length: np.ndarray  # float64, bits for the number of ids; 0 where the model says the end
-    unknown: np.ndarray  # float64, bits for words that the tokenizer does not know
+    said: np.ndarray  # float64, - log2 of the probability of the ids, and of their end if the model predicts it
+    length: np.ndarray  # float64, bits for the number of ids; 0 if the model predicts the end
+    unknown: np.ndarray  # float64, bits for words with unknown ids
     is_changed: np.ndarray  # bool: the ids do not spell the span
-    is_cut: np.ndarray  # bool: the surroundings were longer than the model reads
+    is_cut: np.ndarray  # bool: the context is truncated to the length that the model reads
 
     @property
     def bits(self) -> np.ndarray:
@@ -85,16 +84,16 @@ class SpanScores:
 
     @property
     def fingerprint(self) -> str:
-        """Tells which spans these are, and what could be read beside them."""
+        """Returns a hash of the spans and their context."""
         return hashlib.blake2b(repr(self.spans).encode(), digest_size=4).hexdigest()
 
     def results(self, source: str) -> list[Result]:
-        """Returns the figure, and beside it what it is made of, for the table and the file of an evaluation."""
+        """Returns the metric and its components, for the table and the file of an evaluation."""
         counts = {"documents": len(np.unique(self.documents)), "spans": len(self.spans), "bytes": int(self.bytes.sum())}
         if self.is_cut.any():
             counts["spans with surroundings cut"] = int(self.is_cut.sum())
-        says = "the model says where a span ends" if self.form.says_end else "the number of its tokens is paid for"
-        how = f"spans chosen by bytes ({self.fingerprint}), given {self.form.given}: {says}"
+        end = "the model predicts its end" if self.form.says_end else "with the cost of its number of tokens"
+        how = f"spans chosen by bytes ({self.fingerprint}), given {self.form.given}: {end}"
         parts = {"bits_per_byte": self.bits, "bits_per_byte_for_length": self.length}
         parts |= {"bits_per_byte_for_unknown_words": self.unknown, "share_changed": self.is_changed * self.bytes}
         return [
@@ -104,7 +103,7 @@ class SpanScores:
         ]
 
     def per_byte(self, values: np.ndarray) -> Estimate:
-        """Returns the sum of [S] values over that of the bytes, with its standard error over documents."""
+        """Returns the sum of values [S] over the sum of bytes, with its standard error over documents."""
         _, number = np.unique(self.documents, return_inverse=True)
         return ratio(np.bincount(number, values), np.bincount(number, self.bytes))
 
@@ -112,114 +111,114 @@ class SpanScores:
 def score_spans(
     loaded: LoadedModel, texts: Iterable[str], choice: Optional[SpanChoice] = None, watch: Watch = iter
 ) -> list[SpanScores]:
-    """Returns what a model pays for the spans of texts, once for each form in which it can be asked.
+    """Returns the costs of the spans of documents, once for each form that the model supports.
 
     Args:
-      watch: sees the spans go by, in each form.
+      watch: passes on the spans of each form, for a progress display.
 
     Raises:
-      UserError: no text has a span; a model that cannot be asked for one; a span that is longer than it reads.
+      UserError: no text has a span, the model supports no form, or a span is longer than the model reads.
     """
     choice = choice or SpanChoice()
     spans = list(choice.spans(texts))
     if not spans:
-        raise UserError(f"no text is long enough for a span, with share={choice.share}: give more text, or raise it")
+        raise UserError(f"no text is long enough for a span, with share={choice.share}: give more text, or raise share")
     ids = encode(loaded.tokenizer, spans)
-    return [_scored(loaded, form, spans, ids, watch) for form in forms_of(loaded)]
+    return [_score_form(loaded, form, spans, ids, watch) for form in forms_of(loaded)]
 
 
 def difference(one: SpanScores, other: SpanScores) -> Estimate:
-    """Returns by how many bits per byte `one` costs more than `other`, with the standard error over documents.
+    """Returns the cost of `one` minus the cost of `other` in bits per byte, with the standard error over documents.
 
-    The error is of the difference: what makes a document hard for both is not in it.
+    The standard error is for paired samples: the difficulty that both models share in a document cancels.
 
     Raises:
-      UserError: their spans are not the same.
+      UserError: the models have different spans.
     """
     if one.fingerprint != other.fingerprint:
         raise UserError(
-            f"{one.origin} and {other.origin} were not asked for the same spans ({len(one.spans)} and "
-            f"{len(other.spans)}): take the same texts, share, mean_bytes, context and seed"
+            f"{one.origin} and {other.origin} were scored on different spans ({len(one.spans)} and "
+            f"{len(other.spans)}): use the same texts, share, mean_bytes, context and seed"
         )
     return one.per_byte(one.bits - other.bits)
 
 
 def texts_of(source: Source, split: str = "valid", documents: Optional[int] = None) -> Iterator[str]:
-    """Yields the texts of a source, at most so many of each of its parts; UserError for one of pairs."""
+    """Yields the documents of a source as text, up to `documents` of each part; raises UserError for pairs."""
     for part in source.components():
         for document in itertools.islice(documents_of(part, split, collections.Counter()), documents):
             if isinstance(document, tuple):
-                raise UserError(f"{part} has pairs of source and target, and spans are taken out of texts: give texts")
+                raise UserError(f"{part} has pairs of source and target, but spans need texts: use a source of texts")
             yield document if isinstance(document, str) else document.decode()
 
 
 def results_beside(one: Sequence[SpanScores], other: Sequence[SpanScores], source: str) -> list[Result]:
-    """Returns the differences between two models, in each of their forms."""
+    """Returns the differences between two models, for each pair of their forms."""
     results = []
     for a, b in itertools.product(one, other):
-        figure, part = a.results(source)[0], f"{a.form.given} - {b.form.given} of {b.origin}"
+        result, part = a.results(source)[0], f"{a.form.given} - {b.form.given} of {b.origin}"
         estimate = difference(a, b)._asdict()
-        results.append(dataclasses.replace(figure, measure="span_bits_per_byte_difference", part=part, **estimate))
+        results.append(dataclasses.replace(result, measure="span_bits_per_byte_difference", part=part, **estimate))
     return results
 
 
-def _scored(loaded: LoadedModel, form: Form, spans: list[Span], ids: list[Ids], watch: Watch) -> SpanScores:
+def _score_form(loaded: LoadedModel, form: Form, spans: list[Span], ids: list[Ids], watch: Watch) -> SpanScores:
     longest = context_of(loaded)
-    fitted = [form.fitted(of_span, longest) for of_span in ids]
-    said = np.zeros(len(spans))
-    questions = ((i, example) for i, of in enumerate(watch(fitted)) for example in form.ask(of))
+    fitted = [form.fitted(span_ids, longest) for span_ids in ids]
+    token_bits = np.zeros(len(spans))
+    questions = ((i, example) for i, span_ids in enumerate(watch(fitted)) for example in form.ask(span_ids))
     for answer in answers(loaded, questions):
-        said[answer.number] += answer.nats / math.log(2)
-    numbers = np.array([len(of_span.span) for of_span in ids])
+        token_bits[answer.number] += answer.nats / math.log(2)
+    numbers = np.array([len(span_ids.span) for span_ids in ids])
     documents = np.array([span.document for span in spans])
-    whole = [len(of.left) + len(of.right) * (form.given == BOTH) for of in ids]
+    whole = [len(full.left) + len(full.right) * (form.given == BOTH) for full in ids]
     return SpanScores(
         origin=loaded.origin,
         form=form,
         spans=spans,
-        said=said,
+        said=token_bits,
         length=np.zeros(len(spans)) if form.says_end else length_bits(numbers, documents),
         unknown=np.array([_unknown_bits(loaded.tokenizer, *both) for both in zip(spans, ids, strict=True)]),
         is_changed=np.array([_is_changed(loaded.tokenizer, *both) for both in zip(spans, ids, strict=True)]),
-        is_cut=np.array([len(of.left) + len(of.right) for of in fitted]) < whole,
+        is_cut=np.array([len(span_ids.left) + len(span_ids.right) for span_ids in fitted]) < whole,
     )
 
 
 def encode(tokenizer: Tokenizer, spans: Sequence[Span]) -> list[Ids]:
-    """Returns the ids of each span and of its sides, each of these told from the others: joined, they spell the text.
+    """Returns the ids of each span and of its two sides, tokenized separately; concatenated they spell the text.
 
-    Each is tokenized behind a full stop, as some tokenizers put a space before a text.
+    Each part is tokenized after a full stop, because some tokenizers put a space before a text.
     """
-    stop = tokenizer.encode(_BEHIND)
+    stop = tokenizer.encode(_FULL_STOP)
     texts = [text for span in spans for text in (span.left, span.text, span.right)]
-    alone, behind = tokenizer.encode_batch(texts), tokenizer.encode_batch([_BEHIND + text for text in texts])
-    found = []
+    alone, after_stop = tokenizer.encode_batch(texts), tokenizer.encode_batch([_FULL_STOP + text for text in texts])
+    encoded = []
     for i, span in enumerate(spans):
         parts = []
-        for place in range(3 * i, 3 * i + 3):
-            begins_alone = (span.is_start and place == 3 * i) or not np.array_equal(behind[place][: len(stop)], stop)
-            parts.append(alone[place] if begins_alone else behind[place][len(stop) :])
-        found.append(Ids(*parts, is_start=span.is_start))
-    return found
+        for n in range(3 * i, 3 * i + 3):
+            begins_alone = (span.is_start and n == 3 * i) or not np.array_equal(after_stop[n][: len(stop)], stop)
+            parts.append(alone[n] if begins_alone else after_stop[n][len(stop) :])
+        encoded.append(Ids(*parts, is_start=span.is_start))
+    return encoded
 
 
 def length_bits(numbers: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """Returns what it costs to say how many ids each span has, float64 [S].
+    """Returns the cost of the number of ids of each span, in bits, float64 [S].
 
-    The chance of a number k is its share in the spans of all other documents, to which one more is added that is k with
-    a chance of 1 / (k (k + 1)), so that every number has a code.
+    The probability of a number k is its frequency in the spans of all other documents plus one pseudo-count, which is
+    distributed over k as 1 / (k (k + 1)). Therefore every number has a finite cost.
 
     Args:
       numbers, documents: int [S].
     """
     numbers, documents = numbers.tolist(), documents.tolist()
-    of_number, of_document = collections.Counter(numbers), collections.Counter(documents)
-    of_both = collections.Counter(zip(numbers, documents, strict=True))
-    chances = [
-        (of_number[k] - of_both[k, document] + 1 / (k * (k + 1))) / (len(numbers) - of_document[document] + 1)
+    by_number, by_document = collections.Counter(numbers), collections.Counter(documents)
+    by_both = collections.Counter(zip(numbers, documents, strict=True))
+    probabilities = [
+        (by_number[k] - by_both[k, document] + 1 / (k * (k + 1))) / (len(numbers) - by_document[document] + 1)
         for k, document in zip(numbers, documents, strict=True)
     ]
-    return -np.log2(chances)
+    return -np.log2(probabilities)
 
 
 def _unknown_bits(tokenizer: Tokenizer, span: Span, ids: Ids) -> float:
@@ -231,4 +230,4 @@ def _unknown_bits(tokenizer: Tokenizer, span: Span, ids: Ids) -> float:
 
 def _is_changed(tokenizer: Tokenizer, span: Span, ids: Ids) -> bool:
     text = tokenizer.decode(ids.span.tolist())
-    return span.text not in (text, f" {text}")  # some leave out the space before a text
+    return span.text not in (text, f" {text}")  # some tokenizers drop the space before a text

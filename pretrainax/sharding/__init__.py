@@ -1,1 +1,1 @@
-"""The mesh, and the shardings of parameters, optimizer states, batches and activations on it."""
+"""The device mesh, and the shardings of parameters, optimizer states, batches and activations."""

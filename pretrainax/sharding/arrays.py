@@ -1,4 +1,4 @@
-"""Batches and activations on the mesh."""
+"""Shardings of batches and activations, and checks of a mesh against a config."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,16 +25,17 @@ ACTIVATION_SPEC = logical_spec("batch", "length")  # of an activation [B, T, …
 
 
 def batch_sharding(mesh: Union[Mesh, AbstractMesh], shape: Sequence[int]) -> NamedSharding:
-    """Returns the sharding of an array [B, …] or [B, T, …]: rows over BATCH_AXES, and the length over LENGTH_AXIS; a
-    length that it does not divide is whole."""
+    """Returns the sharding of an array [B, …] or [B, T, …]: rows over BATCH_AXES, and the length over LENGTH_AXIS.
+
+    A length that the axis does not divide is not split.
+    """
     parts = mesh.shape[LENGTH_AXIS]
     splits = parts > 1 and len(shape) > 1 and shape[1] % parts == 0
     return NamedSharding(mesh, ACTIVATION_SPEC if splits else logical_spec("batch"))
 
 
 def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
-    """Raises UserError unless each device gets the same number of rows of each micro-batch, and can attend to its part
-    of the length."""
+    """Raises UserError if the mesh does not fit the config: its stages, experts, batch size or attention."""
     check_stages(experiment, mesh.shape)
     if mesh.shape[EXPERT_AXIS] > 1 and experiment.model.experts is None:
         raise UserError(
@@ -59,37 +60,41 @@ def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
     for name in ("attention_sinks", "sparse_attention"):
         if getattr(experiment.model, name) and mesh.shape[LENGTH_AXIS] > 1:
             raise UserError(
-                f"config.model.{name} is set, which no attention knows where the mesh splits the length: set "
+                f"config.model.{name} is set, which attention does not support on a mesh that splits the length: set "
                 f"config.mesh.{LENGTH_AXIS}={mesh.shape[LENGTH_AXIS]} to 1"
             )
     rate, length_parts = experiment.model.attention_dropout_rate, mesh.shape[LENGTH_AXIS]
     if rate and length_parts > 1:
         raise UserError(
-            f"config.model.attention_dropout_rate is {rate}, and no weights of attention are dropped where the mesh "
-            f"splits the length: set it to 0, or config.mesh.{LENGTH_AXIS}={length_parts} to 1"
+            f"config.model.attention_dropout_rate is {rate}, and attention has no dropout on a mesh that splits the "
+            f"length: set it to 0, or config.mesh.{LENGTH_AXIS}={length_parts} to 1"
         )
 
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Returns the arrays [B, …] of the global batch, of which this process gives the rows [b, …] of its share; does not
-    wait for the copy."""
+    """Returns the arrays [B, …] of the global batch from the rows [b, …] of this process's share.
+
+    The copies to the devices are asynchronous.
+    """
     share = share_of(mesh, jax.process_index())
     return {name: _put(share, rows, mesh) for name, rows in batch.items()}
 
 
 def _put(share: Share, rows: np.ndarray, mesh: Mesh) -> jax.Array:
-    shape, size = (len(rows) * share.count, *rows.shape[1:]), len(rows) // len(share.parts)  # rows of a part
+    shape, size = (len(rows) * share.count, *rows.shape[1:]), len(rows) // len(share.parts)  # size: rows per part
 
-    def of_device(index) -> np.ndarray:
+    def device_rows(index) -> np.ndarray:
         first = share.parts.index((index[0].start or 0) // size) * size
         return rows[(slice(first, first + size), *index[1:])]
 
-    return jax.make_array_from_callback(shape, batch_sharding(mesh, shape), of_device)
+    return jax.make_array_from_callback(shape, batch_sharding(mesh, shape), device_rows)
 
 
 def batch_spec(shape: Sequence[int]) -> Optional[P]:
-    """Returns the PartitionSpec of an array of a batch on the mesh of `jax.set_mesh`; None without one, or for rows it
-    does not divide."""
+    """Returns the PartitionSpec of an array of a batch on the mesh of `jax.set_mesh`.
+
+    Returns None without a mesh, and if the mesh does not divide the number of rows.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or shape[0] % axis_size(BATCH_AXES):
         return None
@@ -97,8 +102,7 @@ def batch_spec(shape: Sequence[int]) -> Optional[P]:
 
 
 def scattered_sum(x: jax.Array, spec: P, axis: int) -> jax.Array:
-    """Returns, within `jax.shard_map`, the sum of `x` over the devices that `spec` spreads tokens over, of which each
-    keeps the part along `axis` that FSDP_AXIS gives it."""
+    """Returns the sum of `x` over the devices of `spec`, scattered along `axis` over FSDP_AXIS; for `jax.shard_map`."""
     if axis_size(FSDP_AXIS) > 1:
         x = jax.lax.psum_scatter(x, FSDP_AXIS, scatter_dimension=axis, tiled=True)
     others = [name for name in jax.tree.leaves(tuple(spec)) if name != FSDP_AXIS and axis_size(name) > 1]
@@ -106,13 +110,13 @@ def scattered_sum(x: jax.Array, spec: P, axis: int) -> jax.Array:
 
 
 def constrain(x: jax.Array, spec: P = ACTIVATION_SPEC) -> jax.Array:
-    """Returns `x` spread as `spec` says over the mesh of `jax.set_mesh`; without one, `x` as it is.
+    """Returns `x` with the sharding `spec` on the mesh of `jax.set_mesh`; `x` unchanged without a mesh.
 
-    A first axis that the mesh does not divide is whole: the rows, where a trained model is asked about a few. Another
-    has its last part filled up by the compiler: the length of what a decoder learns to write need not be a multiple.
+    A first axis that the mesh does not divide is not split: inference may have few rows. The compiler pads other axes:
+    target lengths need not be a multiple.
 
-    Parameters are split along axes that activations have too. Left to itself, the compiler lets activations follow
-    them: with fsdp every device would hold all rows of the batch, and a part of their width.
+    Parameters are split along axes that activations have too. Without constraints, the compiler lets activations follow
+    parameters: with fsdp, every device would hold all rows of the batch and a part of their width.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return x

@@ -1,12 +1,14 @@
-"""The axes of the mesh, and which of them splits which axis of an array.
+"""The axes of the mesh, and the rules from logical axes of arrays to mesh axes.
 
-`data` splits the batch; `fsdp` splits the batch, and parameters and moments with it; `expert` splits the batch, and the
-experts of a mixture; `pipeline` splits the batch around a stack, and the layers of the stack (`layers/pipeline.py`);
-`sequence` splits the length; `tensor` splits heads, feed-forward and vocabulary. Where slices of a TPU, or clusters,
-are joined by a slow network, only `data` crosses it.
+- `data` splits the batch. Only this axis crosses a slow network between TPU slices or clusters.
+- `fsdp` splits the batch, parameters and moments.
+- `expert` splits the batch, and the experts of a mixture.
+- `pipeline` splits the batch outside of a stack, and the layers of the stack (`layers/pipeline.py`).
+- `sequence` splits the length.
+- `tensor` splits heads, feed-forward and vocabulary.
 
-Arrays name their axes by what they count ("batch", "d_model"), and AXIS_RULES alone says which axis of the mesh splits
-each. So another name for an axis of the mesh, or a new one, is a change of this file and a field of `config.mesh`.
+Arrays have logical axes ("batch", "d_model"), and only AXIS_RULES maps logical axes to mesh axes. To rename or add a
+mesh axis, change this file and the fields of `config.mesh`.
 """
 
 from typing import Optional, Union
@@ -23,37 +25,37 @@ AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
     "batch": BATCH_AXES,
     "length": LENGTH_AXIS,
     "tokens": TOKEN_AXES,  # rows and length in one axis
-    # Parameters. Those that are split bear the name of the field of config.model that the mesh has to divide.
+    # Parameters. A split axis has the name of the field of config.model that the mesh must divide.
     "d_ff": TENSOR_AXIS,
     "d_model": FSDP_AXIS,
     "embedding_dim": TENSOR_AXIS,
     "experts": EXPERT_AXIS,
     "layers": PIPELINE_AXIS,  # the blocks of a stack, in one array
-    "latent": FSDP_AXIS,  # of latent attention, the side of a matrix that is not heads
+    "latent": FSDP_AXIS,  # the side of a matrix of latent attention without heads
     "num_heads": TENSOR_AXIS,
     "num_kv_heads": TENSOR_AXIS,
     "vocab_size": TENSOR_AXIS,
     "buckets": None,  # of relative distances
-    "features": None,  # a width in a vector, which is small, or in a matrix whose other axis is split
+    "features": None,  # the width of a small vector, or of a matrix whose other axis is split
     "head_dim": None,
     "labels": None,
-    "rank": None,  # of an update of a matrix, which is small
-    "offsets": None,  # the tokens around each that a convolution sees
+    "rank": None,  # the rank of a LoRA update, which is small
+    "offsets": None,  # the window of a convolution, in tokens
     "rows": None,  # of a small table: positions, token types
 }
 
 
 def add_axis(name: str, axis: Optional[str]) -> None:
-    """Adds a name for an axis of parameters, and the axis of the mesh that splits it; None: it is not split."""
+    """Adds a logical axis of parameters and the mesh axis that splits it; `None` leaves it unsplit."""
     AXIS_RULES[name] = axis
 
 
 def logical_spec(*names: Optional[str]) -> P:
-    """Returns the PartitionSpec of an array whose axes have these names; None: not split here, whatever it is."""
+    """Returns the PartitionSpec of an array with these logical axes; a name of `None` is an unsplit axis."""
     return P(*(None if name is None else AXIS_RULES[name] for name in names))
 
 
 def mesh_axes(name: str) -> tuple[str, ...]:
-    """Returns the axes of the mesh that split an axis of this name: none, one or several."""
+    """Returns the mesh axes that split a logical axis: none, one or several."""
     axes = AXIS_RULES[name]
     return (axes,) if isinstance(axes, str) else axes or ()

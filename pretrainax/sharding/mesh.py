@@ -1,4 +1,4 @@
-"""The mesh of devices: how many lie along each axis, and which is next to which."""
+"""The device mesh: the size of each axis, and the arrangement of devices."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 from pretrainax.config import MeshConfig, UserError
 from pretrainax.sharding.axes import AXES, BATCH_AXES, DATA_AXIS
 
-GPUS = ("gpu", "cuda")  # what JAX calls the platform of an NVIDIA GPU
+GPUS = ("gpu", "cuda")  # JAX's names of the platform of NVIDIA GPUs
 Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jax types it as a variable
 
 
@@ -21,7 +21,7 @@ def make_mesh(config: MeshConfig, devices: Optional[Sequence[Device]] = None) ->
     """Returns the mesh of AXES over all devices.
 
     Raises:
-      UserError: as `mesh_sizes`, and slices that are not those of the devices.
+      UserError: as in `mesh_sizes`, or `config.slices` differs from the number of slices of the devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(config, len(devices), len({device.process_index for device in devices}))
@@ -30,33 +30,33 @@ def make_mesh(config: MeshConfig, devices: Optional[Sequence[Device]] = None) ->
 
 
 def abstract_mesh(sizes: dict[str, int], platform: str) -> AbstractMesh:
-    """Returns a mesh to trace for. Neither the devices nor their compiler need be there."""
+    """Returns a mesh for tracing, which needs neither devices nor a compiler."""
     device = AbstractDevice(platform, None, platform)
     axis_types = (AxisType.Auto,) * len(AXES)
     return AbstractMesh(tuple(sizes[axis] for axis in AXES), AXES, axis_types=axis_types, abstract_device=device)
 
 
 def mesh_sizes(config: MeshConfig, devices: int, processes: int) -> dict[str, int]:
-    """Returns the number of devices along each of AXES; an axis of -1 takes what the others leave.
+    """Returns the number of devices along each of AXES; an axis of -1 takes the remaining devices.
 
     Raises:
-      UserError: sizes whose product is not the number of devices, or rows of the batch that would span processes.
+      UserError: the product of the sizes is not the number of devices, or a row of the batch would span processes.
     """
     sizes = {axis: getattr(config, axis) for axis in AXES}
     got = ", ".join(f"config.mesh.{axis}={size}" for axis, size in sizes.items())
     free = [axis for axis, size in sizes.items() if size == -1]
     if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
-        raise UserError(f"{got}: sizes are at least 1, and at most one of them is -1 (all devices that are left)")
+        raise UserError(f"{got}: sizes are at least 1, and at most one of them is -1 (all remaining devices)")
     if free:
         sizes[free[0]] = max(devices // math.prod(s for s in sizes.values() if s != -1), 1)
     if math.prod(sizes.values()) != devices:
         raise UserError(f"{got}: the product must be the number of devices, which is {devices}")
-    in_a_row, of_process = math.prod(sizes[axis] for axis in AXES if axis not in BATCH_AXES), devices // processes
-    if in_a_row % of_process and of_process % in_a_row:
+    per_row, per_process = math.prod(sizes[axis] for axis in AXES if axis not in BATCH_AXES), devices // processes
+    if per_row % per_process and per_process % per_row:
         others = " × ".join(f"config.mesh.{axis}" for axis in AXES if axis not in BATCH_AXES)
         raise UserError(
-            f"{got}: {others} is {in_a_row}, it must divide the {of_process} devices of a process, or be a multiple of "
-            "them: a process has whole rows of the batch, or a part of one share of the rows"
+            f"{got}: {others} is {per_row}, it must divide the {per_process} devices of a process, or be a multiple of "
+            "their number: a process has whole rows of the batch, or a part of one share of the rows"
         )
     if sizes[DATA_AXIS] % config.slices:
         raise UserError(f"{got}: config.mesh.{DATA_AXIS} must be a multiple of config.mesh.slices {config.slices}")
@@ -64,39 +64,39 @@ def mesh_sizes(config: MeshConfig, devices: int, processes: int) -> dict[str, in
 
 
 def _arrange(sizes: tuple[int, ...], slices: int, devices: Sequence[Device]) -> np.ndarray:
-    """Returns the devices as an array of `sizes`, slice after slice along the first axis, and as near to each other
-    within a slice as its wires allow.
+    """Returns the devices as an array of `sizes`: slices along the first axis, and neighbours close within a slice.
 
-    A process reads the rows of its own devices. Where in that order two processes would have rows in common that need
-    not be, as they may on a torus whose hosts are smaller than a row's devices are far apart, devices are taken host by
-    host instead.
+    A process reads the rows of its own devices. If two processes would share rows without need in this order, devices
+    are ordered host by host instead. This may happen on a torus if the devices of a row span several small hosts.
     """
     within = (sizes[0] // slices, *sizes[1:])
     arrange = functools.partial(mesh_utils.create_device_mesh, within, allow_split_physical_axes=True)
     parts = [arrange(part) for part in _devices_of_slices(devices, slices)]
-    of_process, count = _row_parts(np.concatenate(parts)), math.prod(sizes[: len(BATCH_AXES)])
-    shares = set(of_process.values())
-    if len(shares) < min(len(of_process), count) or sum(map(len, shares)) > count:
+    parts_of_process, count = _row_parts(np.concatenate(parts)), math.prod(sizes[: len(BATCH_AXES)])
+    shares = set(parts_of_process.values())
+    if len(shares) < min(len(parts_of_process), count) or sum(map(len, shares)) > count:
         parts = [np.array(sorted(p.flat, key=lambda d: (d.process_index, d.id))).reshape(within) for p in parts]
     return np.concatenate(parts)
 
 
 def _row_parts(devices: np.ndarray) -> dict[int, tuple[int, ...]]:
-    """Returns which of the parts that the mesh cuts the rows of a batch into each process has, by its number."""
-    found: dict[int, dict[int, None]] = {}
+    """Returns {process index: indices of its parts}; the mesh splits the rows of a batch into equal parts."""
+    parts: dict[int, dict[int, None]] = {}
     for part, row in enumerate(devices.reshape(math.prod(devices.shape[: len(BATCH_AXES)]), -1)):
         for device in row:
-            found.setdefault(device.process_index, {})[part] = None
-    return {process: tuple(found[process]) for process in sorted(found)}
+            parts.setdefault(device.process_index, {})[part] = None
+    return {process: tuple(parts[process]) for process in sorted(parts)}
 
 
 class Share(NamedTuple):
-    """Says which rows of each batch a process reads, of so many equal shares. Processes whose devices have the same
-    rows, each a part of their length or of the width, read the same share."""
+    """The share of each batch that a process reads, one of `count` equal shares of rows.
+
+    Processes with the same rows, whose devices split their length or width, read the same share.
+    """
 
     index: int
     count: int
-    parts: tuple[int, ...]  # where its rows go, in their order, among the parts that the mesh cuts the rows into
+    parts: tuple[int, ...]  # the parts of the mesh that hold its rows, in their order
 
 
 def share_of(mesh: Mesh, process: int) -> Share:
@@ -107,32 +107,34 @@ def share_of(mesh: Mesh, process: int) -> Share:
 
 
 def _devices_of_slices(devices: Sequence[Device], count: int) -> list[list[Device]]:
-    """Returns the devices of each slice. TPUs know theirs; others are cut into equal ranges of processes."""
-    found = {}
+    """Returns the devices of each slice; devices other than TPUs are split into equal ranges."""
+    slices = {}
     for device in devices:
-        found.setdefault(getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []).append(device)
-    if len(found) > 1 and len(found) != count:
-        raise UserError(f"config.mesh.slices is {count}, and the devices are of {len(found)} slices: set it to that")
-    if len(found) == count:
-        return [found[index] for index in sorted(found)]
+        slices.setdefault(getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []).append(device)
+    if len(slices) > 1 and len(slices) != count:
+        raise UserError(f"config.mesh.slices is {count}, and the devices are of {len(slices)} slices: set it to that")
+    if len(slices) == count:
+        return [slices[index] for index in sorted(slices)]
     size = len(devices) // count
     return [list(devices[i * size : (i + 1) * size]) for i in range(count)]
 
 
 def axis_size(axes: Union[str, tuple[str, ...]]) -> int:
-    """Returns the size of an axis of the mesh of `jax.set_mesh`, or of several together; 1 without a mesh."""
+    """Returns the size of an axis of the mesh of `jax.set_mesh`, or the product of several; 1 without a mesh."""
     sizes = jax.sharding.get_abstract_mesh().shape
     return math.prod(sizes.get(axis, 1) for axis in ((axes,) if isinstance(axes, str) else axes))
 
 
 def free_axes(axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns those of the axes by which no `jax.shard_map` around has split its arrays already."""
+    """Returns the axes that are not manual axes of an enclosing `jax.shard_map`."""
     taken = jax.sharding.get_abstract_mesh().manual_axes
     return tuple(axis for axis in axes if axis not in taken)
 
 
 def platform() -> str:
-    """Returns "cpu", "gpu" or "tpu": the platform of the devices of `jax.set_mesh`, which may be absent ones to compile
-    for; without it, that of this machine."""
+    """Returns "cpu", "gpu" or "tpu": the platform of the mesh of `jax.set_mesh`, or of this machine without a mesh.
+
+    The devices of an abstract mesh may be absent.
+    """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform

@@ -1,4 +1,4 @@
-"""The partition rules: one table from the paths of parameters to their axes, and the shardings that follow from it."""
+"""The partition rules: one table from paths of parameters to logical axes, and the shardings that it implies."""
 
 import math
 from collections.abc import Iterable
@@ -12,10 +12,9 @@ from pretrainax.config import DecoderSizes, Generator, UserError
 from pretrainax.sharding.axes import logical_spec
 from pretrainax.sharding.param_paths import PyTree, match_rules, parameter_names
 
-# The end of a parameter's path -> its axes, as AXIS_RULES names them, which says what splits each. First match wins.
-# Vectors of width D have one of "features": they are small, and copied. The names of a kernel are those that its Linear
-# is given, after "layers" in a stack. The parts of a model that bring parameters of their own along add their rows: see
-# `add_partition_rules`.
+# End of a parameter's path -> its logical axes, which AXIS_RULES maps to mesh axes. The first match wins. Vectors of
+# width D have the axis "features": they are small, and replicated. The axes of a kernel are those of its Linear, after
+# "layers" in a stack. Parts of a model with further parameters add their rows with `add_partition_rules`.
 PARTITION_RULES = [
     (r"(decoder_)?token_embedding/embedding", "vocab_size d_model"),
     (r"token_type_embedding/embedding", "rows d_model"),
@@ -36,11 +35,11 @@ PARTITION_RULES = [
 ]
 
 
-_OF_EXPERTS = {"experts": "experts.num_experts", "d_ff": "experts.d_ff"}  # fields of axes that experts have
+_EXPERT_FIELDS = {"experts": "experts.num_experts", "d_ff": "experts.d_ff"}  # axis of experts -> field
 
 
 def add_partition_rules(rows: Iterable[tuple[str, str]]) -> None:
-    """Adds rows to PARTITION_RULES: called where a part of a model is defined."""
+    """Adds rows to PARTITION_RULES; the module that defines a part of a model calls it."""
     PARTITION_RULES.extend(rows)
 
 
@@ -48,31 +47,32 @@ def param_specs(params: PyTree) -> PyTree:
     """Returns a PartitionSpec for each leaf of `params` (arrays or shapes).
 
     Raises:
-      ValueError: a parameter that PARTITION_RULES does not cover, or of another rank than its row.
+      ValueError: PARTITION_RULES has no row for a parameter, or its row has another rank.
     """
     specs = [logical_spec(*axes) for axes in axes_of_leaves(params)]
     return jax.tree.unflatten(jax.tree.structure(params), specs)
 
 
 def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
-    """Returns a NamedSharding for each leaf of `params` (arrays or shapes), written as the compiler writes those of its
-    results.
+    """Returns a NamedSharding for each leaf of `params` (arrays or shapes), in the form that `named_sharding` returns.
 
     Raises:
-      UserError: an axis that the mesh does not divide; lists every field of config.model at fault.
-      ValueError: as `param_specs`.
+      UserError: the mesh does not divide an axis; the message lists all such fields of config.model.
+      ValueError: as in `param_specs`.
     """
     names = parameter_names(params)
     problems, leaves = {}, list(zip(names, jax.tree.leaves(params), axes_of_leaves(params), strict=True))
     has_two = {"encoder", "decoder"} <= {name.partition("/")[0] for name in names}
-    before = ("encoder/", "token_embedding/") if has_two else ()  # in which no length is the second stack's own
-    of_first = {pair for path, x, axes in leaves if path.startswith(before) for pair in zip(axes, x.shape, strict=True)}
+    before = ("encoder/", "token_embedding/") if has_two else ()  # paths without sizes of the second stack
+    first_sizes = {
+        pair for path, x, axes in leaves if path.startswith(before) for pair in zip(axes, x.shape, strict=True)
+    }
     for path, leaf, axes in leaves:
         for size, axis, splits in zip(leaf.shape, axes, map(_names, logical_spec(*axes)), strict=True):
             parts = math.prod(mesh.shape[name] for name in splits)
             if size % parts:
                 by = " × ".join(f"config.mesh.{name} {mesh.shape[name]}" for name in splits if mesh.shape[name] > 1)
-                field = _field(path, axes, axis, of_second=has_two and (axis, size) not in of_first)
+                field = _field(path, axes, axis, of_second=has_two and (axis, size) not in first_sizes)
                 hint = f" (pad it to {-(-size // parts) * parts})" if field == "vocab_size" else ""
                 problems[field, splits] = f"config.model.{field} {size} is not a multiple of {by}{hint}"
     if problems:
@@ -81,27 +81,32 @@ def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
 
 
 def _field(path: str, axes: tuple[str, ...], axis: str, of_second: bool) -> str:
-    """Names the field of config.model that says how long an axis is; of_second: in an encoder-decoder's first stack
-    none is as long."""
+    """Returns the field of config.model that sets the size of an axis.
+
+    Args:
+      of_second: True if no such axis of the first stack of an encoder-decoder has this size.
+    """
     if "generator/" in path and hasattr(Generator, axis):
         return f"generator.{axis}"
-    if "experts" in axes and axis in _OF_EXPERTS:
-        return _OF_EXPERTS[axis]
+    if "experts" in axes and axis in _EXPERT_FIELDS:
+        return _EXPERT_FIELDS[axis]
     if axis == "d_ff" and "mlp_after/" in path:
         return "experts.dense_after"
     return f"decoder.{axis}" if of_second and axis in DecoderSizes.__dataclass_fields__ else axis
 
 
 def divided_shardings(mesh: Mesh, params: PyTree) -> PyTree:
-    """Returns the same, but for axes that the mesh does not divide, which are left whole: of arrays that are read once
-    and become others."""
+    """Returns the shardings of `tree_shardings`, with axes that the mesh does not divide left unsplit.
 
-    def one(x: jax.Array | jax.ShapeDtypeStruct, spec: P) -> NamedSharding:
+    Use: arrays that are read once and converted to others.
+    """
+
+    def sharding(x: jax.Array | jax.ShapeDtypeStruct, spec: P) -> NamedSharding:
         parts = [math.prod(mesh.shape[name] for name in _names(entry)) for entry in spec]
-        kept = (entry if size % n == 0 else None for size, entry, n in zip(x.shape, spec, parts, strict=True))
-        return named_sharding(mesh, P(*kept))
+        entries = (entry if size % n == 0 else None for size, entry, n in zip(x.shape, spec, parts, strict=True))
+        return named_sharding(mesh, P(*entries))
 
-    return jax.tree.map(one, params, param_specs(params))
+    return jax.tree.map(sharding, params, param_specs(params))
 
 
 def with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
@@ -110,8 +115,10 @@ def with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
 
 
 def named_sharding(mesh: Mesh, spec: P) -> NamedSharding:
-    """Returns the sharding without mesh axes of size 1 and without trailing Nones. A step is compiled once more for a
-    state that lies as before but says so differently, and the state it returns says it like this."""
+    """Returns the sharding without mesh axes of size 1 and without trailing Nones, the form of compiled results.
+
+    A state with the same sharding in another form would compile the training step once more.
+    """
     entries = []
     for entry in spec:
         names = tuple(name for name in _names(entry) if mesh.shape[name] > 1)
@@ -122,14 +129,14 @@ def named_sharding(mesh: Mesh, spec: P) -> NamedSharding:
 
 
 def _names(entry: Union[None, str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns the axes of the mesh in one entry of a PartitionSpec: none, one or several."""
+    """Returns the mesh axes in one entry of a PartitionSpec: none, one or several."""
     return (entry,) if isinstance(entry, str) else entry or ()
 
 
 def axes_of_leaves(params: PyTree) -> list[tuple[str, ...]]:
-    """Returns the names of the axes of each leaf, in tree order."""
+    """Returns the logical axes of each leaf, in tree order."""
     rows = [tuple(row.split()) for row in jax.tree.leaves(match_rules(PARTITION_RULES, params, "PARTITION_RULES"))]
     for name, leaf, axes in zip(parameter_names(params), jax.tree.leaves(params), rows, strict=True):
         if leaf.ndim != len(axes):
-            raise ValueError(f"{name} has shape {leaf.shape}, its row of PARTITION_RULES says {' '.join(axes)!r}")
+            raise ValueError(f"{name} has shape {leaf.shape}, its row of PARTITION_RULES has axes {' '.join(axes)!r}")
     return rows

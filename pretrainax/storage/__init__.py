@@ -1,1 +1,1 @@
-"""Lets a user's folders lie in object stores, and models on the hub: what is there has a folder of this machine."""
+"""Object stores and the Hugging Face Hub: local copies of remote folders and models."""

@@ -1,12 +1,12 @@
-"""Says where this machine keeps copies of folders in object stores.
+"""Local paths of the copies of object-store folders.
 
     BASE/USE/DIGEST/files/NAME      the copy; NAME is the last part of the URL
-    BASE/USE/DIGEST/record.json     which objects it has, as they were when they were last fetched or sent
+    BASE/USE/DIGEST/record.json     its objects, as of their last download or upload
     BASE/USE/DIGEST/lock, complete, aside-TIME/
 
-BASE is ~/.cache/pretrainax/stores, or config.checkpoint.local_dir. USE is "read" or "work". DIGEST is of the URL, so
-that no copy lies inside another one, and no object of a store has the name of a record. The folders of USE are private:
-a record next to a user's own files, as an archive may bring, means nothing.
+BASE is ~/.cache/pretrainax/stores, or config.checkpoint.local_dir. USE is "read" or "work". DIGEST is a hash of the
+URL: no copy lies inside another copy, and no object has the name of a record. The folders of USE are private, because a
+record among a user's own files, for example from an unpacked archive, cannot be trusted.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ from pretrainax.files.paths import STORES
 from pretrainax.files.private_folders import private_folder
 from pretrainax.storage.store import say
 
-Use: TypeAlias = Literal["read", "work"]  # a run may be read while it is trained, from a copy of its own
+Use: TypeAlias = Literal["read", "work"]  # separate copies: a run can be read while it is trained
 _USES = ("read", "work")
 _FILES, _RECORD = "files", "record.json"
-_OLD_RECORD = ".store.json"  # until version 0.6: after the name of the copy, next to it
+_OLD_RECORD = ".store.json"  # version 0.6 and older: next to the copy, appended to its name
 
 
 class Copy(NamedTuple):
-    """A folder of this machine for one URL, and what the program keeps next to it."""
+    """The local folder of one URL: the copy and the files that manage it."""
 
     folder: str
     name: str  # the last part of the URL
@@ -41,39 +41,39 @@ class Copy(NamedTuple):
 
     @property
     def record(self) -> str:
-        """The file that says which objects are here."""
+        """The file that lists the objects of the copy."""
         return os.path.join(self.folder, _RECORD)
 
     @property
     def lock(self) -> str:
-        """The file that a process locks while it trains in the copy."""
+        """The lock file of the process that trains in the copy."""
         return os.path.join(self.folder, "lock")
 
     @property
     def complete(self) -> str:
-        """The file that exists while everything a command has made is being sent."""
+        """The marker file that exists while a command uploads its output."""
         return os.path.join(self.folder, "complete")
 
     def new_aside(self) -> str:
-        """Returns a folder that is not there yet, for files that are moved out of the copy."""
+        """Returns a new folder name for files that are moved out of the copy."""
         return os.path.join(self.folder, f"aside-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
 
 
 def base_folder() -> str:
-    """Returns the folder of this user below which copies are kept, unless a run names another one."""
+    """Returns the default base folder of copies for this user."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(os.path.abspath(cache), "pretrainax", "stores")
 
 
 def copy_of(url: str, use: Use, base: Optional[str] = None, process: int = 0) -> Copy:
-    """Returns where a URL is kept; creates the folder around the copy, but not the copy.
+    """Returns the local copy of a URL; creates the parent folder of the copy, but not the copy.
 
     Args:
-      base: the folder below which it is; None: `base_folder()`.
-      process: which process of a run, each of which has a copy of its own.
+      base: the base folder; None: `base_folder()`.
+      process: index of a process of the run; each process has its own copy.
 
     Raises:
-      UserError: the folder is not this user's own.
+      UserError: the folder belongs to another user, or is a link.
     """
     url, base = url.rstrip("/"), base or base_folder()
     suffix = f".process-{process}" if process else ""
@@ -84,7 +84,7 @@ def copy_of(url: str, use: Use, base: Optional[str] = None, process: int = 0) ->
 
 
 def copy_around(path: str) -> Optional[tuple[str, Copy]]:
-    """Returns the URL and the copy below `base_folder()` that a path is in; None where it is in none."""
+    """Returns the URL and the copy below `base_folder()` that contain a path; None if no copy does."""
     parts = os.path.relpath(os.path.abspath(path), base := base_folder()).split(os.sep)
     if len(parts) < 4 or parts[0] not in _USES or parts[2] != _FILES:
         return None
@@ -94,7 +94,7 @@ def copy_around(path: str) -> Optional[tuple[str, Copy]]:
 
 
 def url_of_old_copy(path: str) -> str:
-    """Returns the URL of a folder that version 0.6 kept at a path, as its files name it; empty for any other path."""
+    """Returns the URL of a copy that version 0.6 stored at a path, according to its path; "" for other paths."""
     parts = os.path.relpath(os.path.abspath(path), base_folder()).split(os.sep)
     is_old = len(parts) > 2 and parts[0] in _USES and parts[1] in STORES
     return f"{parts[1]}://{'/'.join(parts[2:])}" if is_old else ""
@@ -107,13 +107,13 @@ def _digest(url: str) -> str:
 def _recorded_url(record: str) -> str:
     try:
         url = read_object(record).get("url")
-    except UserError:  # there is none, or it is damaged: everything is fetched again
+    except UserError:  # missing or damaged: everything is downloaded again
         return ""
     return url if isinstance(url, str) else ""
 
 
 def _migrate(copy: Copy, url: str, folder: str, suffix: str) -> None:
-    """Moves a copy of version 0.6 and its record, which lay next to it, to where they are now."""
+    """Moves a copy of version 0.6 and its record, a sibling file, to their current paths."""
     scheme, _, name = url.partition("://")
     old = path_below(os.path.join(folder, scheme), name) + suffix
     if not os.path.lexists(old + _OLD_RECORD) or os.path.exists(copy.record):

@@ -1,4 +1,4 @@
-"""Says why a store does not have an object as this machine has copied it: it was replaced, lost or damaged."""
+"""Classifies objects of a store that differ from the local copy: replaced, lost or damaged."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -8,35 +8,35 @@ from pretrainax.files.object_names import path_below
 from pretrainax.storage.run_objects import MANIFEST, PART_NAME, STEP, file_of, newest_whole
 from pretrainax.storage.store import Stamp
 
-# Replaced: by something newer. Lost: the store has nothing in its place. Vouched: lost or damaged, as a manifest of the
-# store still names what is here.
+# replaced: the store has something newer. lost: the store has nothing instead. vouched: lost or damaged, although a
+# manifest in the store lists the content of the local file.
 Fate: TypeAlias = Literal["replaced", "lost", "vouched"]
 
 
 class Fates:
-    """Judges objects by one listing of the store."""
+    """Classifies changed objects by one listing of the store."""
 
-    def __init__(self, found: Mapping[str, Stamp], read: Callable[[str], bytes], root: str):
-        """read: returns an object by its name. root: of the copies."""
-        self._found, self._read, self._root = found, read, root
-        self._newest = newest_whole(found)  # step of each folder of checkpoints
+    def __init__(self, listing: Mapping[str, Stamp], read: Callable[[str], bytes], root: str):
+        """Takes the listing; read: returns an object by its name; root: folder of the local files."""
+        self._listed, self._read, self._root = listing, read, root
+        self._newest = newest_whole(listing)  # newest whole step by checkpoint folder
         self._manifests: dict[str, dict[str, str]] = {}
 
     def of(self, name: str) -> Fate:
-        """Returns the fate of an object that the store had otherwise than it has now."""
+        """Returns the fate of an object that has changed in the store or is gone."""
         match = STEP.fullmatch(name)
-        if match and (manifest := f"{match[1]}/{match[2]}/{MANIFEST}") in self._found:
+        if match and (manifest := f"{match[1]}/{match[2]}/{MANIFEST}") in self._listed:
             digest = self._digests(manifest).get(name.removeprefix(f"{match[1]}/{match[2]}/"))
             return "vouched" if digest is not None and digest == self._digest(name) else "replaced"
-        if name in self._found:
+        if name in self._listed:
             return "replaced"
         if match:
             return "replaced" if self._newest.get(match[1], -1) > int(match[2]) else "lost"
         part = PART_NAME.fullmatch(name)
-        return "replaced" if part and any(file_of(other) == part[1] for other in self._found) else "lost"
+        return "replaced" if part and any(file_of(other) == part[1] for other in self._listed) else "lost"
 
     def _digests(self, manifest: str) -> dict[str, str]:
-        """Returns the SHA-256 of each file that a manifest in the store names; read once."""
+        """Returns the SHA-256 of each file in a manifest of the store; reads each manifest once."""
         if manifest not in self._manifests:
             lines = self._read(manifest).decode(errors="replace").splitlines()
             self._manifests[manifest] = {line[66:]: line[:64] for line in lines}

@@ -1,9 +1,9 @@
-"""Brings models of the Hugging Face Hub to this machine, and sends exports there: `hf:org/name@revision` is a folder.
+"""Downloads models of the Hugging Face Hub and uploads exports; `hf:org/name@revision` becomes a local folder.
 
-The package huggingface_hub asks the hub, resumes what breaks off, and keeps files in its cache, which other programs
-share (HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN mean what they mean there). Here is decided what is fetched:
-safetensors, JSON and tokenizer files of the first level, no pickle and no program, each of the size that the hub lists.
-First come the small files, which say what model it is; weights come when `complete` is asked for them.
+The package huggingface_hub sends the requests, resumes interrupted transfers, and stores files in its cache, which
+other programs share. Its variables HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN apply. This module selects the
+files: safetensors, JSON and tokenizer files of the top folder, no pickles and no code. Each file must have the size
+that the hub lists. `folder_of` downloads the small files, which describe the model; `complete` downloads the weights.
 """
 
 import concurrent.futures
@@ -30,13 +30,13 @@ from pretrainax.files.paths import HUB, HubName, hub_name, path_problem
 from pretrainax.files.regular_files import MOST_BYTES
 from pretrainax.storage.store import say
 
-PATIENCE = 120.0  # seconds for which a hub that is busy is asked again
-_FIRST, _LONGEST = 1.0, 20.0  # seconds between two requests
-_ANSWER = 10.0  # seconds that an answer may take
-_AT_A_TIME = 8  # files
+PATIENCE = 120.0  # seconds of retries while the hub is busy
+_FIRST, _LONGEST = 1.0, 20.0  # seconds between two requests: initial and maximum
+_TIMEOUT = 10.0  # seconds for a response
+_PARALLEL = 8  # files that are downloaded at the same time
 _BUSY = (408, 429, 500, 502, 503, 504)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# What tells of a model: no name that is hidden, and of folders only those of sentence-transformers' modules.
+# Files that describe a model: no hidden files, and no folders except those of sentence-transformers' modules.
 _SMALL = re.compile(
     r"\w[\w.-]*\.(json|model)|(vocab|merges|words)\.txt|chat_template\.jinja|manifest\.sha256|\d_[A-Za-z]+/config\.json",
     re.ASCII,
@@ -46,8 +46,8 @@ _SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PICKLED = re.compile(r"[^/]*\.(bin|pt|pth|ckpt|h5|msgpack|pkl)")
 
-# What datasets says of the hub's answer, which it does not pass on, and the hub's own code.
-_SAID_OF_DATA = (("is a gated dataset", "GatedRepo"), ("doesn't exist on the Hub", "RepoNotFound"))
+# The package datasets hides the hub's response; its error messages, with the hub's own error codes.
+_DATASET_ERRORS = (("is a gated dataset", "GatedRepo"), ("doesn't exist on the Hub", "RepoNotFound"))
 
 T = TypeVar("T")
 
@@ -59,60 +59,60 @@ class _Model:
     given: str  # "hf:org/name@main"
     name: HubName
     commit: str
-    folder: str  # in the cache, where its files come to
-    sizes: Optional[Mapping[str, int]]  # bytes of each file that the hub lists; None: the hub was not reached
-    has_weights: bool = False  # all of them are in the folder
+    folder: str  # of its files, in the cache
+    sizes: Optional[Mapping[str, int]]  # bytes of each file on the hub; None: the hub did not respond
+    has_weights: bool = False  # the folder has all of them
 
     @property
     def exact(self) -> str:
         return f"{HUB}{self.name.repository}@{self.commit}"
 
 
-_models: dict[str, _Model] = {}  # of this process, by what was given: a name stands for one commit as long as it lives
+_models: dict[str, _Model] = {}  # by `given`: a name means the same commit for the whole process
 _folders: dict[str, _Model] = {}
 
 
-class _Answer(NamedTuple):
-    """Holds what tells of an answer of the hub."""
+class _Response(NamedTuple):
+    """Status and headers of a response of the hub."""
 
     status_code: int
     headers: Mapping[str, str]
 
 
-class _NoAnswer(Exception):
-    """The hub cannot be reached, or is too busy; says why."""
+class _Unreachable(Exception):
+    """The hub cannot be reached or is too busy; the message has the reason."""
 
 
 def folder_of(path: str) -> str:
-    """Returns the folder where the small files of a model of the hub are: its configs and its tokenizer.
+    """Downloads the small files of a model (configs, tokenizer) and returns its cache folder.
 
-    Without a network, or with HF_HUB_OFFLINE=1, that is the copy of the cache, and said so.
+    Without a network, or with HF_HUB_OFFLINE=1, returns the cached copy and prints a line.
 
     Raises:
-      UserError: no such model or revision, or not for this user; says what to do.
-      RunFailed: the hub does not answer and nothing is in the cache; the disk has no room; a transfer broke off.
+      UserError: the model or revision does not exist, or this user has no access to it; the message has a remedy.
+      RunFailed: the hub does not respond and the cache has no copy; the disk is full; a transfer broke off.
     """
     if path not in _models:
         if problem := path_problem(path, takes_hub=True):
             raise UserError(f"{path}: {problem}")
-        model = _found(path)
-        _bring(model, [name for name in model.sizes or () if _SMALL.fullmatch(name)], "its configs and tokenizer")
+        model = _resolved(path)
+        _download(model, [name for name in model.sizes or () if _SMALL.fullmatch(name)], "its configs and tokenizer")
         _remember(model)
         _models[path] = _folders[model.folder] = model
     return _models[path].folder
 
 
 def exact_name(path: str) -> str:
-    """Returns a path of the hub with the commit that it stands for: hf:org/name@1a2b…, which stays what it is."""
+    """Returns a hub path with its commit, hf:org/name@1a2b…, which always means the same files."""
     folder_of(path)
     return _models[path].exact
 
 
 def complete(folder: str) -> None:
-    """Brings the weights, where a folder is that of a model of the hub.
+    """Downloads the weights of a model if `folder` is its cache folder; otherwise does nothing.
 
     Raises:
-      UserError: there are none that can be read: it has pickles alone.
+      UserError: the model has no safetensors, for example only pickles.
       RunFailed: as `folder_of`.
     """
     model = _folders.get(os.path.abspath(folder))
@@ -123,67 +123,69 @@ def complete(folder: str) -> None:
     if missing and model.sizes is None:
         raise RunFailed(
             f"{model.given}: the cache has a part of it, without {', '.join(missing[:3])}, and the hub is not reached: "
-            "run the same command again with a network, and without HF_HUB_OFFLINE"
+            "run the same command again with a network and without HF_HUB_OFFLINE"
         )
     if model.sizes is not None:
-        _bring(model, names, "its weights")
+        _download(model, names, "its weights")
     model.has_weights = True
 
 
 def _weights(model: _Model, listed: "Mapping[str, int] | list[str]") -> list[str]:
-    """Returns the files that hold a model's weights, as `interop.safetensors_files` reads them."""
+    """Returns the names of a model's weight files, as `interop.safetensors_files` reads them."""
     index = os.path.join(model.folder, _INDEX)
-    found = [name for name in (_SINGLE, _ADAPTER) if name in listed]
+    files = [name for name in (_SINGLE, _ADAPTER) if name in listed]
     if _SINGLE not in listed and _INDEX in listed and os.path.exists(index):
         shards = read_object(index).get("weight_map")
-        found += sorted({str(name) for name in (shards.values() if isinstance(shards, dict) else ())})
-    if odd := [name for name in found if not _SHARD.fullmatch(name)]:
-        raise UserError(f"{model.given}: {_INDEX} names the file {odd[0]!r}, it must be a safetensors file beside it")
-    if found or model.sizes is None:
-        return found or [_SINGLE]
+        files += sorted({str(name) for name in (shards.values() if isinstance(shards, dict) else ())})
+    if odd := [name for name in files if not _SHARD.fullmatch(name)]:
+        raise UserError(
+            f"{model.given}: {_INDEX} names the file {odd[0]!r}; it must be a safetensors file in the same folder"
+        )
+    if files or model.sizes is None:
+        return files or [_SINGLE]
     pickled = sorted(name for name in listed if _PICKLED.fullmatch(name))
-    there = f"holds {', '.join(pickled[:3])} and no safetensors" if pickled else "holds no safetensors"
+    content = f"holds {', '.join(pickled[:3])} and no safetensors" if pickled else "holds no safetensors"
     advice = (
-        ": files that can run code when they are opened are never fetched. Take a revision that has them, as "
-        f"{HUB}{model.name.repository}@refs/pr/1, where the hub's page lists one under Community; or, where you trust "
-        f"them, convert them with transformers: {how_to_convert(model.folder, model.name.repository)}"
+        ": such files can run code when they are opened, so they are never fetched. Use a revision with safetensors, "
+        f"for example {HUB}{model.name.repository}@refs/pr/1 if the hub's page lists one under Community; or, if you "
+        f"trust the files, convert them with transformers: {how_to_convert(model.folder, model.name.repository)}"
     )
-    raise UserError(f"{model.given} {there}{advice if pickled else ': give a model that does'}")
+    raise UserError(f"{model.given} {content}{advice if pickled else ': use a model with safetensors'}")
 
 
 def how_to_convert(folder: str, source: str) -> str:
-    """Returns what makes safetensors of weights that are not read.
+    """Returns a command that converts pickled weights to safetensors.
 
     Args:
-      folder: where the config.json of the model is.
-      source: what transformers calls it.
+      folder: the folder of the model's config.json.
+      source: the model's name or path for transformers.
     """
     config = os.path.join(folder, "config.json")
-    known = read_object(config).get("architectures") if os.path.exists(config) else None
-    # of a file that may come from anybody, and is to be pasted
-    name = known[0] if isinstance(known, list) and known and str(known[0]).isidentifier() else "AutoModel"
+    classes = read_object(config).get("architectures") if os.path.exists(config) else None
+    # Untrusted: users paste this name into a shell.
+    name = classes[0] if isinstance(classes, list) and classes and str(classes[0]).isidentifier() else "AutoModel"
     return (
         f'python -c "from transformers import {name} as M; '
         f"M.from_pretrained('{source}').save_pretrained('converted')\", and copy its tokenizer's files there"
     )
 
 
-# --- finding ---------------------------------------------------------------------------------------------------------
+# --- resolving -------------------------------------------------------------------------------------------------------
 
 
-def _found(path: str) -> _Model:
-    """Asks the hub what a path names; where it does not answer, the cache."""
+def _resolved(path: str) -> _Model:
+    """Resolves a path to a commit on the hub, or in the cache if the hub does not respond."""
     name = hub_name(path)
     assert name is not None
     hub = _library(path)
-    wanted = {"revision": name.revision, "timeout": _ANSWER, "files_metadata": True}
+    query = {"revision": name.revision, "timeout": _TIMEOUT, "files_metadata": True}
     try:
         with heard():
-            info = _asked(path, lambda: hub.HfApi().model_info(name.repository, **wanted))
-    except _NoAnswer as e:
+            info = _request(path, lambda: hub.HfApi().model_info(name.repository, **query))
+    except _Unreachable as e:
         return _cached(path, name, str(e))
-    if not _COMMIT.fullmatch(info.sha or ""):  # it becomes a part of a path
-        raise UserError(f"{path}: {hub.constants.ENDPOINT} is no hub: it names the commit {info.sha!r}")
+    if not _COMMIT.fullmatch(info.sha or ""):  # the commit becomes part of a path
+        raise UserError(f"{path}: {hub.constants.ENDPOINT} is not a hub: its commit is {info.sha!r}")
     sizes = {file.rfilename: file.size for file in info.siblings or () if file.size is not None}
     return _Model(path, name, info.sha, _snapshot(name, info.sha), sizes)
 
@@ -197,24 +199,24 @@ def _cached(path: str, name: HubName, why: str) -> _Model:
     if not commit or not os.path.isdir(folder := _snapshot(name, commit)):
         raise RunFailed(
             f"{path}: the hub cannot be reached ({why}), and the cache of this machine does not have it: run the same "
-            "command once with a network, or give a folder"
+            "command once with a network, or set a folder"
         )
-    say(f"{path}: the hub is not reached ({why}); the copy of commit {commit[:12]} in the cache is used")
+    say(f"{path}: the hub is not reached ({why}); using the copy of commit {commit[:12]} in the cache")
     return _Model(path, name, commit, folder, None)
 
 
 def _remember(model: _Model) -> None:
-    """Writes into the cache what a name stands for, as its layout has it: where there is no network, that is asked."""
+    """Writes the commit of a revision to the cache, in the layout of huggingface_hub, for use without a network."""
     revision = model.name.revision or "main"
     reference = path_below(os.path.join(os.path.dirname(os.path.dirname(model.folder)), "refs"), revision)
     if model.sizes is not None and revision != model.commit:
-        with contextlib.suppress(OSError):  # a cache that may only be read
+        with contextlib.suppress(OSError):  # the cache is read-only
             os.makedirs(os.path.dirname(reference), exist_ok=True)
             write_atomically(reference, model.commit)
 
 
 def _snapshot(name: HubName, commit: str) -> str:
-    """Returns the folder of the cache where the files of a commit come to."""
+    """Returns the cache folder of a commit."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -224,45 +226,45 @@ def _snapshot(name: HubName, commit: str) -> str:
     )
 
 
-# --- fetching --------------------------------------------------------------------------------------------------------
+# --- downloads -------------------------------------------------------------------------------------------------------
 
 
-def _bring(model: _Model, names: list[str], what: str) -> None:
-    """Fetches files of a model that are not here yet; says how many bytes that is, when there is room for them."""
+def _download(model: _Model, names: list[str], what: str) -> None:
+    """Downloads the missing files of a model; prints their size and raises RunFailed if the disk has no room."""
     sizes, hub = model.sizes or {}, _library(model.given)
     if unlisted := [name for name in names if name not in sizes]:
-        raise UserError(f"{model.given} does not hold {', '.join(unlisted[:3])}, which its {_INDEX} names")
+        raise UserError(f"{model.given} does not hold {', '.join(unlisted[:3])}, but its {_INDEX} names them")
     for name in (name for name in names if not _SHARD.fullmatch(name) and sizes[name] > MOST_BYTES):
-        say(f"{model.given}: {name} is left out, of {sizes[name]:,} bytes: more than is read of such a file")
+        say(f"{model.given}: {name} is skipped: it has {sizes[name]:,} bytes, the limit is {MOST_BYTES:,}")
     names = [name for name in names if _SHARD.fullmatch(name) or sizes[name] <= MOST_BYTES]
-    lacking = [name for name in names if _bytes_here(model, name) != sizes[name]]
-    if lacking:
-        _check_room(model, needed := sum(sizes[name] for name in lacking))
-        count = f"{len(lacking)} file{'s' if len(lacking) > 1 else ''}"
+    missing = [name for name in names if _bytes_here(model, name) != sizes[name]]
+    if missing:
+        _check_room(model, needed := sum(sizes[name] for name in missing))
+        count = f"{len(missing)} file{'s' if len(missing) > 1 else ''}"
         say(f"{model.given} is commit {model.commit[:12]}: fetching {what}, {count}, {_bytes(needed)}")
 
     def fetch(name: str) -> None:
-        again = _bytes_here(model, name) is not None  # but others than the hub lists
-        which = {"revision": model.commit, "force_download": again}
-        _asked(model.given, lambda: hub.hf_hub_download(model.name.repository, name, **which))
-        if (came := _bytes_here(model, name)) != sizes[name]:
+        again = _bytes_here(model, name) is not None  # with another size than the hub lists
+        options = {"revision": model.commit, "force_download": again}
+        _request(model.given, lambda: hub.hf_hub_download(model.name.repository, name, **options))
+        if (received := _bytes_here(model, name)) != sizes[name]:
             raise RunFailed(
-                f"{model.given}: {name} came with {came or 0:,} bytes, and the hub lists {sizes[name]:,}: run the same "
-                "command again"
+                f"{model.given}: {name} came with {received or 0:,} bytes, and the hub lists {sizes[name]:,}: run the "
+                "same command again"
             )
 
     try:
-        with heard(), concurrent.futures.ThreadPoolExecutor(_AT_A_TIME) as pool:
-            list(pool.map(fetch, lacking))
-    except _NoAnswer as e:
+        with heard(), concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
+            list(pool.map(fetch, missing))
+    except _Unreachable as e:
         raise RunFailed(
-            f"{model.given}: the transfer broke off ({e}); the files that came are kept, and the same command goes on "
-            "from them"
+            f"{model.given}: the transfer broke off ({e}); run the same command again to continue with the files that "
+            "are missing"
         ) from e
 
 
 def _bytes_here(model: _Model, name: str) -> Optional[int]:
-    """Returns the size of a file in the cache; None where it is not there."""
+    """Returns the size of a file in the cache in bytes; None if the cache does not have it."""
     path = path_below(model.folder, name)
     return os.path.getsize(path) if os.path.isfile(path) else None
 
@@ -273,8 +275,8 @@ def _check_room(model: _Model, needed: int) -> None:
         folder = os.path.dirname(folder)
     if (free := shutil.disk_usage(folder).free) < needed:
         raise RunFailed(
-            f"{model.given}: {_bytes(needed)} are to be fetched, and {folder} has {_bytes(free)} free: make "
-            "room there, or set HF_HOME to a folder of a larger disk"
+            f"{model.given}: {_bytes(needed)} are to be fetched, but {folder} has only {_bytes(free)} free: make "
+            "room there, or set HF_HOME to a folder on a larger disk"
         )
 
 
@@ -282,11 +284,11 @@ def _bytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size:,} bytes"
 
 
-# --- sending ---------------------------------------------------------------------------------------------------------
+# --- uploads ---------------------------------------------------------------------------------------------------------
 
 
 def check_push(repository: str) -> None:
-    """Raises UserError where nothing can be sent to a repository of this name, or by a user who has not logged in."""
+    """Raises UserError if the repository name is invalid or the user is not logged in."""
     name, path = hub_name(f"{HUB}{repository}"), f"--push={repository}"
     if name is None or name.revision is not None or "/" not in repository:
         raise UserError(f"{path}: it must be org/name, without a revision: a push goes to its main branch")
@@ -295,68 +297,70 @@ def check_push(repository: str) -> None:
 
 
 def push(folder: str, repository: str, is_private: bool) -> str:
-    """Sends the files of a folder as one commit, in the place of weights that are there; returns a line about it.
+    """Uploads the files of a folder as one commit that replaces earlier weights; returns a line for the user.
 
-    is_private: where there is no such repository yet, it becomes a private one.
+    is_private: creates a private repository if none exists.
 
     Raises:
-      UserError: as `check_push`, or this user may not write there, or what is there is public and is not to be.
-      RunFailed: the transfer broke off; nothing of the repository has changed then.
+      UserError: as `check_push`; this user may not write to the repository; `is_private` and the repository is public.
+      RunFailed: the transfer broke off; the repository is then unchanged.
     """
     check_push(repository)
     path, library = f"{HUB}{repository}", _library(repository)
     api = library.HfApi()
-    if not sys.stderr.isatty():  # of downloads the client sees that itself
+    if not sys.stderr.isatty():  # for downloads, huggingface_hub does this
         library.utils.disable_progress_bars()
-    # a model of fewer files than that before is not to lie among its shards
-    other = ["model*.safetensors", _INDEX]
-    to = {"repo_id": repository, "commit_message": "Export of PretrainAX", "delete_patterns": other}
+    # Shards of an earlier model with more files must not remain.
+    stale = ["model*.safetensors", _INDEX]
+    options = {"repo_id": repository, "commit_message": "Export of PretrainAX", "delete_patterns": stale}
     try:
         with heard():
-            _asked(path, lambda: api.create_repo(repository, private=is_private, exist_ok=True))
-            if is_private and not _asked(path, lambda: api.model_info(repository, timeout=_ANSWER)).private:
-                raise UserError(f"--push={repository} is public already: make it private on its page, or take another")
-            commit = _asked(path, lambda: api.upload_folder(folder_path=folder, **to))
-    except _NoAnswer as e:
+            _request(path, lambda: api.create_repo(repository, private=is_private, exist_ok=True))
+            if is_private and not _request(path, lambda: api.model_info(repository, timeout=_TIMEOUT)).private:
+                raise UserError(
+                    f"--push={repository} is public already: make it private on its page, or use another repository"
+                )
+            commit = _request(path, lambda: api.upload_folder(folder_path=folder, **options))
+    except _Unreachable as e:
         raise RunFailed(f"--push={repository}: the transfer broke off ({e}): run the same command again") from e
     return f"pushed to {api.endpoint}/{repository} as commit {commit.oid[:12]}"
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------------------------------
 
 
-def _asked(path: str, call: Callable[[], T]) -> T:
-    """Returns what a request returns; asks again where the hub is busy, and says so.
+def _request(path: str, call: Callable[[], T]) -> T:
+    """Returns the result of a request; repeats it, with a message, while the hub is busy.
 
     Raises:
-      _NoAnswer: it cannot be reached, or is busy for longer than PATIENCE.
-      UserError, RunFailed: it refuses, or the disk is full.
+      _Unreachable: the hub cannot be reached, or is busy for longer than PATIENCE.
+      UserError, RunFailed: the hub refuses the request, or the disk is full.
     """
     until, pause = time.monotonic() + PATIENCE, _FIRST
     while True:
         try:
             return call()
-        except Exception as e:  # the client passes on errors of its libraries, which have no class in common
+        except Exception as e:  # errors of the client's libraries, which have no common class
             response = _response(e)
             if response is None:
                 _raise_other(path, e)
             if response.status_code not in _BUSY:
                 raise _refusal(path, e, response) from e
-            why = f"it answers {response.status_code}"
-            wait = _wanted_wait(response) or pause * random.uniform(0.5, 1.0)
+            why = f"it responds with {response.status_code}"
+            wait = _retry_after(response) or pause * random.uniform(0.5, 1.0)
             if time.monotonic() + wait > until:
-                raise _NoAnswer(f"{why}, and is to be asked again in {wait:,.0f} s") from e
-            say(f"{path}: the hub is busy ({why}): asking again in {wait:,.0f} s")
+                raise _Unreachable(f"{why}, and asks for a retry in {wait:,.0f} s") from e
+            say(f"{path}: the hub is busy ({why}): trying again in {wait:,.0f} s")
             time.sleep(wait)
             pause = min(2 * pause, _LONGEST)
 
 
-def _response(error: BaseException) -> Optional[_Answer]:
-    """Returns the hub's answer that an error is about; None where there was none."""
+def _response(error: BaseException) -> Optional[_Response]:
+    """Returns the hub's response that caused an error; None if there was no response."""
     cause: Optional[BaseException] = error
     while cause is not None:
         if (response := getattr(cause, "response", None)) is not None:
-            return _Answer(response.status_code, response.headers)
+            return _Response(response.status_code, response.headers)
         cause = cause.__cause__
     return None
 
@@ -371,81 +375,81 @@ def _raise_other(path: str, error: Exception) -> NoReturn:
             f"{path}: {error.strerror} at {error.filename or 'the cache'}: make room, and run the same command again"
         ) from error
     if isinstance(error, PermissionError):
-        raise UserError(f"{path}: {error.filename} cannot be written: set HF_HOME to a folder of your own") from error
+        raise UserError(f"{path}: {error.filename} cannot be written: set HF_HOME to your own folder") from error
     cause = error.__cause__ or error
-    is_wanted = isinstance(cause, OfflineModeIsEnabled)
-    raise _NoAnswer("HF_HUB_OFFLINE is set" if is_wanted else _plain(f"{type(cause).__name__}: {cause}")) from error
+    is_offline = isinstance(cause, OfflineModeIsEnabled)
+    raise _Unreachable("HF_HUB_OFFLINE is set" if is_offline else _plain(f"{type(cause).__name__}: {cause}")) from error
 
 
-def _refusal(path: str, error: Exception, response: _Answer) -> UserError:
-    """Returns the line about an answer that stays the same however often it is asked for."""
+def _refusal(path: str, error: Exception, response: _Response) -> UserError:
+    """Returns the error for a response that a retry cannot change."""
     name = hub_name(path)
     assert name is not None
     return _refused(path, name, "model", error, response)
 
 
 def data_set_error(path: str, repository: str, error: Exception) -> Optional[UserError]:
-    """Returns the line about a data set that the hub does not give; None where an error has other reasons.
+    """Returns the error for a dataset that the hub does not provide; None if the error has another cause.
 
     Args:
-      path: what the line begins with: the field, and its value.
+      path: start of the message: the field and its value.
       repository: "org/name".
-      error: as the package datasets raises it.
+      error: the error of the package datasets.
     """
     response, text = _response(error), str(error)
-    for said, code in _SAID_OF_DATA:
-        if response is None and said in text:
-            response = _Answer(404, {"X-Error-Code": code})
+    for message, code in _DATASET_ERRORS:
+        if response is None and message in text:
+            response = _Response(404, {"X-Error-Code": code})
     if response is not None and response.status_code not in _BUSY:
-        return _refused(path, HubName(repository, None), "data set", error, response)
+        return _refused(path, HubName(repository, None), "dataset", error, response)
     if response is not None or isinstance(error, ConnectionError):
         return RunFailed(
-            f"{path}: the hub does not answer ({_plain(str(error))}), and the cache of datasets does not have it: run "
-            "the same command again with a network, and without HF_HUB_OFFLINE"
+            f"{path}: the hub does not respond ({_plain(str(error))}), and the cache of datasets does not have it: run "
+            "the same command again with a network and without HF_HUB_OFFLINE"
         )
     return None
 
 
-def _refused(path: str, name: HubName, what: str, error: Exception, response: _Answer) -> UserError:
+def _refused(path: str, name: HubName, kind: str, error: Exception, response: _Response) -> UserError:
     from huggingface_hub import constants, get_token
 
     code = response.headers.get("X-Error-Code")
-    page = f"{constants.ENDPOINT}/{'datasets/' if what == 'data set' else ''}{name.repository}"
+    page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name.repository}"
     log_in = "log in by `hf auth login`, or set HF_TOKEN"
     if response.headers.get("X-Error-Message") == "Invalid credentials in Authorization header":
-        return UserError(f"{path}: the hub does not know the token that is set here: {log_in}")
+        return UserError(f"{path}: the hub does not accept the token that is set here: {log_in}")
     if code == "GatedRepo":
-        then = f", then {log_in}" if get_token() is None else " with the account whose token is set here"
-        return UserError(f"{path} is gated: ask for access at {page}{then}")
+        hint = f", then {log_in}" if get_token() is None else " with the account whose token is set here"
+        return UserError(f"{path} is gated: ask for access at {page}{hint}")
     if code == "RevisionNotFound":
         return UserError(f"{path}: {name.repository} has no such revision: {page}/tree/main lists them")
     if code == "RepoNotFound" or (not code and response.status_code in (401, 404)):
-        then = f"if it is private, {log_in}" if get_token() is None else "or the token that is set here may not see it"
-        return UserError(f"{path}: {constants.ENDPOINT} has no {what} {name.repository}: mind the name; {then}")
+        hint = f"if it is private, {log_in}" if get_token() is None else "or the token set here has no access to it"
+        return UserError(f"{path}: {constants.ENDPOINT} has no {kind} {name.repository}: check the name; {hint}")
     if response.status_code == 403:
         why = _plain(getattr(error, "server_message", None) or str(error))
-        return UserError(f"{path}: the hub refuses this ({why}): {log_in}, with a token that may do it")
-    return UserError(f"{path}: the hub answers {response.status_code} ({_plain(str(error))})")
+        return UserError(f"{path}: the hub refuses this ({why}): {log_in}, with a token that has this permission")
+    return UserError(f"{path}: the hub responds with {response.status_code} ({_plain(str(error))})")
 
 
-def _wanted_wait(response: _Answer) -> Optional[float]:
-    """Returns for how many seconds a hub that limits its requests wants none; None where it does not say."""
+def _retry_after(response: _Response) -> Optional[float]:
+    """Returns the seconds until the next request according to a rate limit; None if the response does not say."""
     limit = re.search(r"r=0;\s*t=(\d+)", response.headers.get("RateLimit", "").replace(" ", ""))
     after = response.headers.get("Retry-After", "")
     return float(limit[1]) if limit else float(after) if after.isdigit() else None
 
 
 def _plain(text: str) -> str:
-    """Returns a message for one line, without the queries of URLs, which may be signed."""
+    """Returns a message as one line, without the queries of URLs, which may contain signatures."""
     return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", " ".join(text.split()))[:300]
 
 
-class _Said(logging.Handler):
-    """Shows what the client logs while anybody asks it, and hands it to nobody else."""
+class _ClientLog(logging.Handler):
+    """Prints the log of huggingface_hub during requests, instead of its own handlers."""
 
     def __init__(self):
         super().__init__(logging.WARNING)
-        self.lock_of_asking, self.asking = threading.Lock(), 0
+        self.requests_lock, self.requests = threading.Lock(), 0
         self.before: tuple[list[logging.Handler], bool] = [], True
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -453,28 +457,28 @@ class _Said(logging.Handler):
 
     def count(self, more: int) -> None:
         logger = logging.getLogger("huggingface_hub")
-        with self.lock_of_asking:
-            if not self.asking:
+        with self.requests_lock:
+            if not self.requests:
                 self.before = logger.handlers, logger.propagate
-            self.asking += more
-            logger.handlers, logger.propagate = ([self], False) if self.asking else self.before
+            self.requests += more
+            logger.handlers, logger.propagate = ([self], False) if self.requests else self.before
 
 
-_said = _Said()
+_client_log = _ClientLog()
 
 
 @contextlib.contextmanager
 def heard() -> Iterator[None]:
-    """Shows what the client logs meanwhile, a transfer that is resumed, as every line about a store is shown."""
-    _said.count(1)
+    """Prints the log of huggingface_hub meanwhile, such as resumed transfers, in the format of store messages."""
+    _client_log.count(1)
     try:
         yield
     finally:
-        _said.count(-1)
+        _client_log.count(-1)
 
 
 def _library(path: str) -> ModuleType:
-    """Imports the client: a run that names no model of the hub needs none of it."""
+    """Imports huggingface_hub on first use: runs without models of the hub do not need it."""
     try:
         import huggingface_hub
         import huggingface_hub.errors

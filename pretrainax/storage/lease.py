@@ -1,9 +1,9 @@
-"""Lets one run at a time write below a URL: a lease, which its holder renews, and which others take when it is silent.
+"""Leases: only one run at a time writes below a URL.
 
-`run.lease/` has an object a lease, numbered. To take the next number is to make an object that is not there, which a
-store lets one of all that try do. The holder writes its own anew every BEAT seconds, and ends itself once it sees a
-higher number; it frees the lease by saying so in it, so that numbers only rise. Who finds a lease held watches it by
-his own clock: one that stands still for SILENCE seconds is free.
+`run.lease/` has one object per lease, with increasing numbers. A run takes the next number by creating its object; a
+store lets only one of several creators succeed. The holder rewrites its object every BEAT seconds, and ends its process
+when it sees a higher number. It releases the lease with a flag in the object, so that numbers only increase. A run that
+finds a held lease watches the object by its own clock: without a change for SILENCE seconds, the lease is free.
 """
 
 import json
@@ -18,19 +18,19 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.storage.run_objects import LEASES
 from pretrainax.storage.store import Store, say
 
-BEAT = 15.0  # seconds between two signs of life
-SILENCE = 90.0  # seconds
+BEAT = 15.0  # seconds between two heartbeats
+SILENCE = 90.0  # seconds without a heartbeat after which a lease is free
 
 
 class Lease:
-    """Holds the right to write below a URL; a context manager. A holder that has lost it ends its process: exit code 1.
+    """A context manager for the right to write below a URL. A holder that loses it ends its process with exit code 1.
 
     Raises:
-      RunFailed: another run holds it; says which.
+      RunFailed: another run holds the lease; the message identifies it.
     """
 
     def __init__(self, store: Store, place: str):
-        """place: what no other holder that is alive shares, as a folder of this machine under a lock of it."""
+        """place: unique among live holders, for example a folder of this machine that this process has locked."""
         self.store = store
         self.number = self.previous = 0
         self._own = {"host": socket.gethostname(), "process": os.getpid(), "place": place, "boot": _boot()}
@@ -51,45 +51,47 @@ class Lease:
             try:
                 self.store.write(self._name(self.number), self._record(free=True))
             except UserError as e:
-                say(f"{e}; its lease is free {SILENCE:.0f} s from now")
+                say(f"{e}; its lease becomes free in {SILENCE:.0f} s")
 
     def check(self) -> None:
-        """Ends this process where another one has taken the lease, because nothing was heard of this one."""
+        """Ends this process if another run has taken the lease because it saw no heartbeat."""
         newest = max(self._numbers(), default=0)
         if newest > self.number and not self._over.is_set():
-            say(f"{self.store.url} was taken over by {_who(self._read(newest))}: this run ends here")
+            say(f"{self.store.url} was taken over by {_who(self._read(newest))}: this run stops")
             os._exit(1)
 
     def _take(self) -> bool:
-        """Returns True if the lease is ours; raises RunFailed where another run is alive."""
+        """Returns True if this process now holds the lease; raises RunFailed if another run is alive."""
         newest = max(self._numbers(), default=0)
         if newest and not self._is_free(self._read(newest)):
             self._watch(newest)
         if not self.store.create(self._name(newest + 1), self._record()):
-            return False  # another one was faster: he is alive
+            return False  # another run was faster, so it is alive
         self.previous, self.number = newest, newest + 1
         self.store.delete(self._name(number) for number in self._numbers() if number < newest)
         return True
 
-    def _is_free(self, found: JsonObject) -> bool:
-        """Returns True if a holder is gone: it says so, or it was here, where there is no other under our lock."""
-        return bool(found.get("free")) or all(found.get(name) == self._own[name] for name in ("host", "boot", "place"))
+    def _is_free(self, record: JsonObject) -> bool:
+        """Returns True if the holder released the lease, or ran on this machine in `place`, which we have locked."""
+        return bool(record.get("free")) or all(
+            record.get(name) == self._own[name] for name in ("host", "boot", "place")
+        )
 
     def _watch(self, number: int) -> None:
-        """Returns when the holder of a lease has freed it, or has been silent for long enough."""
+        """Waits until the holder releases a lease or is silent for SILENCE seconds; RunFailed if it is alive."""
         first = self._read(number)
-        say(f"{self.store.url} is held by {_who(first)}: waiting {SILENCE:.0f} s for a sign of life")
+        say(f"{self.store.url} is held by {_who(first)}: waiting {SILENCE:.0f} s for a heartbeat")
         until = time.monotonic() + SILENCE
         while time.monotonic() < until:
             time.sleep(min(2.0, BEAT))
-            found = self._read(number)
-            if found.get("free"):
+            record = self._read(number)
+            if record.get("free"):
                 return
-            if found != first or max(self._numbers(), default=0) > number:
+            if record != first or max(self._numbers(), default=0) > number:
                 raise RunFailed(
-                    f"{self.store.url} is in use by {_who(found)}: wait for its end, stop it, or take another --workdir"
+                    f"{self.store.url} is in use by {_who(record)}: wait for its end, stop it, or set another --workdir"
                 )
-        say(f"no sign of life: it is gone, and this run goes on in {self.store.url}")
+        say(f"no heartbeat: that run has ended; this run continues in {self.store.url}")
 
     def _live(self) -> None:
         while not self._over.wait(BEAT):
@@ -98,8 +100,8 @@ class Lease:
                 with self._writing:
                     if not self._over.is_set():
                         self.store.write(self._name(self.number), self._record())
-            except Exception:  # the sender's thread tells what is wrong
-                continue  # others see this lease stand still as we see the store
+            except Exception:  # the thread of the sender reports the error
+                continue  # without the store no heartbeat reaches other runs, either
 
     def _record(self, free: bool = False) -> bytes:
         self._beat += 1
@@ -111,20 +113,20 @@ class Lease:
 
     def _read(self, number: int) -> JsonObject:
         try:
-            found = json.loads(self.store.read(self._name(number)))
-        except (FileNotFoundError, ValueError):  # deleted by who took the next one
+            record = json.loads(self.store.read(self._name(number)))
+        except (FileNotFoundError, ValueError):  # deleted by the next holder
             return {}
-        return found if isinstance(found, dict) else {}
+        return record if isinstance(record, dict) else {}
 
     @staticmethod
     def _name(number: int) -> str:
         return f"{LEASES}/{number:08d}"
 
 
-def _who(found: Mapping[str, object]) -> str:
-    if not found:
+def _who(record: Mapping[str, object]) -> str:
+    if not record:
         return "another run"
-    return f"process {found.get('process')} on {found.get('host')}, since {found.get('since')}"
+    return f"process {record.get('process')} on {record.get('host')}, since {record.get('since')}"
 
 
 def _boot() -> str:

@@ -1,4 +1,4 @@
-"""Says where folders of stores and models of the hub are kept on this machine: called with every path of a user."""
+"""Local paths of object-store folders and hub models; commands pass every path of a user through this module."""
 
 import contextlib
 import fcntl
@@ -19,18 +19,18 @@ from pretrainax.storage.lease import Lease
 from pretrainax.storage.store import Store, local_errors, say
 from pretrainax.storage.twin import SENDING, Twin
 
-EVERY = 5.0  # seconds between two looks at what is to be sent
-REPEATED = 300.0  # seconds after which a message that nothing can be sent is repeated
-_CHECKPOINT = re.compile(r"@\w*")  # what may follow the name of a run
-_MAGIC = re.compile(r"[*?[]")
+EVERY = 5.0  # seconds between two uploads
+REPEATED = 300.0  # seconds after which the message of a failing upload is repeated
+_CHECKPOINT = re.compile(r"@\w*")  # optional suffix of a run: its checkpoint
+_WILDCARD = re.compile(r"[*?[]")
 
 
 def here(path: str) -> str:
-    """Returns the path itself, or of a URL that of its twin, which has what the store has now.
+    """Downloads the current content of a URL and returns its local path; returns a local path unchanged.
 
-    A URL may be of a folder, of a run with @ and a checkpoint, of an object, or a pattern of several. Arrays of
-    checkpoints come when `complete` asks for them. Of a model of the hub (hf:org/name@revision) it is the folder of its
-    cache, whose weights come in that way, too.
+    A URL may name a folder, a run with @ and a checkpoint, an object, or several objects by a pattern. A path of the
+    hub (hf:org/name@revision) becomes the model's cache folder. Arrays of checkpoints and weights of hub models are
+    downloaded only by `complete`.
 
     Raises:
       UserError, RunFailed: as `Store`, and `hub.folder_of`.
@@ -42,10 +42,10 @@ def here(path: str) -> str:
     if problem := path_problem(path):
         raise UserError(f"{path}: {problem}")
     folder, slash, last = path.rstrip("/").rpartition("/")
-    url, at, which = path.rstrip("/"), "", ""
+    url, at, checkpoint = path.rstrip("/"), "", ""
     if (cut := last.rfind("@")) > 0 and _CHECKPOINT.fullmatch(last[cut:]):
-        url, at, which = f"{folder}/{last[:cut]}", "@", last[cut + 1 :]
-    if _MAGIC.search(path):
+        url, at, checkpoint = f"{folder}/{last[:cut]}", "@", last[cut + 1 :]
+    if _WILDCARD.search(path):
         return _matching(path)
     if folder.count("/") > 1 and Store(url).is_object():
         twin = _reader(folder)
@@ -53,12 +53,12 @@ def here(path: str) -> str:
         return os.path.join(twin.root, last)
     twin = _reader(url)
     twin.pull(lazy=False)
-    return f"{twin.root}{at}{which}"
+    return f"{twin.root}{at}{checkpoint}"
 
 
 def _matching(pattern: str) -> str:
-    """Brings what a pattern stands for, and returns the pattern of the files."""
-    folder = pattern[: _MAGIC.search(pattern).start()].rpartition("/")[0]  # type: ignore[union-attr]
+    """Downloads the objects that match a pattern, and returns the pattern of the local files."""
+    folder = pattern[: _WILDCARD.search(pattern).start()].rpartition("/")[0]  # type: ignore[union-attr]
     twin, rest = _reader(folder), pattern[len(folder) + 1 :]
     twin.bring(names := twin.store.matches(rest))
     local = os.path.join(glob.escape(twin.root), rest)
@@ -68,15 +68,15 @@ def _matching(pattern: str) -> str:
 
 
 def refresh(path: str) -> None:
-    """Makes the twin that a path is in what the store has now, if this process only reads it."""
+    """Updates the twin that contains a path from the store, unless this process works in it."""
     if (twin := twin_around(path)) is not None and not twin.is_at_work:
         twin.pull(lazy=False)
 
 
 def complete(path: str, wanted: Callable[[str], bool] = lambda name: True) -> None:
-    """Brings what is below a folder, where it is in a twin, or of the hub's cache, and not all of it is here.
+    """Downloads the missing files below a folder of a twin or of the hub's cache; other folders are unchanged.
 
-    wanted: tells of a name below the folder of a twin whether it is asked for.
+    wanted: predicate for file names relative to a folder of a twin; other files are skipped.
     """
     hub.complete(path)
     if (twin := twin_around(path)) is not None:
@@ -85,47 +85,47 @@ def complete(path: str, wanted: Callable[[str], bool] = lambda name: True) -> No
 
 @contextlib.contextmanager
 def sent(path: str) -> Iterator[str]:
-    """Yields a path to write to: what is new there at the end is sent, where it is a URL.
+    """Yields a local path for output; if `path` is a URL, uploads new files on exit.
 
-    That is a folder, a file, and others beside it that have its name but for the ending: a report's page and picture.
+    The output is a folder, or a file and files that differ only in the suffix, such as the page and image of a report.
     """
     if not is_url(path):
         yield path
         return
     local = here(path)
-    twin, complete, before = _reader(path), copy_of(path, "read").complete, _of_that_name(local)
-    if os.path.exists(complete):  # a command before was killed while it sent what it had made
-        _send_all(twin, complete)
+    twin, marker, before = _reader(path), copy_of(path, "read").complete, _same_stem(local)
+    if os.path.exists(marker):  # an earlier command was killed while it uploaded its output
+        _send_all(twin, marker)
     elif os.path.isdir(local):
-        twin.follow()  # without what one that was killed earlier has left
+        twin.follow()  # discards incomplete output of a killed command
     yield local
     if os.path.isdir(local):
-        open(complete, "w").close()
-        _send_all(twin, complete)
-    for name in dict(_of_that_name(local).items() - before.items()):
+        open(marker, "w").close()
+        _send_all(twin, marker)
+    for name in dict(_same_stem(local).items() - before.items()):
         file = os.path.join(os.path.dirname(local), name)
         Store(path.rpartition("/")[0]).put(file, name)
-        if local == twin.root:  # else it is in the twin of the folder that it is in
+        if local == twin.root:  # otherwise the file belongs to the twin of its folder
             os.remove(file)
 
 
-def _of_that_name(path: str) -> dict[str, tuple[int, int]]:
-    """Returns the files of a name with any ending or none, with what tells their contents: size and time."""
+def _same_stem(path: str) -> dict[str, tuple[int, int]]:
+    """Returns (size, modification time) of each file with the same name except for the suffix."""
     stem = os.path.splitext(os.path.basename(path))[0]
-    with os.scandir(os.path.dirname(path)) as found:
-        files = [file for file in found if os.path.splitext(file.name)[0] == stem and file.is_file()]
+    with os.scandir(os.path.dirname(path)) as entries:
+        files = [file for file in entries if os.path.splitext(file.name)[0] == stem and file.is_file()]
         return {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
 
 
-def _send_all(twin: Twin, complete: str) -> None:
-    """Sends what a command has made; complete: a file that is there until all is sent."""
+def _send_all(twin: Twin, marker: str) -> None:
+    """Uploads the output of a command; marker: a file that exists until the upload is complete."""
     twin.push(deletes=False)
-    os.remove(complete)
+    os.remove(marker)
 
 
 @contextlib.contextmanager
 def cached(path: str) -> Iterator[str]:
-    """Yields a folder of which `complete` brings what is asked for; what is new there at the end is sent."""
+    """Yields a local folder without its files, which `complete` downloads on demand; uploads new files on exit."""
     if not is_url(path):
         yield path
         return
@@ -137,54 +137,54 @@ def cached(path: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def at_work(path: str, folder: Optional[str] = None, process: int = 0) -> Iterator[str]:
-    """Yields the folder to train in; of a URL its twin, whose files are sent while the run goes on, and at the end.
+    """Yields the folder to train in. For a URL this is its twin, which is uploaded during the run and on exit.
 
-    Where this machine was the last to train there, its files are newer than those of the store, and are kept; else they
-    are those of the store. What another run has overtaken is put aside.
+    If this machine was the last to train there, its files are newer than the store's files and are used. Otherwise the
+    files of the store are used. Files that another run has made obsolete are moved aside.
 
     Args:
-      folder: where twins are; None: the cache of this user.
-      process: which of several this is. Process 0 comes first; each has a twin of its own, which for the others is what
-        the store has, but for what they write: that they send, and delete nothing there.
+      folder: base folder of twins; None: the cache of this user.
+      process: index of this process. Process 0 starts first. Each process has its own twin. Twins of other processes
+        follow the store: they upload the files of their process, and delete nothing in the store.
 
     Raises:
       UserError, RunFailed: as `Store`; another run is at work there.
-      RunFailed: at the end not all could be sent; says where it is.
+      RunFailed: the last upload failed; the message names the local folder.
     """
     if not is_url(path):
         yield path
         return
     copy = copy_of(path, "work", folder, process)
-    with _alone(copy), contextlib.ExitStack() as held:
-        for left in glob.glob(os.path.join(glob.escape(copy.folder), f"{SENDING}*")):  # links of a killed process
-            shutil.rmtree(left, ignore_errors=True)
-        lease = None if process else held.enter_context(Lease(Store(path), copy.root))
+    with _alone(copy), contextlib.ExitStack() as stack:
+        for links in glob.glob(os.path.join(glob.escape(copy.folder), f"{SENDING}*")):  # from a killed process
+            shutil.rmtree(links, ignore_errors=True)
+        lease = None if process else stack.enter_context(Lease(Store(path), copy.root))
         twin = _twin(path, copy, is_at_work=True)
         if lease:
             _take_over(twin, lease)
-            say(f"{path} is kept in {copy.root} too, and what is new there is sent every {EVERY:.0f} s")
+            say(f"{path} has a local copy in {copy.root}; new files are sent every {EVERY:.0f} s")
         else:
             twin.follow()
         os.makedirs(copy.root, exist_ok=True)
-        _senders[copy.root] = held.enter_context(_Sender(twin, lease))
-        held.callback(_senders.pop, copy.root)
+        _senders[copy.root] = stack.enter_context(_Sender(twin, lease))
+        stack.callback(_senders.pop, copy.root)
         yield copy.root
 
 
 def send_soon(path: str) -> None:
-    """Has what is new in the twin that a path is in sent now, in the thread that does so every EVERY seconds."""
+    """Wakes the thread that uploads the twin of a path, before its period of EVERY seconds ends."""
     if (twin := twin_around(path)) is not None and twin.root in _senders:
         _senders[twin.root].wake.set()
 
 
 def is_at_work(path: str) -> bool:
-    """Returns True if a path is in a twin that this process works in: one of several has another than the others."""
+    """Returns True if a path is in the twin that this process trains in; each process of a run has its own twin."""
     return (twin := twin_around(path)) is not None and twin.root in _senders
 
 
 @contextlib.contextmanager
 def shared(path: str) -> Iterator[None]:
-    """Wraps what the first process of several does before all others: they begin with what it has sent at the end."""
+    """Orders processes: process 0 executes the body first and uploads its result; then the others enter."""
     is_first = (twin := twin_around(path)) is None or (sender := _senders.get(twin.root)) is None or sender.lease
     if not is_first:
         share(path)
@@ -194,13 +194,13 @@ def shared(path: str) -> Iterator[None]:
 
 
 def share(path: str) -> None:
-    """Sends what is new in the twin that a path is in; in another process than the first, brings what that has sent."""
+    """Uploads new files of the twin of a path in process 0; downloads these files in other processes."""
     if (twin := twin_around(path)) is not None and (sender := _senders.get(twin.root)):
         sender.push() if sender.lease else twin.pull(lazy=False)
 
 
 def named(text: str) -> str:
-    """Returns a text for people in which what is in a twin, or next to it, is called by its URL."""
+    """Replaces the paths of twins in a text by their URLs, for messages."""
     for root, twin in _twins.items():
         url = twin.store.url
         for folder, name in ((root, url), (os.path.dirname(root), url.rpartition("/")[0])):
@@ -209,15 +209,15 @@ def named(text: str) -> str:
 
 
 def last_sent(path: str) -> Optional[int]:
-    """Returns the newest step whose whole checkpoint the store has, of the run in the twin around a path.
+    """Returns the step of the newest complete checkpoint in the store, for the run whose twin contains a path.
 
-    None where there is none yet, and for a folder that is in no twin.
+    None if there is no checkpoint yet, or if no twin contains the path.
     """
     return twin.last_sent() if (twin := twin_around(path)) is not None else None
 
 
 def sent_line(path: str) -> str:
-    """Returns `last_sent` in words; "" for a folder that is in no twin."""
+    """Returns `last_sent` in words; "" for a path outside all twins."""
     return "" if (twin := twin_around(path)) is None else _sent_line(twin)
 
 
@@ -226,14 +226,17 @@ def _sent_line(twin: Twin) -> str:
 
 
 def _take_over(twin: Twin, lease: Lease) -> None:
-    """Has the twin of a run whose lease was taken hold the newest files, here and in the store."""
+    """Brings the twin and the store to the newest state of a run, after its lease was taken."""
     url = twin.store.url
     if twin.lease and (lease.previous == twin.lease or not lease.previous and twin.is_ahead()):
         twin.reconcile()
     else:
         if twin.has_unsent():
             aside = twin.start_over()
-            say(f"{url} has gone on elsewhere since this machine last sent to it: what it had not sent is in {aside}")
+            say(
+                f"{url} was continued elsewhere since this machine last sent to it: files that were not sent are now "
+                f"in {aside}"
+            )
         twin.pull(lazy=False)
     twin.lease = lease.number
     twin.discard_unfinished()
@@ -242,7 +245,7 @@ def _take_over(twin: Twin, lease: Lease) -> None:
 
 @contextlib.contextmanager
 def _alone(copy: Copy) -> Iterator[None]:
-    """Keeps other processes of this machine out of a copy."""
+    """Locks a copy against other processes of this machine."""
     with local_errors(copy.lock):
         lock = open(copy.lock, "w")
     with lock as f:
@@ -256,15 +259,15 @@ def _alone(copy: Copy) -> Iterator[None]:
 
 
 class _Sender:
-    """Sends what a run writes, in a thread; a context manager. No failure ends the thread: the next try may succeed."""
+    """Uploads a run's files in a thread; a context manager. The thread retries after any failure."""
 
     def __init__(self, twin: Twin, lease: Optional[Lease]):
-        """lease: None in a process that follows another one, which holds it."""
+        """lease: None in all processes except process 0, which holds it."""
         self._twin, self.lease = twin, lease
         self._over, self.wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._live, name="sender", daemon=True)
-        self._sent = time.monotonic()  # when everything was sent
-        self._told: Optional[float] = None  # when a message said that it is not
+        self._sent = time.monotonic()  # time of the last complete upload
+        self._warned: Optional[float] = None  # time of the last message about a failure
 
     def __enter__(self) -> "_Sender":
         self._thread.start()
@@ -277,18 +280,18 @@ class _Sender:
         try:
             self.push()
             if self.lease:
-                say(f"{self._twin.store.url} has everything ({_sent_line(self._twin)})")
+                say(f"{self._twin.store.url} has all files ({_sent_line(self._twin)})")
         except Exception as e:
-            say(f"what was not sent is in {self._twin.root}")
-            raise RunFailed(f"{_reason(e)}; the same command on this machine goes on from what was not sent") from e
+            say(f"files that were not sent are in {self._twin.root}")
+            raise RunFailed(f"{_reason(e)}; run the same command on this machine to continue and send the rest") from e
 
     def push(self) -> None:
         if self.lease:
             self.lease.check()
         self._twin.push(deletes=self.lease is not None)
-        if self._told is not None:
-            say(f"{self._twin.store.url} has everything again, after {time.monotonic() - self._sent:,.0f} s")
-        self._sent, self._told = time.monotonic(), None
+        if self._warned is not None:
+            say(f"{self._twin.store.url} has all files again, after {time.monotonic() - self._sent:,.0f} s")
+        self._sent, self._warned = time.monotonic(), None
 
     def _live(self) -> None:
         while not self._over.is_set():
@@ -296,28 +299,28 @@ class _Sender:
             self.wake.clear()
             try:
                 self.push()
-            except Exception as e:  # whatever it is: a run that is not sent is lost with its machine
-                self._tell(_reason(e))
+            except Exception as e:  # of any class: without uploads, the run is lost with its machine
+                self._warn(_reason(e))
 
-    def _tell(self, reason: str) -> None:
-        """Says what is not sent, and for how long, at the first failure and every REPEATED seconds."""
+    def _warn(self, reason: str) -> None:
+        """Reports an upload failure and its duration, at first and every REPEATED seconds."""
         now = time.monotonic()
-        if self._told is not None and now - self._told < REPEATED:
+        if self._warned is not None and now - self._warned < REPEATED:
             return
-        self._told = now
+        self._warned = now
         say(
             f"{reason}; nothing was sent for {now - self._sent:,.0f} s ({_sent_line(self._twin)}): the run "
-            f"goes on in {self._twin.root}, and tries again every {EVERY:.0f} s"
+            f"continues in {self._twin.root}, and retries every {EVERY:.0f} s"
         )
 
 
 def _reason(error: Exception) -> str:
-    """Returns what an error says, with its kind where it is none of ours."""
+    """Returns the message of an error, with the class name unless it is a UserError."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
-_senders: dict[str, _Sender] = {}  # of this process, by the folder of their twin
-_twins: dict[str, Twin] = {}  # of this process, by their folder: two of one would not know what the other has brought
+_senders: dict[str, _Sender] = {}  # of this process, by the root of their twin
+_twins: dict[str, Twin] = {}  # of this process, by root; two twins of one folder would have different records
 
 
 def _twin(url: str, copy: Copy, is_at_work: bool = False) -> Twin:
@@ -329,17 +332,17 @@ def _twin(url: str, copy: Copy, is_at_work: bool = False) -> Twin:
 
 
 def _reader(url: str) -> Twin:
-    """Returns the twin that what is read from a URL comes to."""
-    Store(url)  # which refuses what is no URL, before that becomes a path
+    """Returns the twin for reads of a URL."""
+    Store(url)  # raises UserError for an invalid URL, before it becomes a path
     return _twin(url, copy_of(url, "read"))
 
 
 def twin_around(path: str) -> Optional[Twin]:
-    """Returns the twin that a path of this machine is in; None where it is in none."""
+    """Returns the twin that contains a local path; None if no twin does."""
     folder = os.path.abspath(path)
     while folder != (parent := os.path.dirname(folder)):
         if folder in _twins:
             return _twins[folder]
         folder = parent
-    found = copies.copy_around(path)
-    return _twin(*found) if found else None
+    around = copies.copy_around(path)
+    return _twin(*around) if around else None

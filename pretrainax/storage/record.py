@@ -1,4 +1,4 @@
-"""Reads and writes what this machine knows of the objects that it has copies of."""
+"""Record files: the state of each object of a local copy at its last download or upload."""
 
 import json
 from collections.abc import Mapping
@@ -10,23 +10,23 @@ from pretrainax.storage.store import Stamp
 
 
 class Here(NamedTuple):
-    """Tells one content of a file from another."""
+    """Identifies the content of a local file."""
 
     size: int  # bytes
-    mark: int  # when it was written, in nanoseconds; of a part of a file that grows, its CRC-32
+    mark: int  # modification time in ns; for a part of a growing file, its CRC-32
 
 
 class Known(NamedTuple):
-    """Says of an object what was last fetched or sent; `here` is None where its file was not fetched."""
+    """State of an object at its last download or upload; `here` is None if its file was not downloaded."""
 
     there: Stamp
     here: Optional[Here]
 
 
 def read_record(path: str, url: str) -> tuple[dict[str, Known], int]:
-    """Returns what is known of each object below a URL, and the number of the last lease of this machine.
+    """Returns the state of each object below a URL, and the number of the last lease of this machine.
 
-    Nothing and 0 where there is no record, a damaged one, or one of another URL: everything is then fetched again.
+    A missing or damaged record, or one for another URL, gives ({}, 0); everything is then downloaded again.
     """
     try:
         record = read_object(path)
@@ -37,5 +37,5 @@ def read_record(path: str, url: str) -> tuple[dict[str, Known], int]:
 
 
 def record_text(url: str, lease: int, known: Mapping[str, Known]) -> str:
-    """Returns the text of a record, as `read_record` reads it."""
+    """Returns a record in the format of `read_record`."""
     return json.dumps({"url": url, "lease": lease, "objects": known})

@@ -1,38 +1,38 @@
-"""Names the objects of a run: what vouches for what, which belong together, which are not finished.
+"""Roles of a run's objects, by name: manifests and files they list, parts of growing files, unfinished files.
 
-metrics.jsonl, which grows, is objects of PART bytes: `metrics.jsonl.00000` and so on. All but the last stay as they
-are.
+The growing file metrics.jsonl is stored as objects of PART bytes: `metrics.jsonl.00000` and so on. All parts but the
+last never change.
 """
 
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-PART = 1 << 20  # bytes of an object of a file that grows
-LEASES = "run.lease"  # folder of what `Lease` writes
+PART = 1 << 20  # bytes per object of a growing file
+LEASES = "run.lease"  # folder of the objects that `Lease` writes
 GROWS = "metrics.jsonl"
 PART_NAME = re.compile(rf"((?:.*/)?{re.escape(GROWS)})\.(\d{{5}})", re.DOTALL)
 MANIFEST = "manifest.sha256"
-_LAST = {"index.json": 1, MANIFEST: 1, "config.json": 2}  # what vouches for the files beside it and below
-ARRAYS = re.compile(r"(.*/)?checkpoints/\d+/[^/]+/.*", re.DOTALL)  # fetched when a checkpoint is read
+_LAST = {"index.json": 1, MANIFEST: 1, "config.json": 2}  # uploaded after the files in and below their folder
+ARRAYS = re.compile(r"(.*/)?checkpoints/\d+/[^/]+/.*", re.DOTALL)  # downloaded when a checkpoint is read
 STEP = re.compile(r"((?:.*/)?checkpoints)/(\d+)/.*", re.DOTALL)
-_REPORT = re.compile(r"(.*/)?checkpoints/\d+/hosts/[^/]+")  # of one process of several, which vouches for its own files
+_REPORT = re.compile(r"(.*/)?checkpoints/\d+/hosts/[^/]+")  # a process's list of its own files
 _UNFINISHED = re.compile(r".*\.(saving|replaced|deleted)\b.*|.*\.tmp-.*|run\.lock|\..*", re.DOTALL)
 
 
 def is_unfinished(name: str) -> bool:
-    """Tells of the name of a file or folder, one part of a path, whether it is none of a finished run: never sent."""
+    """Returns True if a file or folder name, without its path, is temporary or hidden, and so never uploaded."""
     return _UNFINISHED.fullmatch(name) is not None
 
 
 def step_of(name: str) -> str:
-    """Returns the folder of the checkpoint that an object is of, "checkpoints/20"; "" of any other object."""
+    """Returns the checkpoint folder that contains an object, such as "checkpoints/20"; "" for other objects."""
     match = STEP.fullmatch(name)
     return f"{match[1]}/{match[2]}" if match else ""
 
 
 def newest_whole(names: Iterable[str]) -> dict[str, int]:
-    """Returns the newest step that has its manifest, of each folder of checkpoints."""
+    """Returns the newest step with a manifest for each folder of checkpoints."""
     newest: dict[str, int] = {}
     for name in names:
         if (match := STEP.fullmatch(name)) and os.path.basename(name) == MANIFEST:
@@ -43,7 +43,7 @@ def newest_whole(names: Iterable[str]) -> dict[str, int]:
 def is_replaced(name: str, local: Collection[str], newest: Mapping[str, int]) -> bool:
     """Returns True if a run deleted a missing local file; a run always leaves a complete checkpoint.
 
-    newest: of each folder of checkpoints the newest whole step that is here.
+    newest: newest whole local step of each folder of checkpoints.
     """
     if part := PART_NAME.fullmatch(name):
         return any(file_of(other) == part[1] for other in local)
@@ -52,16 +52,16 @@ def is_replaced(name: str, local: Collection[str], newest: Mapping[str, int]) ->
 
 
 def counted(names: Collection[str]) -> str:
-    """Says how many objects these are, and names the first."""
+    """Formats the number of objects and the first name, for messages."""
     return f"{len(names):,} object{'s' if len(names) > 1 else ''} ({min(names)}{', …' if len(names) > 1 else ''})"
 
 
 def rank_of(name: str) -> int:
-    """Returns the place of an object among those that are sent: what vouches for others has a higher one."""
+    """Returns the upload order of an object: manifests and other lists of files have a higher rank than the files."""
     return 1 if _REPORT.fullmatch(name) else _LAST.get(os.path.basename(name), 0)
 
 
 def file_of(name: str) -> str:
-    """Returns the file of the twin that an object is, or is a part of."""
+    """Returns the local file of an object, which may be a part of that file."""
     match = PART_NAME.fullmatch(name)
     return match[1] if match else name

@@ -1,8 +1,8 @@
-"""The objects below one URL, through fsspec: listed, read, written, made once, deleted; with patience where it helps.
+"""Reads, writes, lists and deletes the objects below one URL through fsspec, with retries.
 
-A store has no rename, no lock and no append. What it has is atomic: an object is there as a whole, or not.
+A store has no rename, no lock and no append. Writes are atomic: an object exists as a whole or not at all.
 
-Whoever can write to a bucket chooses the names of its objects. Each becomes a path by `path_below` alone.
+Anyone who can write to a bucket chooses the names of its objects. Names become local paths only through `path_below`.
 """
 
 import bisect
@@ -24,37 +24,38 @@ from pretrainax.files.errors import RunFailed, UserError, printable, shortened
 from pretrainax.files.object_names import name_problem
 from pretrainax.files.paths import STORES, path_problem
 
-PATIENCE = 120.0  # seconds after which a call is not made again
-NEAR = 32 << 10  # bytes between two ranges that are read as one: they take no longer than another request
-_MOST = 8 << 20  # bytes of a range that others are joined to
-_AT_ONCE = 100  # requests under way, as aiohttp has; botocore has 10 where it is not told
-_FIRST, _LONGEST = 0.5, 20.0  # seconds between two of them
+PATIENCE = 120.0  # seconds after which a call is not repeated
+NEAR = 32 << 10  # maximum bytes between two ranges that one request reads; the gap costs less than another request
+_MOST = 8 << 20  # maximum bytes of joined ranges
+_CONNECTIONS = 100  # the default of aiohttp; the default of botocore is 10
+_FIRST, _LONGEST = 0.5, 20.0  # seconds between two requests: initial and maximum
 _REFUSED = re.compile(
     r"forbidden|denied|unauthori[sz]ed|credential|invalid.?access|signature|permission|\b40[13]\b", re.I
 )
 _FULL = re.compile(r"quota|insufficient.?storage|\b507\b", re.I)
-_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a local file that do not name it
+_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # local write errors, which do not name the file
 
 T = TypeVar("T")
-Range: TypeAlias = tuple[str, int, int]  # name, first byte, and the one behind the last
+Range: TypeAlias = tuple[str, int, int]  # name, first byte, byte after the last
 
 
 class Stamp(NamedTuple):
-    """Tells one content of an object from another."""
+    """Identifies the content of an object."""
 
     size: int  # bytes
-    version: str  # the store's own: a generation, an ETag
+    version: str  # from the store: a generation or an ETag
 
 
 class Store:
-    """Reads and writes the objects below a URL, each by its name: what follows the URL and a slash.
+    """Reads and writes the objects below a URL; an object's name is the rest of its URL after a slash.
 
-    Of whatever a store answers there are three kinds. It is slow, out of reach or busy (429, 503): the request is made
-    again, ever later, for PATIENCE seconds, and that is said. It refuses, or is full: one line. Nothing is there.
+    Errors of stores fall into three groups. If a store is slow, unreachable or busy (429, 503), requests are repeated
+    with growing pauses for PATIENCE seconds, and a line reports it. If it refuses the request or is full, the error is
+    one line. If an object does not exist, the methods document the result.
 
     Raises:
-      UserError: it refuses the URL or this user; names both, and what to do.
-      RunFailed: it is full, or does not answer.
+      UserError: the store refuses the URL or this user; the message names both and a remedy.
+      RunFailed: the store is full, or does not respond.
     """
 
     def __init__(self, url: str):
@@ -62,81 +63,82 @@ class Store:
             raise UserError(f"{url}: {problem}")
         self.url = url.rstrip("/")
         try:
-            import fsspec.config  # here: a run on a disk needs none of it
+            import fsspec.config  # imported here: runs on local disks do not need fsspec
             import fsspec.core
 
-            logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it shows a traceback of each answer that we explain
-            logging.getLogger("asyncio").addFilter(_is_no_echo)
-            more = _settings(self.url, fsspec.config.conf)
-            self._fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **more)
+            logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # hides tracebacks: errors become one line
+            logging.getLogger("asyncio").addFilter(_is_not_connection_error)
+            options = _client_options(self.url, fsspec.config.conf)
+            self._fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **options)
         except ImportError as e:
             extra = STORES[self.url.partition(":")[0]]
             raise UserError(f"{url}: {e.name or e} is not installed: pip install 'pretrainax[{extra}]'") from e
         self._root = root.rstrip("/")
 
     def objects(self, folder: str = "") -> dict[str, Stamp]:
-        """Returns the objects below a folder of the URL, in their order; none where there is no such folder.
+        """Returns the objects below a folder of the URL, sorted by name; {} if the folder does not exist.
 
-        Markers of folders, empty objects that consoles and gcsfuse make, are left out.
+        Folder markers, which are empty objects from consoles and gcsfuse, are left out.
 
         Raises:
-          UserError: no file can have the name of an object, or an object has the name of another one's folder.
+          UserError: an object's name is invalid for a file, or equals the name of another object's folder.
         """
         try:
-            found = self._tried(lambda: self._fs.find(self._path(folder), detail=True))
+            listing = self._tried(lambda: self._fs.find(self._path(folder), detail=True))
         except FileNotFoundError:
             return {}
         start = len(self._root) + 1
-        stamps = {path[start:]: _stamp(info) for path, info in sorted(found.items()) if len(path) > start}
+        stamps = {path[start:]: _stamp(info) for path, info in sorted(listing.items()) if len(path) > start}
         return self._without_markers(stamps)
 
     def is_object(self) -> bool:
-        """Returns True if the URL is itself that of an object, and no folder or the marker of one."""
+        """Returns True if the URL is an object, and not a folder or a folder marker."""
         if not self._tried(lambda: self._fs.isfile(self._root)):
             return False
         return self.stamp("").size > 0 or not self.objects()
 
     def matches(self, pattern: str) -> list[str]:
-        """Returns the names of the objects that a pattern stands for, as `*.txt`, in their order.
+        """Returns the sorted names of the objects that match a pattern such as `*.txt`.
 
-        Of a folder that matches, they are the objects below it.
+        A matching folder stands for all objects below it.
         """
         try:
-            found = self._tried(lambda: self._fs.glob(self._path(pattern), detail=True))
-        except FileNotFoundError:  # there is no such bucket
+            listing = self._tried(lambda: self._fs.glob(self._path(pattern), detail=True))
+        except FileNotFoundError:  # the bucket does not exist
             return []
         start = len(self._root) + 1
         names: set[str] = set()
-        for path, info in found.items():
+        for path, info in listing.items():
             is_file = info.get("type") == "file" and info.get("size") and not path.endswith("/")
             names |= {path[start:]} if is_file else self.objects(path[start:].rstrip("/")).keys()
         return sorted(self._without_markers({name: Stamp(1, "") for name in names}))
 
     def read(self, name: str) -> bytes:
-        """Returns an object; FileNotFoundError where it is not there."""
+        """Returns the content of an object; FileNotFoundError if it does not exist."""
         return self._tried(lambda: self._fs.cat_file(self._path(name)))
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes]:
-        """Returns the bytes of each range, all asked for at once; those that lie near each other are one request."""
+        """Returns the bytes of each range, by parallel requests; nearby ranges share one request."""
         joined = _joined(ranges)
         names, starts, stops = zip(*joined, strict=True)
         paths = [self._path(name) for name in names]
-        found = self._tried(lambda: self._fs.cat_ranges(paths, list(starts), list(stops), on_error="raise"))
+        contents = self._tried(lambda: self._fs.cat_ranges(paths, list(starts), list(stops), on_error="raise"))
         parts = []
         for name, start, stop in ranges:
-            place = bisect.bisect_right(joined, (name, start, sys.maxsize)) - 1
-            first = joined[place][1]
-            parts.append(found[place][start - first : stop - first])
+            index = bisect.bisect_right(joined, (name, start, sys.maxsize)) - 1
+            first = joined[index][1]
+            parts.append(contents[index][start - first : stop - first])
         return parts
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes an object, whatever was there."""
+        """Writes an object and replaces an earlier one."""
         self._written(lambda: self._fs.pipe_file(self._path(name), content))
 
     def create(self, name: str, content: bytes) -> bool:
-        """Writes an object that is not there; returns whether it was this call that made it.
+        """Creates an object; returns True if this call created it, and False if it exists already.
 
-        Of all that try, one does: Cloud Storage is asked for generation 0, S3 for no ETag.
+        Of several concurrent calls exactly one succeeds: requests have the precondition generation 0 (Cloud Storage) or
+        no ETag (S3).
         """
         try:
             self._written(lambda: self._fs.pipe_file(self._path(name), content, mode="create"), is_first=True)
@@ -145,13 +147,13 @@ class Store:
         return True
 
     def put(self, path: str, name: str) -> None:
-        """Writes an object from a file; RunFailed where the file cannot be read."""
+        """Uploads a file as an object; RunFailed if the file cannot be read."""
         with local_errors(path):
             self._written(lambda: self._fs.put_file(path, self._path(name)))
 
     def get(self, name: str, path: str) -> None:
-        """Writes a file from an object, under its name when it is whole; RunFailed where that cannot be written."""
-        # short and hidden: a name of 255 bytes has no room for an ending
+        """Downloads an object to a file, which gets its name when it is complete; RunFailed if it cannot be written."""
+        # A short, hidden name: a name of 255 bytes has no room for a suffix.
         part = os.path.join(os.path.dirname(path), f".tmp-{os.getpid()}-{threading.get_ident()}")
         with local_errors(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -164,11 +166,11 @@ class Store:
                 raise
 
     def stamp(self, name: str) -> Stamp:
-        """Returns what tells the content of an object; FileNotFoundError where it is not there."""
+        """Returns the size and version of an object; FileNotFoundError if it does not exist."""
         return _stamp(self._tried(lambda: self._fs.info(self._path(name))))
 
     def has(self, name: str) -> bool:
-        """Returns True if an object is there, whatever a listing says."""
+        """Returns True if an object exists; asks for the object itself, not for a listing."""
         try:
             self.stamp(name)
         except FileNotFoundError:
@@ -176,7 +178,7 @@ class Store:
         return True
 
     def delete(self, names: Iterable[str]) -> None:
-        """Deletes objects; those that are gone already are no error."""
+        """Deletes objects; ignores objects that are gone already."""
         for name in names:
             try:
                 self._tried(functools.partial(self._fs.rm_file, self._path(name)))
@@ -186,24 +188,24 @@ class Store:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
-    def _without_markers(self, found: dict[str, Stamp]) -> dict[str, Stamp]:
-        """Returns objects without the markers of folders; raises UserError for names that no file can have."""
+    def _without_markers(self, stamps: dict[str, Stamp]) -> dict[str, Stamp]:
+        """Removes folder markers; raises UserError for names that are invalid for files."""
         folders: set[str] = set()
-        for name in found:
+        for name in stamps:
             while (name := name.rpartition("/")[0]) and name not in folders:
                 folders.add(name)
-        markers = {n for n, stamp in found.items() if not stamp.size and (n.endswith("/") or n in folders)}
-        for name in found.keys() - markers:
+        markers = {n for n, stamp in stamps.items() if not stamp.size and (n.endswith("/") or n in folders)}
+        for name in stamps.keys() - markers:
             if problem := name_problem(name):
                 raise UserError(
                     f"{self.url} has an object {shortened(name)!r}, and no file can have its name: {problem}"
                 )
             if name in folders:
-                below = next(other for other in found if other.startswith(f"{name}/"))
+                below = next(other for other in stamps if other.startswith(f"{name}/"))
                 raise UserError(
                     f"{self.url} has the object {name!r} and, in a folder of the same name, {below!r}: rename one"
                 )
-        return {name: stamp for name, stamp in found.items() if name not in markers}
+        return {name: stamp for name, stamp in stamps.items() if name not in markers}
 
     def _written(self, call: Callable[[], object], is_first: bool = False) -> None:
         try:
@@ -211,42 +213,42 @@ class Store:
         except FileNotFoundError as e:
             if _is_local(e):
                 raise
-            raise UserError(f"{self.url}: there is no such bucket: make it first, or give another one") from e
+            raise UserError(f"{self.url}: there is no such bucket: create it first, or set another one") from e
 
     def _tried(self, call: Callable[[], T], is_first: bool = False) -> T:
-        """Returns what a call returns, when it does.
+        """Returns the result of a call after retries; raises its error if a retry cannot help.
 
-        is_first: it asks that nothing be there, and raises FileExistsError where something is.
+        is_first: the call creates an object, and raises FileExistsError if that exists.
         """
-        began, pause, said = time.monotonic(), _FIRST, False
+        start, pause, reported = time.monotonic(), _FIRST, False
         while True:
             try:
                 return call()
-            except Exception as e:  # the libraries of stores have no class of errors in common
-                # an answer 412 to anything else is an error of the store
+            except Exception as e:  # the libraries have no common class of errors
+                # In other calls, status 412 (FileExistsError) is an error of the store.
                 if isinstance(e, FileNotFoundError) or is_first and isinstance(e, FileExistsError) or _is_local(e):
                     raise
                 why = " ".join(f"{type(e).__name__}: {e}".split())[:300]
                 if _FULL.search(why):
                     raise RunFailed(
-                        f"{self.url} takes no more ({why}): make room there, then run the same again"
+                        f"{self.url} is full ({why}): make room there, then run the same command again"
                     ) from e
                 if isinstance(e, PermissionError) or _REFUSED.search(why):
-                    raise UserError(f"{self.url} refuses this user ({why}): log in, or ask for the right to it") from e
-                # gcsfs makes up to 6 requests within a call, in 34 s
-                if (waited := time.monotonic() - began) + pause > PATIENCE:
-                    raise RunFailed(f"{self.url} has not answered for {waited:.0f} s ({why})") from e
-                if not said:
-                    say(f"{self.url} does not answer ({why}): trying again for {PATIENCE:.0f} s")
-                said = True
+                    raise UserError(f"{self.url} refuses this user ({why}): log in, or ask for access") from e
+                # gcsfs itself makes up to 6 requests per call, in 34 s.
+                if (waited := time.monotonic() - start) + pause > PATIENCE:
+                    raise RunFailed(f"{self.url} has not responded for {waited:.0f} s ({why})") from e
+                if not reported:
+                    say(f"{self.url} does not respond ({why}): retrying for {PATIENCE:.0f} s")
+                reported = True
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST)
 
 
 def _is_local(error: BaseException) -> bool:
-    """Returns True if an error is of a file of this machine, which another request does not mend.
+    """Returns True if an error is about a local file, so that another request cannot help.
 
-    Where libraries report an answer of a store as an OSError, it has a cause or does not name a local path.
+    An OSError that a library raises for a response of the store has a cause, or does not name a local path.
     """
     if not isinstance(error, OSError) or error.__cause__ is not None:
         return False
@@ -255,37 +257,37 @@ def _is_local(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def local_errors(path: str) -> Iterator[None]:
-    """Raises RunFailed, which names the path, for an error of a file of this machine; passes on all others."""
+    """Turns errors of local files into RunFailed with the path; passes on all other errors."""
     try:
         yield
     except OSError as e:
         if not _is_local(e):
             raise
         raise RunFailed(
-            f"{path}: {os.strerror(e.errno or errno.EIO)} on this machine: when that is mended, run the same again"
+            f"{path}: {os.strerror(e.errno or errno.EIO)} on this machine: fix this, then run the same command again"
         ) from e
 
 
-def _is_no_echo(record: logging.LogRecord) -> bool:
-    """Tells of a line of asyncio whether it is of anything but a broken connection, which who asked is told of too."""
+def _is_not_connection_error(record: logging.LogRecord) -> bool:
+    """Returns False for log records of asyncio about broken connections, which the caller reports itself."""
     return not (record.exc_info and isinstance(record.exc_info[1], ConnectionError))
 
 
-def _settings(url: str, conf: Mapping[str, Mapping[str, dict]]) -> dict[str, dict]:
-    """Returns what a client is told beside what the user tells it, in a configuration of fsspec."""
+def _client_options(url: str, conf: Mapping[str, Mapping[str, dict]]) -> dict[str, dict]:
+    """Returns options of the store's client in addition to the user's fsspec configuration."""
     if not url.startswith("s3:"):
         return {}
-    return {"config_kwargs": {"max_pool_connections": _AT_ONCE} | conf.get("s3", {}).get("config_kwargs", {})}
+    return {"config_kwargs": {"max_pool_connections": _CONNECTIONS} | conf.get("s3", {}).get("config_kwargs", {})}
 
 
 def _joined(ranges: Iterable[Range]) -> list[Range]:
-    """Returns ranges in their order, as few as hold all of the given ones without going far beyond them."""
+    """Merges nearby ranges; returns the merged ranges in order."""
     joined: list[Range] = []
     for name, start, stop in sorted(ranges):
         if joined:
-            of, first, last = joined[-1]
-            if name == of and start - last <= NEAR and stop - first <= _MOST:
-                joined[-1] = of, first, max(last, stop)
+            previous, first, last = joined[-1]
+            if name == previous and start - last <= NEAR and stop - first <= _MOST:
+                joined[-1] = previous, first, max(last, stop)
                 continue
         joined.append((name, start, stop))
     return joined
@@ -293,11 +295,11 @@ def _joined(ranges: Iterable[Range]) -> list[Range]:
 
 def _stamp(info: dict[str, Any]) -> Stamp:
     version = next((info[key] for key in ("generation", "ETag", "etag", "created", "mtime") if info.get(key)), "")
-    if isinstance(version, datetime.datetime):  # as memory:// says of one object, and not of several
+    if isinstance(version, datetime.datetime):  # from memory://, for one object but not for several
         version = version.timestamp()
     return Stamp(int(info["size"]), str(version))
 
 
 def say(line: str) -> None:
-    """Prints a line about a store, as every command prints its own."""
+    """Prints a message of a store in the format of all commands."""
     print(f"pretrainax: {printable(line)}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""Tasks of fine-tuning: what is read of a record, which example it becomes, which head it needs, which figures it has.
+"""Fine-tuning tasks: the fields that they read, their examples, their model heads and their metrics.
 
-A task is an objective over records, a file each. NumPy only: loader workers never load JAX.
+A task is an objective over records; each task has its own file. NumPy only: loader workers never load JAX.
 """
 
 from pretrainax.tasks.answer_judgement import AnswerJudgement

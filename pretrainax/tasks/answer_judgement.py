@@ -1,4 +1,4 @@
-"""Judgement of answers: each of any number of answers to a question is right or wrong by itself."""
+"""Judgment of answers: each answer to a question is right or wrong, and any number can be right."""
 
 import collections
 import dataclasses
@@ -14,19 +14,18 @@ from pretrainax.tasks.classification import Classification
 
 @dataclasses.dataclass
 class AnswerJudgement(Classification):
-    """Returns True if an answer to a question about a passage is right, where several may be (MultiRC, Khashabi et al.
-    2018).
+    """Classifies an answer to a question about a passage as right or wrong (MultiRC, Khashabi et al. 2018).
 
     The record {"paragraph": "It rained.", "question": "How was it?", "answer": "wet", "label": 1, "idx": {"paragraph":
     7, "question": 40, "answer": 2}} becomes the row of the pair "It rained." and "How was it? wet". Records with the
-    same values of `group_fields` are answers to one question.
+    same values of `group_fields` are answers to one question, several of which can be right.
     """
 
     text_field: str = "paragraph"  # the field of the passage
-    question_field: str = "question"  # the field of the question, which is read before the answer
+    question_field: str = "question"  # the field of the question, which precedes the answer
     pair_field: str = "answer"  # the field of the answer  # pyright: ignore[reportIncompatibleVariableOverride]
-    labels: tuple[str, ...] = ("False", "True")  # names of wrong and right
-    group_fields: tuple[str, ...] = ("idx.paragraph", "idx.question")  # that tell which question a record is of
+    labels: tuple[str, ...] = ("False", "True")  # the names of wrong and right
+    group_fields: tuple[str, ...] = ("idx.paragraph", "idx.question")  # the fields that identify the question
 
     select_by = "f1"
     figures = ("accuracy", "f1", "question_accuracy")  # pyright: ignore[reportAssignmentType]
@@ -47,15 +46,15 @@ class AnswerJudgement(Classification):
         return {"label": 0, "group": []}
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
-        """Returns accuracy and F1 of all answers, and of how many questions each answer is judged rightly."""
+        """Returns accuracy and F1 over all answers, and the share of questions with only correct judgments."""
         answers, notes = self.by_record(answers, notes)
-        found, right = super().metrics(answers, notes), collections.defaultdict(list)
+        scores, right = super().metrics(answers, notes), collections.defaultdict(list)
         for logits, note in zip(answers, notes, strict=True):
             right[tuple(note["group"])].append(logits.argmax() == note["label"])
-        of_questions = float(np.mean([all(of_one) for of_one in right.values()]))
-        return {"accuracy": found["accuracy"], "f1": found["f1"], "question_accuracy": of_questions}
+        question_accuracy = float(np.mean([all(group) for group in right.values()]))
+        return {"accuracy": scores["accuracy"], "f1": scores["f1"], "question_accuracy": question_accuracy}
 
     def field_problems(self):
         yield from super().field_problems()
         if len(self.labels) != 2 or self.multi_label:
-            yield f"config.objective.labels is {self.labels}, it must name two classes: wrong and right"
+            yield f"config.objective.labels is {self.labels}, it must name two classes, wrong and right"

@@ -1,4 +1,4 @@
-"""The base of all tasks: records in, examples out, and the figures of what a model answers."""
+"""Base classes of the tasks: they turn records into examples and compute metrics from model outputs."""
 
 import copy
 import dataclasses
@@ -27,100 +27,99 @@ if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
     from pretrainax.training.run import Params, Run
 
-_MOST_SPECIAL = 4  # tokens around two texts
+_MAX_SPECIAL_TOKENS = 4  # around a text pair
 
 
 class Task(Objective):
-    """Base of the tasks. A subclass is a dataclass that gives what raises NotImplementedError here.
+    """Base of the tasks. A subclass is a dataclass that implements the methods that raise NotImplementedError here.
 
-    read       a record of a file or data set -> its texts, and a note of what else is known (labels): for preparation
-    encode     texts -> ids, and the note as examples and figures need it; of a long text several documents
-    example    ids and note -> the arrays of a batch, with the labels: see `framed`
-    head       the architecture of a model -> the head that it needs in the place of those of its pretraining, unless it
-               writes: see `writing.WritingTask`
-    metrics    what that head answers to each record of a split, and their notes -> the task's figures
-    ask        a record that says no label -> its texts, and a note: for `python -m pretrainax.predict`
-    prediction what the head answers to one record -> what is written of it
+    read       record of a file or dataset -> its texts, and a note with everything else (labels); runs in preparation
+    encode     texts -> token ids, and the note that examples and metrics need; a long text can give several documents
+    example    ids and note -> the arrays of a batch, labels included; see `framed`
+    head       model architecture -> the head that replaces the pretraining heads; `writing.WritingTask` has none
+    metrics    head outputs for the records of a split, and their notes -> metrics of the task
+    ask        record without a label -> its texts and a note; for `python -m pretrainax.predict`
+    prediction head outputs for one record -> the fields that predict writes
 
-    A corpus of records is shared by all models with one tokenizer. So texts are cut to the length of a row in
-    `example`, unless `encode` does it (windows): then `prepared_by` has to say so.
+    All models with one tokenizer share a corpus of records. Therefore `example` truncates texts to the row length. If
+    `encode` depends on the row length (windows), `prepared_by` must include the length.
     """
 
     families = EveryFamily()
     unit: ClassVar[str] = "records"
     packs: ClassVar[bool] = False
-    watched: ClassVar[Optional[str]] = "loss"  # a task's model is kept for another figure
-    shortest: ClassVar[int] = _MOST_SPECIAL + 2
+    watched: ClassVar[Optional[str]] = "loss"  # `select_by` of a task is usually another metric
+    shortest: ClassVar[int] = _MAX_SPECIAL_TOKENS + 2
     static: bool = True
-    has_head: ClassVar[bool] = True  # of its own; False: the model keeps that over the vocabulary
+    has_head: ClassVar[bool] = True  # the task adds a head; False: the model keeps its vocabulary head
 
-    _model: ClassVar[ModelConfig] = ModelConfig()  # of the config, see `adapted`
-    _length: ClassVar[int] = 0  # tokens of a row, of the same
+    _model: ClassVar[ModelConfig] = ModelConfig()  # from the config, see `adapted`
+    _length: ClassVar[int] = 0  # tokens of a row, see `adapted`
     _frame: ClassVar[Frame] = Frame((), (), ())  # see `bind`
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Returns the fields of a record that are read, "answers.text" for one inside of another."""
+        """Returns the record fields that the task reads; "answers.text" is a nested field."""
         raise NotImplementedError
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """Names what `metrics` returns: each can be config.evaluate.select_by."""
+        """Returns the names of the metrics of `metrics`: valid values of config.evaluate.select_by besides "loss"."""
         raise NotImplementedError
 
     def read(self, record: Mapping) -> Record:
         """Returns the texts of a record, some of which may be empty, and its note.
 
         Raises:
-          ValueError: what is wrong with it; the source adds file and line.
+          ValueError: the record is invalid. The source adds the file and line.
         """
         raise NotImplementedError
 
     def leaves_out(self, record: Record) -> bool:
-        """Returns True if `encode` makes no document of a record, which `read` has counted."""
+        """Returns True if `encode` skips a record that `read` has accepted and counted."""
         del record
         return False
 
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
-        """Yields the documents that a record becomes: the ids of its texts without special ones, and a note. One."""
+        """Yields the documents of a record: token ids without special tokens, and a note. By default one document."""
         yield Encoded(tokenizer.encode_batch(list(record.texts)), record.note)
 
     def head(self, model: ModelConfig) -> HeadConfig:
-        """Returns the head that a model of this architecture needs, where nobody says which."""
+        """Returns the default head for a model of this architecture."""
         raise NotImplementedError
 
     def head_problems(self, head: HeadConfig) -> Iterator[str]:
-        """Yields why a head does not fit the task."""
+        """Yields an error line for each reason why a head does not fit the task."""
         yield from ()
 
     def evaluated(self) -> "Task":
-        """Returns the task as the command `evaluate` asks it, which has more time than a validation in training."""
+        """Returns the task with the settings of the command `evaluate`, which has more time than a validation."""
         return self
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         """Returns the `figures` of a split.
 
         Args:
-          answers: of the model's head to each document, NumPy arrays [n, …]: see `models.heads.base.Head.answers`.
-          notes: of each, n.
+          answers: head outputs of n documents, NumPy arrays [n, …]; see `models.heads.base.Head.answers`.
+          notes: the n notes of the documents.
         """
         raise NotImplementedError
 
     def ask(self, record: Mapping) -> Record:
-        """Returns what `read` does of a record whose label is not known, or not looked at; raises as that does.
+        """Returns the texts and the note of a record without its label; raises the same errors as `read`.
 
-        `encode` and `example` take such a record too: it gives the arrays of a batch without those of labels.
+        `encode` and `example` also accept this record. Its example has no label arrays.
         """
         raise UserError(
-            f"{type(self).__name__} reads no records without labels: python -m pretrainax.evaluate does more"
+            f"{type(self).__name__} cannot predict records without labels: use python -m pretrainax.evaluate"
         )
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns what the model says of one record, which `ask` has read: fields that are written beside its own.
+        """Returns the prediction for one record of `ask`, as fields that predict adds to the record.
 
         Args:
-          answers: of the head to each document that `encode` made of it, NumPy arrays [d, …], as for `metrics`.
-          notes: of each, d.
+          answers: head outputs of the d documents of the record, NumPy arrays [d, …], as in `metrics`.
+          notes: the d notes of the documents.
         """
         raise NotImplementedError
 
@@ -130,36 +129,36 @@ class Task(Objective):
 
     def warnings_of(self, experiment: Experiment, batches: "Batches") -> Iterator[str]:
         if experiment.checkpoint.init_from is None:
-            yield "FROM RANDOM NUMBERS: nothing is pretrained, as config.checkpoint.init_from is not set"
+            yield "RANDOM INITIALIZATION: config.checkpoint.init_from is not set, so the model is not pretrained"
         (stream,) = batches.streams
         bound = stream.objective
-        assert isinstance(bound, Task)  # bound: it knows the room that there is in a row
+        assert isinstance(bound, Task)  # bound to the tokenizer, so it knows the room in a row
         cut, length = stream.plan.statistics["records cut short"], experiment.data.sequence_length
-        if cut and self.has_head:  # one that writes says more itself
+        if cut and self.has_head:  # a WritingTask has its own warning
             yield (
-                f"{cut:,} RECORDS LOSE TEXT, which is more than config.data.sequence_length {length:,} holds, or all "
-                "windows of config.objective.chunks where that is set"
+                f"{cut:,} RECORDS ARE TRUNCATED to config.data.sequence_length {length:,}, or to all windows of "
+                "config.objective.chunks if that is set"
             )
         yield from bound.warnings(stream.corpus.note(i) for i in range(stream.corpus.num_documents))
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
-        """Yields what is likely no one's intention in the notes of all that is trained on."""
+        """Yields warnings about probable mistakes in the notes of the training records."""
         yield from ()
 
     @property
     def most_texts(self) -> int:
-        """Returns how many texts a document of the task has at most."""
+        """Returns the maximum number of texts in a document of the task."""
         return 2
 
     def sample_note(self) -> Note:
-        """Returns a note as some record has it: what a run takes is planned without any record."""
+        """Returns a note with typical fields; the memory of a run is planned with this note, without any records."""
         raise NotImplementedError
 
     def prepared_by(self) -> object:
-        """Returns all that a corpus follows from beside text and tokenizer, which JSON can hold: the task's fields."""
+        """Returns the settings of the task that determine its corpus, as JSON values: by default its fields."""
         return to_json(self)
 
-    # --- what an objective is asked ----------------------------------------------------------------------------------
+    # --- methods of Objective ---------------------------------------------------------------------------------------
 
     @property
     def head_figures(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -168,16 +167,16 @@ class Task(Objective):
     def complete(self, experiment: Experiment) -> None:
         if not self.has_head:
             return
-        wanted = self.head(experiment.model)
+        default = self.head(experiment.model)
         head = experiment.model.head
-        experiment.model.head = wanted if head is None else head.completed(wanted)
+        experiment.model.head = default if head is None else head.completed(default)
 
     def validation_problems(self, experiment: Experiment) -> Iterator[str]:
-        asked, figure, allowed = experiment.evaluate.objective, experiment.evaluate.select_by, ("loss", *self.figures)
-        if asked is not None:
-            yield f"config.evaluate.objective is {type(asked).__name__}, a task is validated by itself: set it to None"
-        if figure and figure not in allowed:
-            yield f"config.evaluate.select_by is {figure!r}, {nearest(figure, allowed)}"
+        objective, name, allowed = experiment.evaluate.objective, experiment.evaluate.select_by, ("loss", *self.figures)
+        if objective is not None:
+            yield f"config.evaluate.objective is {type(objective).__name__}; a task validates itself: set it to None"
+        if name and name not in allowed:
+            yield f"config.evaluate.select_by is {name!r}, {nearest(name, allowed)}"
 
     def adapted(self, experiment: Experiment) -> "Task":
         task = copy.copy(self)
@@ -190,7 +189,7 @@ class Task(Objective):
         return task
 
     def lengths(self, sequence_length: int) -> Lengths:
-        return Lengths(max(sequence_length - _MOST_SPECIAL, 1), sequence_length, sequence_length)
+        return Lengths(max(sequence_length - _MAX_SPECIAL_TOKENS, 1), sequence_length, sequence_length)
 
     def measure(self, raw: int) -> Lengths:
         length = raw + self._frame.count(2)
@@ -200,40 +199,40 @@ class Task(Objective):
         return decoder_start(vocabulary)
 
     def check_vocabulary(self, vocabulary: "Vocabulary", sequence_length: int) -> None:
-        """Any vocabulary does: what it lacks does not stand around texts."""
+        """Accepts any vocabulary: `frame_of` leaves out special tokens that the vocabulary lacks."""
 
     def prompt(self, tokens: np.ndarray, vocabulary: "Vocabulary") -> Example:
-        raise UserError(f"the model was trained for {type(self).__name__}, and writes no text")
+        raise UserError(f"the model was trained for {type(self).__name__} and cannot generate text")
 
     def texts(self, tokens: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
-        """Parts the tokens of a document into those of its texts."""
+        """Splits the tokens of a document at `ends`, the end of each text."""
         return np.split(tokens, ends[:-1])
 
     @property
     def longest(self) -> int:
-        """Returns how many tokens a row has at most."""
+        """Returns the maximum number of tokens in a row."""
         return self.lengths(self._length).inputs
 
     def room(self, texts: int, length: Optional[int] = None) -> int:
-        """Counts the tokens of text that a row of so many texts has room for.
+        """Returns the number of tokens without special tokens that fit into a row; texts: number of texts in the row.
 
-        length: of the row; None: config.data.sequence_length.
+        Args:
+          length: tokens of the row; None: config.data.sequence_length.
         """
         return (length or self._length) - self._frame.count(texts)
 
     def is_cut(self, encoded: Encoded) -> bool:
-        """Returns True if a document loses tokens where it is framed."""
+        """Returns True if `framed` truncates the document."""
         return sum(map(len, encoded.parts)) > self.room(len(encoded.parts))
 
     def framed(self, texts: Sequence[np.ndarray], vocabulary: "Vocabulary", length: Optional[int] = None) -> Example:
-        """Returns what the model reads of the ids of texts: with the special tokens of its pretraining, cut to a row,
-        of a length as in `room`.
+        """Returns the model inputs for texts [tokens]: with the special tokens of the pretraining, truncated to a row.
 
-        A decoder and an encoder read the row. Of an encoder-decoder both stacks do, the decoder one token later, as in
-        BART (Lewis et al. 2019, section 3.1): its last token has seen everything.
+        `length` is as in `room`. An encoder or a decoder reads the row. In an encoder-decoder both stacks read it,
+        the decoder one token later, as in BART (Lewis et al. 2019, section 3.1): its last token sees the whole row.
         """
-        kept = longest_first([len(ids) for ids in texts], self.room(len(texts), length))
-        row, numbers = self._frame.around([ids[:n] for ids, n in zip(texts, kept, strict=True)])
+        sizes = longest_first([len(ids) for ids in texts], self.room(len(texts), length))
+        row, numbers = self._frame.around([ids[:n] for ids, n in zip(texts, sizes, strict=True)])
         ones, places = np.ones(len(row), np.int32), np.arange(len(row), dtype=np.int32)
         example = {"tokens": row, "segment_ids": ones, "positions": places}
         if self._model.family == "encoder":
@@ -251,20 +250,20 @@ class Task(Objective):
         yield from super().problems(experiment)
         data, head, name = experiment.data, experiment.model.head, type(self).__name__
         if self.has_head and head is None:
-            yield f"config.objective is {name}, and config.model.head is None: take --config=finetune"
+            yield f"config.objective is {name}, and config.model.head is None: use --config=finetune"
         elif not self.has_head and head is not None:
-            yield f"config.model.head is {head}, {name} writes with the head of the pretraining: set it to None"
+            yield f"config.model.head is {head}, but {name} generates with the vocabulary head: set it to None"
         elif head is not None:
             yield from self.head_problems(head)
         if len(data.source.components()) > 1:
-            yield f"config.data.source is {type(data.source).__name__}, {name} is of one source"
+            yield f"config.data.source is {type(data.source).__name__}, but {name} supports only one source"
         for field in ("quality", "near_duplicates"):
             if getattr(data, field) is not None:
-                yield f"config.data.{field} is of texts, {name} has records: set it to None"
+                yield f"config.data.{field} applies to documents, but {name} has records: set it to None"
         if experiment.phases:
-            yield f"config.phases are not for {name}: set them to ()"
+            yield f"{name} does not support config.phases: set it to ()"
         if self.has_head and (experiment.train.label_smoothing or experiment.train.z_loss):
-            yield f"config.train.label_smoothing and z_loss are of predicted tokens, {name} has none: set them to 0"
+            yield f"config.train.label_smoothing and z_loss need predicted tokens, {name} has none: set them to 0"
 
     def statistics(self, examples: Sequence[Example], vocabulary: "Vocabulary"):
         yield from ()
@@ -272,33 +271,33 @@ class Task(Objective):
 
 @dataclasses.dataclass
 class TextTask(Task):
-    """A task of one text, or of a pair of texts, with a label."""
+    """Base of the tasks that assign a label to a text or a text pair."""
 
     text_field: str = "text"  # the field of a record that holds its text
-    pair_field: Optional[str] = None  # the field of the second text of a pair; None: there is one text
-    label_field: str = "label"  # the field of what is to be said of it
-    chunks: Optional[Chunks] = None  # a text that is longer than a row is read in windows; None: it loses its end
+    pair_field: Optional[str] = None  # the field of the second text; None: records have one text
+    label_field: str = "label"  # the field of the label
+    chunks: Optional[Chunks] = None  # splits a text that is longer than a row into windows; None: truncates it
 
     @property
     def fields(self) -> tuple[str, ...]:
         return tuple(filter(None, (self.text_field, self.pair_field, self.label_field)))
 
     def read_texts(self, record: Mapping) -> tuple[str, ...]:
-        """Returns the text of a record, or its pair of texts; ValueError where a field is missing or no text."""
+        """Returns the text or text pair of a record; raises ValueError if a field is missing or no text."""
         named = (("text_field", self.text_field), ("pair_field", self.pair_field))
         return tuple(text_in(record, name, field) for field, name in named if name is not None)
 
     @property
     def kind(self) -> Kind:
-        """Returns what the head of the task is asked: `Classify.kind`."""
+        """Returns the kind of the head, `Classify.kind`."""
         raise NotImplementedError
 
     def read_label(self, record: Mapping) -> Note:
-        """Returns the note of a record that says its label; raises as `read` does."""
+        """Returns the note of a labeled record; raises the same errors as `read`."""
         raise NotImplementedError
 
     def label(self, note: Note) -> Example:
-        """Returns the arrays of a batch that a note of `read_label` becomes."""
+        """Returns the label arrays of an example from a note of `read_label`."""
         raise NotImplementedError
 
     def read(self, record: Mapping) -> Record:
@@ -316,7 +315,7 @@ class TextTask(Task):
             yield from self.chunks.windows(whole, room)
 
     def example(self, text: Text, rng: np.random.Generator, vocabulary: "Vocabulary") -> Example:
-        assert text.parts is not None and text.note is not None  # a record's
+        assert text.parts is not None and text.note is not None  # set for records
         example = self.framed(self.texts(text.tokens, text.parts), vocabulary)
         return example | (self.label(text.note) if self.sample_note().keys() <= text.note.keys() else {})
 
@@ -324,12 +323,12 @@ class TextTask(Task):
         return LOST in encoded.note or super().is_cut(encoded)
 
     def by_record(self, answers: np.ndarray, notes: Sequence[Note]) -> tuple[np.ndarray, Sequence[Note]]:
-        """Returns answers [records, L] and notes of records, of those [n, L] of their windows."""
+        """Returns outputs [records, L] and notes of the records, joined from the outputs [n, L] of their windows."""
         return (answers, notes) if self.chunks is None else self.chunks.joined(answers, notes, self.kind)
 
     def prepared_by(self) -> object:
-        own = super().prepared_by()
-        return own if self.chunks is None else [own, self._length, self._model.family]  # which windows follow from
+        settings = super().prepared_by()
+        return settings if self.chunks is None else [settings, self._length, self._model.family]  # define the windows
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
@@ -338,7 +337,7 @@ class TextTask(Task):
 
 
 def score_of(value: object, field: str) -> float:
-    """Returns the finite number that a field of a record holds; ValueError where it is none."""
+    """Returns the finite number in a field of a record; raises ValueError for any other value."""
     try:
         score = float(value)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError):
@@ -349,22 +348,24 @@ def score_of(value: object, field: str) -> float:
 
 
 def text_in(record: Mapping, name: str, field: str) -> str:
-    """Returns the text that a field of a record holds, which is named by a field of config.objective; ValueError where
-    it holds none."""
+    """Returns the text in field `name` of a record; raises ValueError if the field holds no text.
+
+    field: the field of config.objective that sets `name`.
+    """
     text = text_of(record, name, f"config.objective.{field}")
     return text if isinstance(text, str) else text.decode()
 
 
 def texts_in(record: Mapping, name: str, field: str, what: str = "texts") -> list[str]:
-    """Returns the texts of the list that a field of a record holds, likewise; what: they are, for the error."""
-    found = value_of(record, name, f"config.objective.{field}")
-    if not isinstance(found, (list, tuple, np.ndarray)):
-        raise ValueError(f"field {name!r} holds {found!r}, it must be a list of {what}")
-    return [text_in({name: one}, name, field) for one in found]
+    """Returns the list of strings in field `name` of a record; as `text_in`. what: names the items in the error."""
+    values = value_of(record, name, f"config.objective.{field}")
+    if not isinstance(values, (list, tuple, np.ndarray)):
+        raise ValueError(f"field {name!r} holds {values!r}, it must be a list of {what}")
+    return [text_in({name: value}, name, field) for value in values]
 
 
 def side_by_side(rows: Sequence[Example]) -> Example:
-    """Returns one example of several of one text each: text i is segment i + 1."""
+    """Concatenates examples of one text each into one example: text i is segment i + 1."""
     joined = {name: [row[name] for row in rows] for name in rows[0]}
     for name in SEGMENT_FIELDS:
         if name in joined:
@@ -373,22 +374,27 @@ def side_by_side(rows: Sequence[Example]) -> Example:
 
 
 def rounded(number: np.floating) -> float:
-    """Returns a number with the six digits of it that are worth writing."""
+    """Returns a number rounded to six significant digits."""
     return float(f"{number:.6g}")
 
 
 def label_number(value: object, field: str, labels: Sequence[str], meant: Sequence[str] = ()) -> int:
-    """Returns the number of a label that a field holds: of its name or, unless names are numbers, of its number from 0;
-    ValueError where it is none of those of the task.
+    """Returns the number of the label in a field of a record, which holds the name of the label or its number from 0.
 
-    meant: the labels that are meant by 0, 1, …; (): in the order of `labels`.
+    If the names of labels are numbers, a value is always a name.
+
+    Args:
+      meant: the labels of the numbers 0, 1, …; (): the order of `labels`.
+
+    Raises:
+      ValueError: the task has no such label.
     """
     value, meant = value.decode() if isinstance(value, bytes) else value, meant or labels
     if str(value) in labels and not isinstance(value, bool):
         return labels.index(str(value))
     is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    is_number |= isinstance(value, str) and value.isdecimal()  # in the columns of a table all is text
-    is_number &= not any(name.isdecimal() for name in labels)  # where numbers are names, they are no places
+    is_number |= isinstance(value, str) and value.isdecimal()  # the columns of a table are strings
+    is_number &= not any(name.isdecimal() for name in labels)  # a number that is a name is not an index
     if is_number and 0 <= int(value) < len(meant):  # pyright: ignore[reportArgumentType]
         return labels.index(meant[int(value)])  # pyright: ignore[reportArgumentType]
     raise ValueError(
@@ -397,9 +403,9 @@ def label_number(value: object, field: str, labels: Sequence[str], meant: Sequen
 
 
 def never_seen(counts: Mapping[int, int], labels: Sequence[str]) -> Iterator[str]:
-    """Yields a warning about the labels that no example has; counts: of each number."""
+    """Yields a warning about labels without any example; counts: examples of each label number."""
     if never := [name for i, name in enumerate(labels) if not counts.get(i)]:
         yield (
-            f"NO EXAMPLE OF {', '.join(map(repr, never))} in training: the model will not learn to say it; is the "
-            "name in config.objective.labels as in the records?"
+            f"NO EXAMPLE OF {', '.join(map(repr, never))} in training: the model cannot learn these labels. Check "
+            "that config.objective.labels spells the names as the records do"
         )

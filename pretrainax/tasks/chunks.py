@@ -1,4 +1,4 @@
-"""Windows of texts that are longer than a row, and one answer of those to all windows of a record."""
+"""Splits a long text into windows and joins the outputs of all windows of a record."""
 
 import dataclasses
 import itertools
@@ -13,25 +13,25 @@ from pretrainax.data.framing import longest_first
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note
 
-WINDOW, LOST = "window", "lost"  # in a note: the number of a window; of the first, that some of the text is in none
+WINDOW, LOST = "window", "lost"  # keys of a note: the number of the window; in the first, True if the text is truncated
 
 
 @dataclasses.dataclass
 class Chunks(Choice):
-    """Reads a text that is longer than a row in windows, each with the label of its record (Pappagari et al. 2019).
+    """Splits a text that is longer than a row into windows, each with the record's label (Pappagari et al. 2019).
 
-    With rows of 128 tokens and stride=64, a BERT reads of a text of 250 tokens [CLS] 0 … 125 [SEP], [CLS] 64 … 189
-    [SEP] and [CLS] 124 … 249 [SEP]: the last one ends where the text does. Of a pair, the longer text is read in
-    windows, each beside the other text, which takes at most half of the row.
+    With rows of 128 tokens and stride=64, a BERT reads a text of 250 tokens as [CLS] 0 … 125 [SEP], [CLS] 64 … 189
+    [SEP] and [CLS] 124 … 249 [SEP]. The last window ends at the end of the text. In a pair, only the longer text is
+    split. Each window also holds the other text, which takes at most half of the row.
 
-    Each window is an example of the training, and counts as one: long records count more. In the figures, and in what
-    is predicted, a record is one: the answers to its windows are joined.
+    In training, each window counts as one example, so long records have more weight. In metrics and predictions, each
+    record counts once: `join` combines the outputs of its windows.
     """
 
-    stride: Optional[int] = None  # tokens from the begin of a window to that of the next; None: half a window
-    most: Optional[int] = None  # windows of a record, the first ones; None: all
-    # of the answers to a record's windows: mean of what the head gives, mean of the probabilities, the largest of each
-    # label, that of the first window
+    stride: Optional[int] = None  # tokens from the start of one window to the start of the next; None: half a window
+    most: Optional[int] = None  # maximum number of windows of a record, from the start; None: all
+    # combines the outputs of the windows: "mean" of the outputs, mean of the "probabilities", "max" of each label, or
+    # the "first" window alone
     join: Literal["mean", "probabilities", "max", "first"] = "mean"
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -40,63 +40,66 @@ class Chunks(Choice):
             if value is not None and value < 1:
                 yield f"config.objective.chunks.{field} is {value}, it must be at least 1"
         if experiment.data.drop_duplicates:
-            yield "config.data.drop_duplicates is of whole texts, config.objective.chunks of parts: set one to None"
+            yield (
+                "config.data.drop_duplicates compares whole documents, but config.objective.chunks makes windows: set "
+                "drop_duplicates to False or chunks to None"
+            )
 
     def windows(self, whole: Encoded, room: int) -> Iterator[Encoded]:
-        """Yields a record, of whose texts a row has room for so many tokens, as windows.
+        """Yields the windows of a record; `room` is the number of text tokens that fit into a row.
 
         Raises:
-          UserError: a stride that leaves out tokens.
+          UserError: the stride skips tokens.
         """
         sizes = [len(ids) for ids in whole.parts]
         long = int(np.argmax(sizes))
-        kept = longest_first([0 if i == long else size for i, size in enumerate(sizes)], room // 2)
-        width = room - sum(kept)
+        limits = longest_first([0 if i == long else size for i, size in enumerate(sizes)], room // 2)
+        width = room - sum(limits)
         stride = max(width // 2, 1) if self.stride is None else self.stride
         if stride > width:
             raise UserError(
-                f"config.objective.chunks.stride is {stride}, and a window has {width} tokens: what is between two "
-                "would not be read; set a smaller one, or a larger config.data.sequence_length"
+                f"config.objective.chunks.stride is {stride}, but a window has {width} tokens: the model would not "
+                "read the tokens between two windows; set a smaller stride, or a larger config.data.sequence_length"
             )
         last = max(sizes[long] - width, 0)
         starts = [*range(0, last, stride), last]
         read = starts[: self.most]
-        is_lost = len(read) < len(starts) or sum(kept) < sum(sizes) - sizes[long]
+        is_lost = len(read) < len(starts) or sum(limits) < sum(sizes) - sizes[long]
         for number, start in enumerate(read):
-            parts = [ids if i == long else ids[:n] for i, (ids, n) in enumerate(zip(whole.parts, kept, strict=True))]
+            parts = [ids if i == long else ids[:n] for i, (ids, n) in enumerate(zip(whole.parts, limits, strict=True))]
             parts[long] = whole.parts[long][start : start + width]
             yield Encoded(parts, whole.note | {WINDOW: number} | ({LOST: True} if is_lost and not number else {}))
 
     def joined(self, answers: np.ndarray, notes: Sequence[Note], kind: Kind) -> tuple[np.ndarray, list[Note]]:
-        """Returns one answer of each record, [records, L], of those to its windows, [n, L], and a note of each."""
-        starts = [one.start for one in records_of(notes)]
-        of_records = [notes[i] for i in starts]
+        """Returns one output per record, [records, L], from the window outputs [n, L], and the note of each record."""
+        starts = [record.start for record in records_of(notes)]
+        first_notes = [notes[i] for i in starts]
         if self.join == "first":
-            return answers[starts], of_records
+            return answers[starts], first_notes
         if self.join == "max":
-            return np.maximum.reduceat(answers, starts), of_records
+            return np.maximum.reduceat(answers, starts), first_notes
         counts = np.diff([*starts, len(notes)])[:, None]
-        of_labels = _PROBABILITIES[kind] if self.join == "probabilities" and kind in _PROBABILITIES else None
-        if of_labels is None:
-            return np.add.reduceat(answers, starts) / counts, of_records
-        mean = np.add.reduceat(of_labels(answers.astype(np.float64)), starts) / counts
-        return (np.log(mean) if kind == "single" else np.log(mean) - np.log1p(-mean)), of_records
+        to_probabilities = _PROBABILITIES[kind] if self.join == "probabilities" and kind in _PROBABILITIES else None
+        if to_probabilities is None:
+            return np.add.reduceat(answers, starts) / counts, first_notes
+        mean = np.add.reduceat(to_probabilities(answers.astype(np.float64)), starts) / counts
+        return (np.log(mean) if kind == "single" else np.log(mean) - np.log1p(-mean)), first_notes
 
 
 def records_of(notes: Sequence[Note]) -> list[slice]:
-    """Returns which documents are of each record, in their order: those of one are numbered from 0 as its windows."""
+    """Returns the slice of documents of each record; the window numbers of a record start at 0."""
     starts = [i for i, note in enumerate(notes) if note[WINDOW] == 0]
     return [slice(*ends) for ends in itertools.pairwise([*starts, len(notes)])]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Returns the probabilities of classes [n, L], of which each row has one."""
+    """Returns the probabilities of exclusive classes, [n, L] -> [n, L]."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Returns the probability of each label, [n, L], by itself."""
+    """Returns the probability of each label separately, [n, L] -> [n, L]."""
     return 0.5 * (1.0 + np.tanh(0.5 * logits))
 
 

@@ -1,4 +1,4 @@
-"""Classification of a text or a pair of texts: one label of several, or any number of them."""
+"""Classification of a text or text pair, with one label or with any number of labels."""
 
 import collections
 import dataclasses
@@ -19,7 +19,7 @@ from pretrainax.tasks.chunks import sigmoid, softmax
 
 @dataclasses.dataclass
 class Classification(TextTask):
-    """The class of a text, or of a pair of texts (Devlin et al. 2018, section 4.1; GLUE, Wang et al. 2018).
+    """Classifies a text or a text pair (Devlin et al. 2018, section 4.1; GLUE, Wang et al. 2018).
 
     With labels=("negative", "positive") the record {"text": "a fine film", "label": 1} becomes, for a BERT,
 
@@ -27,18 +27,17 @@ class Classification(TextTask):
         token_types  0     0 0    0    0
         labels       1
 
-    and with pair_field="hypothesis" a record of two texts [CLS] a [SEP] b [SEP], of types 0 and 1. What stands around
-    texts is what stood there in the pretraining of the model (`data/framing.py`). Of what is too long for a row, the
-    longer text loses its end first.
+    With pair_field="hypothesis" a text pair becomes [CLS] a [SEP] b [SEP] with types 0 and 1. The special
+    tokens are the same as in the model's pretraining (`data/framing.py`). If a row is too short, the longer text is
+    truncated first.
 
-    A record has the name of a label or, unless names are numbers, its number from 0; with `multi_label` a list of them,
-    which may be empty. `numbered` says which labels are meant by the numbers of records that count them in another
-    order, as a data set may beside a model of others.
+    The label of a record is a name, or a number from 0 unless the names are numbers. With `multi_label` it is a list of
+    labels, which may be empty. `numbered` gives the order of the labels in the records if it differs from the model's.
     """
 
     labels: tuple[str, ...] = ()  # names of the classes, in the order of their numbers
-    multi_label: bool = False  # a text has any number of labels
-    numbered: tuple[str, ...] = ()  # the labels that records mean by 0, 1, …; (): in the order of `labels`
+    multi_label: bool = False  # a text can have any number of labels
+    numbered: tuple[str, ...] = ()  # the labels of the numbers 0, 1, … in the records; (): the order of `labels`
 
     select_by = "accuracy"
 
@@ -58,7 +57,7 @@ class Classification(TextTask):
             return {"label": self._number(value)}
         if not isinstance(value, (list, tuple, np.ndarray)):
             raise ValueError(
-                f"field {self.label_field!r} holds {value!r}, with config.objective.multi_label it is a list"
+                f"field {self.label_field!r} holds {value!r}, it must be a list with config.objective.multi_label"
             )
         return {"labels": sorted({self._number(each) for each in value})}
 
@@ -100,7 +99,7 @@ class Classification(TextTask):
         return figures.of_classes(answers.argmax(-1), np.array([note["label"] for note in notes]), len(self.labels))
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the label that is likeliest, or all with a probability above 0.5, and the probability of each."""
+        """Returns the most likely label, or all labels with a probability above 0.5, and all probabilities."""
         (logits,), _ = self.by_record(answers, notes)
         probabilities = (sigmoid if self.multi_label else softmax)(logits)
         likely = [name for name, logit in zip(self.labels, logits, strict=True) if logit > 0]

@@ -1,4 +1,4 @@
-"""The shared tasks of CoNLL whose tags are of words, by name: names of CoNLL-2003, chunks of CoNLL-2000."""
+"""Named tasks with the word-level datasets of CoNLL: named entities of CoNLL-2003, chunks of CoNLL-2000."""
 
 from pretrainax.data.sources import HuggingFace
 from pretrainax.tasks.glue import NamedTask
@@ -6,16 +6,16 @@ from pretrainax.tasks.token_classification import TokenClassification
 
 
 def _conll(name: str, field: str, kinds: str, examples: int, valid: str | None) -> NamedTask:
-    """field: of the tags; kinds: of spans, in the order of the numbers of their tags, B-X and I-X of each after O."""
+    """Returns the task of a dataset; `field` holds the tags. The tags are O, then B-X and I-X of each kind in order."""
     labels = ("O", *(f"{position}-{kind}" for kind in kinds.split() for position in "BI"))
-    # On the hub both come with a program, which is not run; their records lie on the branch of the hub's own Parquet.
+    # The hub's main branch has loading scripts, which are not executed. Its convert branch has the records as Parquet.
     source = HuggingFace(path=f"eriktks/{name}", revision="refs/convert/parquet", valid_split=valid, valid_fraction=0.1)
     return NamedTask(TokenClassification(tags_field=field, labels=labels), source, examples, "f1")
 
 
 TASKS = {
-    # Tjong Kim Sang and Buchholz 2000: it has no split for validation, a tenth of the training's is held out
+    # Tjong Kim Sang and Buchholz 2000; without a validation split, so a tenth of the training split is held out.
     "conll2000": _conll("conll2000", "chunk_tags", "ADJP ADVP CONJP INTJ LST NP PP PRT SBAR UCP VP", 8_042, None),
-    # Tjong Kim Sang and De Meulder 2003, English
+    # Tjong Kim Sang and De Meulder 2003, English.
     "conll2003": _conll("conll2003", "ner_tags", "PER ORG LOC MISC", 14_041, "validation"),
 }

@@ -1,4 +1,4 @@
-"""Choice of an entity: which of those that a passage names belongs into the gap of a sentence about it."""
+"""Entity choice: selects the entity of a passage that fills the gap in a sentence about the passage."""
 
 import dataclasses
 import re
@@ -18,7 +18,7 @@ from pretrainax.tasks.chunks import WINDOW, records_of, softmax
 
 @dataclasses.dataclass
 class EntityChoice(Task):
-    """Tells which entity belongs into the gap of a sentence (ReCoRD, Zhang et al. 2018, arXiv 1810.12885).
+    """Selects the entity that fills the gap of a sentence (ReCoRD, Zhang et al. 2018, arXiv 1810.12885).
 
     The record {"passage": "Ann met Bo.", "query": "Later @placeholder left.", "entities": ["Ann", "Bo"], "answers":
     ["Bo"]} becomes, for a BERT, an example for each entity,
@@ -26,18 +26,18 @@ class EntityChoice(Task):
         tokens  [CLS] ann met bo . [SEP] later ann left . [SEP]     labels  0
         tokens  [CLS] ann met bo . [SEP] later bo left . [SEP]      labels  1
 
-    so records may have any numbers of entities, several of which may be right. Each example counts as one in training.
-    Figures are of records: what is said is the entity that is likeliest to be right, and it is compared with the best
-    of all answers, as those of SQuAD are. What is too long for a row loses its end, the longer text first.
+    A record may have any number of entities, and several may be right. In training, each entity counts as one example.
+    Metrics are per record: the prediction is the entity with the highest score, and its metric is the maximum over all
+    answers, as in SQuAD. If a row is too short, the longer text is truncated first.
 
-    The summary's lines, which ReCoRD marks in a passage by lines of "@highlight", are read as sentences.
+    ReCoRD marks the lines of the summary in a passage with "@highlight". They become sentences of the passage.
     """
 
-    passage_field: str = "passage"  # the field of what is read first
+    passage_field: str = "passage"  # the field of the passage, which is read first
     query_field: str = "query"  # the field of the sentence with a gap
-    entities_field: str = "entities"  # the field of a list of texts to choose from
-    answers_field: str = "answers"  # the field of a list of those that are right
-    gap: str = "@placeholder"  # what stands in the query where an entity belongs
+    entities_field: str = "entities"  # the field of the list of entities
+    answers_field: str = "answers"  # the field of the list of right entities
+    gap: str = "@placeholder"  # marks the gap in the query
 
     labels: ClassVar[tuple[str, ...]] = ("False", "True")  # of an entity
     select_by = "answer_f1"
@@ -54,27 +54,28 @@ class EntityChoice(Task):
             raise ValueError(f"field {self.query_field!r} holds {query!r}, without {self.gap!r} (config.objective.gap)")
         entities = list(dict.fromkeys(texts_in(record, self.entities_field, "entities_field")))
         if not entities:
-            raise ValueError(f"field {self.entities_field!r} is empty: there is nothing to choose from")
-        return Record((plain(passage), *(query.replace(self.gap, one) for one in entities)), {"entities": entities})
+            raise ValueError(f"field {self.entities_field!r} is empty, it must list the entities")
+        return Record((plain(passage), *(query.replace(self.gap, name) for name in entities)), {"entities": entities})
 
     def read(self, record: Mapping) -> Record:
-        asked, answers = self.ask(record), texts_in(record, self.answers_field, "answers_field")
-        if not set(answers) & set(asked.note["entities"]):
+        base, answers = self.ask(record), texts_in(record, self.answers_field, "answers_field")
+        if not set(answers) & set(base.note["entities"]):
             raise ValueError(
                 f"field {self.answers_field!r} holds {answers}, none of which is in field {self.entities_field!r}"
             )
-        return dataclasses.replace(asked, note={**asked.note, "answers": answers})
+        return dataclasses.replace(base, note={**base.note, "answers": answers})
 
     def encode(self, record: Record, tokenizer) -> Iterator[Encoded]:
-        """Yields the passage and the filled sentence for each entity, whose number is that of a window.
+        """Yields a document for each entity: the passage and the query with the entity in its gap.
 
-        A note has the entity, and where they are known all "answers", and whether it is one of them, "label".
+        The number of the entity is stored as the window number. The note has "entity". For a record with answers it
+        also has all "answers" and "label", 1 if the entity is an answer.
         """
         passage, *filled = tokenizer.encode_batch(list(record.texts))
         answers = record.note.get("answers")
         for number, (ids, entity) in enumerate(zip(filled, record.note["entities"], strict=True)):
-            known = {} if answers is None else {"answers": answers, "label": int(entity in answers)}
-            yield Encoded([passage, ids], {WINDOW: number, "entity": entity, **known})
+            labels = {} if answers is None else {"answers": answers, "label": int(entity in answers)}
+            yield Encoded([passage, ids], {WINDOW: number, "entity": entity, **labels})
 
     def example(self, text, rng, vocabulary):
         example = self.framed(self.texts(text.tokens, text.parts), vocabulary)
@@ -93,29 +94,29 @@ class EntityChoice(Task):
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
         if experiment.data.drop_duplicates:
-            yield "config.data.drop_duplicates is of whole texts, EntityChoice has one for each entity: set it to False"
+            yield "config.data.drop_duplicates compares documents, EntityChoice has one per entity: set it to False"
 
     def field_problems(self):
         if not self.gap:
-            yield "config.objective.gap is '', it must be what stands where an entity belongs, as '@placeholder'"
+            yield "config.objective.gap is '', it must be the marker of the gap, for example '@placeholder'"
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         records = records_of(notes)
-        said = [notes[one][int(_scores(answers[one]).argmax())]["entity"] for one in records]
-        return figures.of_answers(said, [notes[one.start]["answers"] for one in records], some_have_none=False)
+        predicted = [notes[docs][int(_scores(answers[docs]).argmax())]["entity"] for docs in records]
+        return figures.of_answers(predicted, [notes[docs.start]["answers"] for docs in records], some_have_none=False)
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the entity that is likeliest, and of each how likely it is to be right."""
+        """Returns the most likely entity, and for each entity the probability that it is right."""
         scores, right = _scores(answers), softmax(answers)[:, 1]
         probabilities = {note["entity"]: rounded(p) for note, p in zip(notes, right, strict=True)}
         return {"prediction": notes[int(scores.argmax())]["entity"], "probabilities": probabilities}
 
 
 def plain(passage: str) -> str:
-    """Returns a passage whose lines after "@highlight" are sentences behind the rest."""
+    """Returns a passage with the lines after "@highlight" appended as sentences."""
     return re.sub(r"(?<![.?!\"'])\n@highlight\n", ". ", passage).replace("\n@highlight\n", " ")
 
 
 def _scores(answers: np.ndarray) -> np.ndarray:
-    """Returns by how much each entity, [n, 2], is rather right than wrong: its place in a list of all, [n]."""
+    """Returns the logit difference between right and wrong of each entity, [n, 2] -> [n], which ranks entities."""
     return answers[:, 1] - answers[:, 0]

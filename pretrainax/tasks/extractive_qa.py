@@ -1,4 +1,4 @@
-"""Extractive question answering: which part of a passage answers a question, or that none does."""
+"""Extractive question answering: finds the span of a passage that answers a question, if there is one."""
 
 import collections
 import dataclasses
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 WRONG = "answers that are not where they should be in their passage"  # how they are counted
 LEFT_OUT = "records left out, as no other answer is there"
-_OF_DECODING = ("null_score_diff_threshold", "max_answer_length", "n_best")  # fields that change no window
-_NOTHING = -1e10  # the score of a passage without a token
-_SHORTEST_WINDOW = 8  # tokens of a passage beside the longest question
+_DECODING_FIELDS = ("null_score_diff_threshold", "max_answer_length", "n_best")  # do not change the windows
+_NO_SCORE = -1e10  # of a passage without tokens
+_SHORTEST_WINDOW = 8  # passage tokens that must fit next to the longest question
 
 
 class Said(NamedTuple):
-    """The answer that is read off the numbers of a record's windows."""
+    """The predicted answer of a record, over all of its windows."""
 
-    text: str  # "": there is none
-    score: float  # of begin and end together
-    null_score_diff: float  # by how much no answer has a higher score than the best there is
+    text: str  # "": no answer
+    score: float  # sum of the start and end logits
+    null_score_diff: float  # score of "no answer" minus `score`
 
 
 @dataclasses.dataclass
 class ExtractiveQA(Task):
-    """The part of a passage that answers a question (SQuAD, Rajpurkar et al. 2016), or that there is none (2018).
+    """Extracts the span of a passage that answers a question (SQuAD, Rajpurkar et al. 2016; without answers, 2018).
 
     The record {"question": "Who ran?", "context": "The old fox ran.", "answers": {"text": ["old fox"], "answer_start":
     [4]}} becomes, for a BERT,
@@ -47,25 +47,27 @@ class ExtractiveQA(Task):
         token_types  0     0   0   0 0     1   1   1   1   1 1
         span         6 7
 
-    A passage that is too long for a row is read in windows, one `stride` tokens after the other, each an example of its
-    own. A window without the whole of the answer says that it has none, as does each of a question without answer: its
-    span is the first token twice, [CLS] of BERT; of a decoder, which has read nothing there, the last one.
+    A passage that is too long for a row is split into windows whose starts are `stride` tokens apart. Each window is an
+    example. A window without the complete answer has the label "no answer", and so has each window of a question
+    without an answer. The span of "no answer" is twice the first token, [CLS] for BERT. In a decoder it is twice the
+    last token, because the first has no context.
 
-    Figures are of records: the answer is the part of the passage with the highest sum of both numbers over all windows.
-    With `no_answer` it is none where the lowest sum at that token is higher by more than `null_score_diff_threshold`.
-    Answers are compared without case, punctuation, articles and spaces, with the best of all that a record has.
+    Metrics are per record: the prediction is the span with the highest sum of start and end logits over all windows.
+    With `no_answer`, the prediction is "" if the lowest null score of all windows exceeds that sum by more than
+    `null_score_diff_threshold`. The comparison with answers ignores case, punctuation, articles and spaces, and takes
+    the best match among the answers of a record.
     """
 
     question_field: str = "question"  # the field of the question
     context_field: str = "context"  # the field of the passage
-    answers_field: str = "answers"  # lists of texts and of where each starts in characters, or a list of such pairs
-    no_answer: bool = False  # some questions have no answer in their passage: an empty list (SQuAD 2)
-    null_score_diff_threshold: float = 0.0  # by how much no answer must be better than the best that there is
-    stride: int = 128  # tokens from the begin of a window to that of the next
-    max_question_length: int = 64  # tokens; the end of a longer one is not read
-    max_answer_length: int = 30  # tokens; a longer part of the passage is never said
-    n_best: int = 20  # begins, and ends, of a window that are tried with each other
-    wrong_answers: Literal["refuse", "skip"] = "refuse"  # at one that is not where it should be; skip: leave it out
+    answers_field: str = "answers"  # holds a list of answers and a list of their first characters, or a list of pairs
+    no_answer: bool = False  # some questions have no answer: their list is empty (SQuAD 2)
+    null_score_diff_threshold: float = 0.0  # "no answer" is predicted above this difference from the best score
+    stride: int = 128  # tokens from the start of one window to the start of the next
+    max_question_length: int = 64  # tokens; longer questions are truncated
+    max_answer_length: int = 30  # tokens; longer spans are never predicted
+    n_best: int = 20  # start and end candidates of a window; all pairs are scored
+    wrong_answers: Literal["refuse", "skip"] = "refuse"  # if an answer is not at its position: an error, or skip it
 
     select_by = "answer_f1"
 
@@ -88,26 +90,26 @@ class ExtractiveQA(Task):
         return Record((question, context), {})
 
     def read(self, record: Mapping) -> Record:
-        asked = self.ask(record)
-        _, context = asked.texts
+        unlabeled = self.ask(record)
+        _, context = unlabeled.texts
         answers = self._answers(record)
         if not answers and not self.no_answer:
             raise ValueError(
-                f"field {self.answers_field!r} holds no answer: where some questions have none in their passage, set "
-                "config.objective.no_answer=True"
+                f"field {self.answers_field!r} holds no answer: if some questions have no answer in their passage, "
+                "set config.objective.no_answer=True"
             )
         right = [(text, start) for text, start in answers if text and context[start : start + len(text)] == text]
         if len(right) < len(answers) and self.wrong_answers == "refuse":
-            raise ValueError(self._not_there(*next(pair for pair in answers if pair not in right), context))
+            raise ValueError(self._misplaced(*next(pair for pair in answers if pair not in right), context))
         mended = {WRONG: len(answers) - len(right), LEFT_OUT: int(bool(answers) and not right)}
-        spans = [[_place(context, start), _place(context, start + len(text))] for text, start in right]
+        spans = [[_offset(context, start), _offset(context, start + len(text))] for text, start in right]
         note = {"answers": [text for text, _ in right], "spans": spans}
         if mended[LEFT_OUT]:
             note["left_out"] = True
-        return Record(asked.texts, note, {reason: count for reason, count in mended.items() if count})
+        return Record(unlabeled.texts, note, {reason: count for reason, count in mended.items() if count})
 
     def _answers(self, record: Mapping) -> list[tuple[str, int]]:
-        """Returns the answers of a record, each with the character that it starts at; ValueError where it has none."""
+        """Returns the answers of a record and their first characters; raises ValueError for another format."""
         value = value_of(record, self.answers_field, "config.objective.answers_field")
         try:
             if isinstance(value, Mapping):
@@ -124,12 +126,12 @@ class ExtractiveQA(Task):
             ) from None
         return answers
 
-    def _not_there(self, text: str, start: int, context: str) -> str:
-        there = context.find(text) if text else -1
-        elsewhere = f"it is at {there}" if there >= 0 else "nor anywhere in it"
+    def _misplaced(self, text: str, start: int, context: str) -> str:
+        position = context.find(text) if text else -1
+        elsewhere = f"it is at {position}" if position >= 0 else "nor anywhere in it"
         return (
-            f"the answer {text!r} is not at character {start} of field {self.context_field!r}, {elsewhere}: "
-            "config.objective.wrong_answers='skip' leaves such answers out, and counts them"
+            f"the answer {text!r} is not at character {start} of field {self.context_field!r}, {elsewhere}: set "
+            "config.objective.wrong_answers='skip' to skip and count these answers"
         )
 
     # --- windows ------------------------------------------------------------------------------------------------------
@@ -140,53 +142,56 @@ class ExtractiveQA(Task):
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
         """Yields the windows of a record: the ids of its question and of a part of its passage.
 
-        A note has the number of the window in its record; the text of the part, and where each of its tokens begins and
-        ends in that, "starts" and "ends"; where the first of them is in the row, "first", and the token that stands for
-        no answer, "null"; the place of the answer among them, "span", None where the window has not all of it.
+        A note has the number of the window and these keys:
+          context       text of the part
+          starts, ends  first and end character of each token in `context`
+          first         index in the row of the first passage token
+          null          index in the row of the token for "no answer"
+          span          first and last token of the answer, counted from `first`; None if the answer is incomplete
         """
         if self.leaves_out(record):
             return
         question, context = record.texts
-        asked = tokenizer.encode(question)[: self.max_question_length]
-        ids, places = tokenizer.locate(context)
+        question_ids = tokenizer.encode(question)[: self.max_question_length]
+        ids, offsets = tokenizer.locate(context)
         frame = frame_of(self._model.family, tokenizer.vocabulary)
-        room = self._length - frame.count(2) - len(asked)
-        span = _tokens_of(places, *record.note["spans"][0]) if record.note.get("spans") else None
+        room = self._length - frame.count(2) - len(question_ids)
+        span = _tokens_of(offsets, *record.note["spans"][0]) if record.note.get("spans") else None
         for number, start in enumerate(_starts(len(ids), room, self.stride)):
             stop = min(start + room, len(ids))
-            begin, end = (int(places[start:stop].min()), int(places[start:stop].max())) if stop > start else (0, 0)
+            begin, end = (int(offsets[start:stop].min()), int(offsets[start:stop].max())) if stop > start else (0, 0)
             inside = span is not None and start <= span[0] and span[1] < stop
             note = {name: x for name, x in record.note.items() if name != "spans"}
             note |= {
                 WINDOW: number,
                 "context": context[begin:end],
-                "starts": (places[start:stop, 0] - begin).tolist(),
-                "ends": (places[start:stop, 1] - begin).tolist(),
-                "first": len(frame.before) + len(asked) + len(frame.between),
-                "null": len(asked) + stop - start + frame.count(2) - 1 if self._model.family == "decoder" else 0,
-                "span": [place - start for place in span] if span is not None and inside else None,
+                "starts": (offsets[start:stop, 0] - begin).tolist(),
+                "ends": (offsets[start:stop, 1] - begin).tolist(),
+                "first": len(frame.before) + len(question_ids) + len(frame.between),
+                "null": len(question_ids) + stop - start + frame.count(2) - 1 if self._model.family == "decoder" else 0,
+                "span": [token - start for token in span] if span is not None and inside else None,
             }
-            yield Encoded([asked, ids[start:stop]], note)
+            yield Encoded([question_ids, ids[start:stop]], note)
 
     def prepared_by(self) -> object:
-        names = [field.name for field in dataclasses.fields(self) if field.name not in _OF_DECODING]
+        names = [field.name for field in dataclasses.fields(self) if field.name not in _DECODING_FIELDS]
         return [{name: getattr(self, name) for name in names}, self._length, self._model.family]
 
     def example(self, text, rng, vocabulary):
         texts, note = self.texts(text.tokens, text.parts), text.note
         example = self.framed(texts, vocabulary)
         if self._model.reads_question:
-            places = np.arange(len(example["tokens"]))
-            example["question"] = (places < len(self._frame.before) + len(texts[0])).astype(np.int32)
+            indices = np.arange(len(example["tokens"]))
+            example["question"] = (indices < len(self._frame.before) + len(texts[0])).astype(np.int32)
         if "answers" not in note:
             return example
-        places = [note["null"]] * 2 if note["span"] is None else [note["first"] + place for place in note["span"]]
-        return {**example, "span": np.array(places, np.int32)}
+        span = [note["null"]] * 2 if note["span"] is None else [note["first"] + token for token in note["span"]]
+        return {**example, "span": np.array(span, np.int32)}
 
     def sample_note(self):
         return {"answers": [], "span": None, "first": 2, "null": 0}
 
-    # --- the model, and what it answers -------------------------------------------------------------------------------
+    # --- head and predictions -----------------------------------------------------------------------------------------
 
     def head(self, model):
         return Extract()
@@ -206,46 +211,47 @@ class ExtractiveQA(Task):
         if length < least:
             yield (
                 f"config.data.sequence_length is {length}, and config.objective.max_question_length "
-                f"{self.max_question_length} leaves no room for a passage: set it to {least} at least, or this lower"
+                f"{self.max_question_length} leaves no room for a passage: set sequence_length to at least {least}, or "
+                "reduce max_question_length"
             )
         windows = experiment.model.sparse_attention
         if experiment.model.reads_question and windows.longest_question <= self.max_question_length:
             yield (
                 f"config.objective.max_question_length is {self.max_question_length}, which with the token before the "
                 f"question is more than config.model.sparse_attention.longest_question {windows.longest_question}: set "
-                f"that to {self.max_question_length + 1}"
+                f"longest_question to {self.max_question_length + 1}"
             )
         if experiment.data.drop_duplicates:
-            yield "config.data.drop_duplicates is of whole texts, ExtractiveQA makes windows of them: set it to False"
+            yield "config.data.drop_duplicates compares whole documents, ExtractiveQA makes windows: set it to False"
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         records = records_of(notes)
-        said = [self.said(answers[record], notes[record]).text for record in records]
-        return figures.of_answers(said, [notes[record.start]["answers"] for record in records], self.no_answer)
+        predicted = [self.said(answers[record], notes[record]).text for record in records]
+        return figures.of_answers(predicted, [notes[record.start]["answers"] for record in records], self.no_answer)
 
     def said(self, answers: np.ndarray, notes: Sequence[Note]) -> Said:
-        """Returns the answer to a record; answers: [windows, T, 2]; notes: of its windows."""
-        best, none = Said("", _NOTHING, 0.0), np.inf
+        """Returns the predicted answer of a record from the logits [windows, T, 2] and notes of its windows."""
+        best, null_score = Said("", _NO_SCORE, 0.0), np.inf
         for logits, note in zip(answers.astype(np.float64), notes, strict=True):
-            none = min(none, float(logits[note["null"]].sum()))
+            null_score = min(null_score, float(logits[note["null"]].sum()))
             first, count = note["first"], len(note["starts"])
             begins, ends = np.argsort(-logits[first : first + count], axis=0, kind="stable")[: self.n_best].T
             scores = logits[first + begins, 0][:, None] + logits[first + ends, 1]  # [begins, ends]
             lengths = ends - begins[:, None] + 1
-            scores = np.where((lengths >= 1) & (lengths <= self.max_answer_length), scores, _NOTHING)
+            scores = np.where((lengths >= 1) & (lengths <= self.max_answer_length), scores, _NO_SCORE)
             if scores.size and scores.max() > best.score:
                 i, j = np.unravel_index(scores.argmax(), scores.shape)
                 text = note["context"][note["starts"][begins[i]] : note["ends"][ends[j]]]
                 best = Said(text.strip(), float(scores[i, j]), 0.0)
-        best = best._replace(null_score_diff=none - best.score)
+        best = best._replace(null_score_diff=null_score - best.score)
         is_none = self.no_answer and best.null_score_diff > self.null_score_diff_threshold
         return best._replace(text="") if is_none else best
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the answer, "" for none, its score, and by how much that of no answer is higher."""
-        said = self.said(answers, notes)
-        scores = {"score": said.score, "null_score_diff": said.null_score_diff}
-        return {"prediction": said.text, **{name: rounded(np.float64(score)) for name, score in scores.items()}}
+        """Returns the answer, "" for none, its score, and the difference of the null score."""
+        answer = self.said(answers, notes)
+        scores = {"score": answer.score, "null_score_diff": answer.null_score_diff}
+        return {"prediction": answer.text, **{name: rounded(np.float64(score)) for name, score in scores.items()}}
 
 
 def _list(value: object) -> Sequence:
@@ -254,19 +260,19 @@ def _list(value: object) -> Sequence:
     return list(value)
 
 
-def _place(context: str, place: int) -> int:
-    """Returns where a character of a text is once its line ends are plain."""
-    return len(plain(context[:place], collections.Counter()))
+def _offset(context: str, offset: int) -> int:
+    """Returns the offset of a character after line ends are normalized."""
+    return len(plain(context[:offset], collections.Counter()))
 
 
-def _tokens_of(places: np.ndarray, begin: int, end: int) -> Optional[list[int]]:
-    """Returns the first and the last token that have characters from begin to end; None where no token has any."""
-    held = np.flatnonzero((places[:, 1] > begin) & (places[:, 0] < end))
-    return [int(held[0]), int(held[-1])] if len(held) else None
+def _tokens_of(offsets: np.ndarray, begin: int, end: int) -> Optional[list[int]]:
+    """Returns the first and last token that overlap the characters from begin to end; None without overlap."""
+    tokens = np.flatnonzero((offsets[:, 1] > begin) & (offsets[:, 0] < end))
+    return [int(tokens[0]), int(tokens[-1])] if len(tokens) else None
 
 
 def _starts(count: int, room: int, stride: int) -> Iterator[int]:
-    """Yields where windows of so many tokens begin; the last one ends where the text does, or after that."""
+    """Yields the starts of windows over `count` tokens; the last window reaches the end of the text."""
     start = 0
     yield start
     while start + room < count:

@@ -1,5 +1,7 @@
-"""The figures of tasks with labels, tags or numbers, by scikit-learn, seqeval and SciPy, imported where needed; and of
-answers, as SQuAD defines them."""
+"""Metrics of labels, tags and numbers, by scikit-learn, seqeval and SciPy, and of answers, as in SQuAD.
+
+Each function imports its library when called.
+"""
 
 import collections
 import re
@@ -17,10 +19,10 @@ OF_NUMBERS = ("pearson", "spearman", "pearson_spearman", "squared_error")
 
 
 def of_classes(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str, float]:
-    """Returns accuracy, F1 and Matthews' correlation of answers [n] with one class each.
+    """Returns accuracy, F1 and Matthews correlation of predicted classes [n].
 
-    F1 is of the second of two classes, as in GLUE, else the mean of that of each. GLUE ranks MRPC and QQP by the mean
-    of accuracy and F1, "accuracy_f1", and SuperGLUE CB.
+    With two classes, F1 is computed for the second class, as in GLUE; otherwise it is the mean over
+    classes. "accuracy_f1" is the mean of accuracy and F1: GLUE ranks MRPC and QQP by it, and SuperGLUE ranks CB.
     """
     from sklearn.metrics import f1_score, matthews_corrcoef
 
@@ -32,11 +34,13 @@ def of_classes(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str, f
 
 
 def of_labels(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Returns figures of answers [n, labels] of any number of labels each: how many are right as a whole, the mean F1
-    of the labels, and F1 over all of them together."""
+    """Returns accuracy, macro F1 and micro F1 of predicted labels [n, labels], bool; rows can have several labels.
+
+    A row counts as accurate only if all of its labels are right.
+    """
     from sklearn.metrics import f1_score
 
-    # One label alone is to scikit-learn a question with two classes, of which the F1 of the first is asked here.
+    # scikit-learn reads a single column as two classes. This selects the F1 of the label itself.
     columns = [1] if truth.shape[1] == 1 else None
     scores = {
         f"f1_{kind}": float(f1_score(truth, said, labels=columns, average=kind, zero_division=0.0))
@@ -46,10 +50,10 @@ def of_labels(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
 
 
 def of_spans(said: Sequence[Sequence[str]], truth: Sequence[Sequence[str]], scheme: str) -> dict[str, float]:
-    """Returns precision, recall and F1 of the spans of a type that tags "B-X", "I-X", "O" tell, one list a sentence.
+    """Returns precision, recall and F1 of the typed spans in tags "B-X", "I-X" and "O", one list per sentence.
 
-    Spans are read as the script conlleval of the shared tasks of CoNLL does, to which one may begin with I-X; for
-    "strict_f1" it may not where the scheme, "iob1" or "iob2", does not let it.
+    Spans follow conlleval, the script of the CoNLL shared tasks, in which a span may begin with I-X. "strict_f1" does
+    not count spans whose beginning violates the scheme, "iob1" or "iob2".
     """
     from seqeval import scheme as schemes
     from seqeval.metrics import f1_score
@@ -61,9 +65,9 @@ def of_spans(said: Sequence[Sequence[str]], truth: Sequence[Sequence[str]], sche
 
 
 def of_numbers(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Returns Pearson's and Spearman's correlation, their mean, by which GLUE ranks, and the mean squared error; [n].
+    """Returns Pearson and Spearman correlation, their mean (as GLUE ranks), and the mean squared error of values [n].
 
-    There is no correlation with what is the same everywhere: 0.
+    The correlation is 0 if the predictions or the labels are constant.
     """
     from scipy.stats import pearsonr, spearmanr
 
@@ -79,23 +83,25 @@ def of_numbers(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
 
 
 def of_answers(said: Sequence[str], truth: Sequence[Sequence[str]], some_have_none: bool) -> dict[str, float]:
-    """Returns SQuAD's figures of answers to n questions, from 0 to 1: how many are exactly right, and the mean F1 of
-    their words, each against the best of its reference answers (Rajpurkar et al. 2016, section 6.1).
+    """Returns SQuAD's metrics of answers to n questions, from 0 to 1: exact match, and the mean F1 of words.
 
-    Where some questions have none, `truth` is empty and "" is right: these and the others have figures of their own too
-    (Rajpurkar et al. 2018). F1 is then 0 or 1, as it is of answers of articles alone.
+    Each answer is compared with the best of its reference answers (Rajpurkar et al. 2016, section 6.1).
+
+    If `truth` is empty for a question, the right answer is "" and F1 is 0 or 1. The same holds for answers that consist
+    of articles. With `some_have_none`, questions with and without answers also have separate metrics (Rajpurkar et al.
+    2018).
     """
-    references = [[words for one in several if (words := _words(one))] or [[]] for several in truth]
+    references = [[words for text in texts if (words := _words(text))] or [[]] for texts in truth]
     pairs = list(zip(map(_words, said), references, strict=True))
-    exact = np.array([float(words in several) for words, several in pairs])
-    f1 = np.array([max(_f1_of_words(words, one) for one in several) for words, several in pairs])
-    found = {"exact_match": float(exact.mean()), "answer_f1": float(f1.mean())}
+    exact = np.array([float(words in options) for words, options in pairs])
+    f1 = np.array([max(_f1_of_words(words, reference) for reference in options) for words, options in pairs])
+    scores = {"exact_match": float(exact.mean()), "answer_f1": float(f1.mean())}
     if not some_have_none:
-        return found
-    has_answer = np.array([len(several) > 0 for several in truth])
+        return scores
+    has_answer = np.array([len(texts) > 0 for texts in truth])
     mean = lambda x: float(x.mean()) if len(x) else 0.0  # noqa: E731
     return {
-        **found,
+        **scores,
         "has_answer_exact_match": mean(exact[has_answer]),
         "has_answer_f1": mean(f1[has_answer]),
         "no_answer_accuracy": mean(exact[~has_answer]),
@@ -103,13 +109,13 @@ def of_answers(said: Sequence[str], truth: Sequence[Sequence[str]], some_have_no
 
 
 def _words(answer: str) -> list[str]:
-    """Returns the words of an answer in small letters, without punctuation and articles."""
+    """Returns the words of an answer in lower case, without punctuation and articles."""
     letters = "".join(c for c in answer.lower() if c not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", letters).split()
 
 
-def _f1_of_words(said: Sequence[str], truth: Sequence[str]) -> float:
-    if not said or not truth:
-        return float(said == truth)
-    both = (collections.Counter(said) & collections.Counter(truth)).total()
-    return 2.0 * both / (len(said) + len(truth))
+def _f1_of_words(predicted: Sequence[str], truth: Sequence[str]) -> float:
+    if not predicted or not truth:
+        return float(predicted == truth)
+    common = (collections.Counter(predicted) & collections.Counter(truth)).total()
+    return 2.0 * common / (len(predicted) + len(truth))

@@ -1,4 +1,4 @@
-"""The tasks of GLUE (Wang et al. 2018, arXiv 1804.07461), by name: fields, labels, source, size, figure."""
+"""The GLUE tasks by name (Wang et al. 2018, arXiv 1804.07461): fields, labels, source, size and metric."""
 
 from typing import NamedTuple
 
@@ -9,18 +9,18 @@ from pretrainax.tasks.regression import Regression
 
 
 class NamedTask(NamedTuple):
-    """A task with a source of its own."""
+    """A task together with its dataset."""
 
     task: Task
     source: HuggingFace
-    examples: int  # to train on
-    select_by: str  # the figure that it is ranked by
-    tfds: str = ""  # the name of the same data set among those of TFDS, with the same fields and labels
+    examples: int  # in the training split
+    select_by: str  # the official metric
+    tfds: str = ""  # the name of the dataset in TFDS, with the same fields and labels
     length: int = 128  # tokens of a row
 
 
 def _glue(name: str, fields: str, labels: str, examples: int, select_by: str, valid: str = "validation") -> NamedTask:
-    """fields: of the text, or of both; labels: in the order of their numbers; "" for a number from 0 to 5."""
+    """Returns a GLUE task; fields: of the text or the pair; labels: in order, "" for a number from 0 to 5."""
     first, *second = fields.split()
     texts = {"text_field": first, "pair_field": second[0] if second else None}
     task = Classification(**texts, labels=tuple(labels.split())) if labels else Regression(**texts, low=0.0, high=5.0)

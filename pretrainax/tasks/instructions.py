@@ -1,4 +1,4 @@
-"""Instruction tuning: a decoder learns the answers of conversations, in the form of a chat template."""
+"""Instruction tuning: a decoder learns the assistant messages of conversations, formatted by a chat template."""
 
 import dataclasses
 import itertools
@@ -22,27 +22,28 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 @dataclasses.dataclass
 class Instructions(WritingTask):
-    """The answers of conversations (Wei et al. 2021, arXiv 2109.01652; Ouyang et al. 2022, arXiv 2203.02155): the loss
-    is of what the assistant says alone, with the end of each turn.
+    """Trains a decoder on conversations; only the assistant messages and their end tokens have a loss.
+
+    Sources: Wei et al. 2021, arXiv 2109.01652; Ouyang et al. 2022, arXiv 2203.02155.
 
     A record has a list of messages, {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content":
-    "Hello"}]}, of any number of turns; or, with messages_field=None, the fields of Alpaca (Taori et al. 2023), of which
-    instruction and input are the user's and output the assistant's. With ChatML as the template it becomes
+    "Hello"}]}, of any length. With messages_field=None it has the fields of Alpaca (Taori et al. 2023): instruction and
+    input are the user's message, output is the assistant's. With ChatML as the template it becomes
 
         tokens        <|im_start|> user ⏎ Hi <|im_end|> ⏎ <|im_start|> assistant ⏎     Hello      <|im_end|>
         targets       user         ⏎ Hi  … ⏎ <|im_start|> assistant    ⏎         Hello <|im_end|> ⏎
         loss_weights  0            0 0   … 0 0            0            0         1     1          0
 
-    The ids are those of transformers' apply_chat_template. Without `template` it is that of the tokenizer that a run
-    starts with, where it has one, else plain text ("User:", a new line, …). An export has it in tokenizer_config.json.
-    A conversation that is longer than config.data.sequence_length loses its end.
+    The ids equal the output of transformers' apply_chat_template. If `template` is None, it comes from the tokenizer of
+    `config.tokenizer.path`. If the tokenizer has none, the format is plain text ("User:", a new line, …). An export
+    writes the template to tokenizer_config.json. Conversations are truncated to config.data.sequence_length.
     """
 
-    messages_field: Optional[str] = "messages"  # the field of the list of messages; None: the next three instead
-    instruction_field: str = "instruction"  # what the user asks
-    input_field: Optional[str] = "input"  # what it is asked of, which may be empty or missing; None: there is none
-    output_field: str = "output"  # the answer
-    template: Optional[str] = None  # in Jinja, as chat_template of tokenizer_config.json; None: see above
+    messages_field: Optional[str] = "messages"  # the field of the list of messages; None: use the next three fields
+    instruction_field: str = "instruction"  # the field of the user's instruction
+    input_field: Optional[str] = "input"  # the field of the input, may be empty or missing; None: no field
+    output_field: str = "output"  # the field of the answer
+    template: Optional[str] = None  # Jinja, as chat_template of tokenizer_config.json; None: see above
 
     families: ClassVar[tuple[str, ...]] = ("decoder",)
     _chat: ClassVar[Optional[Chat]] = None  # see `bind`
@@ -75,32 +76,32 @@ class Instructions(WritingTask):
         return Record(tuple(message["content"] for message in messages), note)
 
     def _alpaca(self, record: Mapping) -> list[Message]:
-        asked = text_in(record, self.instruction_field, "instruction_field")
+        instruction = text_in(record, self.instruction_field, "instruction_field")
         if self.input_field is not None and record.get(self.input_field):
-            asked += "\n\n" + text_in(record, self.input_field, "input_field")
+            instruction += "\n\n" + text_in(record, self.input_field, "input_field")
         answer = text_in(record, self.output_field, "output_field")
-        return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        return [{"role": "user", "content": instruction}, {"role": "assistant", "content": answer}]
 
     def _messages(self, record: Mapping, field: str) -> list[Message]:
-        given, found = value_of(record, field, "config.objective.messages_field"), []
-        if not isinstance(given, (list, tuple, np.ndarray)) or not len(given):
-            raise ValueError(f"field {field!r} holds {type(given).__name__}, it must be a list of messages, not empty")
-        for number, message in enumerate(given, 1):
+        values, messages = value_of(record, field, "config.objective.messages_field"), []
+        if not isinstance(values, (list, tuple, np.ndarray)) or not len(values):
+            raise ValueError(f"field {field!r} holds {type(values).__name__}, it must be a list of messages, not empty")
+        for number, message in enumerate(values, 1):
             role, content = (message.get(key) if isinstance(message, Mapping) else None for key in ("role", "content"))
             if not isinstance(role, str) or not isinstance(content, str):
                 raise ValueError(
-                    f"message {number} of field {field!r} must be an object with texts 'role' and 'content'"
+                    f"message {number} of field {field!r} must be an object with strings 'role' and 'content'"
                 )
             if role not in _ROLES:
                 raise ValueError(f"message {number} of field {field!r} has the role {role!r}, {nearest(role, _ROLES)}")
-            found.append({"role": role, "content": content})
-        return found
+            messages.append({"role": role, "content": content})
+        return messages
 
     def encode(self, record, tokenizer):
         roles = record.note["roles"]
         messages = [{"role": r, "content": text} for r, text in zip(roles, record.texts, strict=True)]
         ids, is_answer = chat_of(self.template or PLAIN, tokenizer).encode(messages)
-        # What is no answer and what is one take turns.
+        # The parts alternate between prompts and answers.
         starts = np.flatnonzero(np.diff(is_answer, prepend=False))
         yield Encoded(np.split(ids, starts), {"answer": record.note["answer"]})
 
@@ -114,7 +115,7 @@ class Instructions(WritingTask):
         return reading(tokens)
 
     def asked(self, text, vocabulary):
-        """Returns all that comes before the last answer; of what is too long the end."""
+        """Returns the text before the last answer; a text that is too long loses its beginning."""
         *_, (start, _) = _answers(text.parts, len(text.tokens))
         room = max(self._length - self.room_for_answer, 1)
         return reading(text.tokens[max(start - room, 0) : start])
@@ -127,7 +128,7 @@ class Instructions(WritingTask):
         return Lengths(sequence_length, sequence_length, sequence_length)
 
     def measure(self, raw: int) -> Lengths:
-        """Returns lengths that no example exceeds."""
+        """Returns an upper bound of the lengths of an example."""
         length = min(max(raw - 1, 1), self._length)
         return Lengths(raw, length, length)
 
@@ -151,8 +152,8 @@ class Instructions(WritingTask):
         assert self._chat is not None
         if self._chat.lacking:
             yield (
-                f"NO TOKENS OF THEIR OWN: the vocabulary lacks {', '.join(self._chat.lacking)} of "
-                "config.objective.template, and reads them as text, a few tokens each"
+                f"MISSING SPECIAL TOKENS: the vocabulary lacks {', '.join(self._chat.lacking)} of "
+                "config.objective.template; the model reads each of them as several text tokens"
             )
         yield from self._end_problems(self._chat)
         cut = lost = count = 0
@@ -163,21 +164,21 @@ class Instructions(WritingTask):
             count += 1
         if cut:
             yield (
-                f"CUT TO THEIR ROOM: {cut:,} of {count:,} conversations lose their end, {lost:,} of them all answers: "
+                f"TRUNCATED CONVERSATIONS: {cut:,} of {count:,} lose their end, and {lost:,} of them all answers: "
                 f"config.data.sequence_length is {self._length}"
             )
 
     def _end_problems(self, chat: Chat) -> Iterator[str]:
-        """Yields that a text which the model writes will not end where an answer does."""
+        """Yields a warning if generation stops at another token than the end of an answer."""
         end = chat.end_of_turn()
         if end != chat.end_of_text:
             yield (
-                f"ANSWERS END WITH {end!r}, and a text that is generated with {chat.end_of_text!r}: give "
-                f"--stop when you generate, or a config.objective.template that ends answers with eos_token"
+                f"ANSWERS END WITH {end!r}, but generation stops at {chat.end_of_text!r}: pass --stop when you "
+                "generate, or use a config.objective.template that ends answers with eos_token"
             )
 
 
 def _answers(ends: Iterable[int], length: int) -> list[tuple[int, int]]:
-    """Returns where each answer begins and ends, of a conversation whose parts end so: every other one is an answer."""
+    """Returns start and end of each answer; the parts of a conversation end at `ends` and alternate with answers."""
     bounds = [0, *map(int, ends), length]
     return [pair for i, pair in enumerate(itertools.pairwise(bounds)) if i % 2 and pair[0] < pair[1]]

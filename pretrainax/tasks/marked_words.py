@@ -1,4 +1,4 @@
-"""Classification of words in a text: which are meant is marked in the text itself."""
+"""Classification of words in a text, which symbols in the text mark."""
 
 import dataclasses
 import numbers
@@ -10,12 +10,12 @@ from pretrainax.data.sources.records import value_of
 from pretrainax.tasks.base import text_in
 from pretrainax.tasks.classification import Classification
 
-SYMBOLS = "*#"  # around the words of the first mark, and of the second
+SYMBOLS = "*#"  # around the words of the first and second mark
 
 
 @dataclasses.dataclass
 class MarkedWords(Classification):
-    """The class of words in a text, or of a word in each of two texts (WiC, Pilehvar and Camacho-Collados 2019; WSC).
+    """Classifies marked words in a text or text pair (WiC, Pilehvar and Camacho-Collados 2019; WSC).
 
     With marks=("text span1_index span1_text", "text span2_index span2_text") and unit="words" the record {"text": "Ann
     saw Eve before she left", "span1_index": 0, "span1_text": "Ann", "span2_index": 4, "span2_text": "she", "label": 1}
@@ -23,16 +23,16 @@ class MarkedWords(Classification):
 
         * Ann * saw Eve before # she # left
 
-    and with marks=("one start1 end1", "two start2 end2") the characters from start to end of each of a pair of texts
-    are marked. So any head of a whole row sees them, as T5 was asked about WSC (Raffel et al. 2020, section 2.4). The
-    baselines of SuperGLUE (Wang et al. 2019, section 4.1) gave the classifier the states of these words beside that of
-    [CLS] instead.
+    With marks=("one start1 end1", "two start2 end2") the characters from start to end are marked in each text of a
+    pair. Every sequence-level head sees the marks; T5 used the same format for WSC (Raffel et al. 2020, section 2.4).
+    The baselines of SuperGLUE (Wang et al. 2019, section 4.1) instead give the classifier the hidden states of these
+    words together with the state of [CLS].
     """
 
-    # of each mark three fields: a text (text_field, pair_field), where words begin in it, and where they end; in words,
-    # where they end is told by the words themselves, of which only the number counts
+    # each mark names three fields: the text (text_field or pair_field), the start of the words, and their end. With
+    # unit="words" the third field holds the words themselves, and only their number counts
     marks: tuple[str, ...] = ()
-    unit: Literal["characters", "words"] = "characters"  # what places count, from 0; words are parted by spaces
+    unit: Literal["characters", "words"] = "characters"  # of the positions, from 0; spaces separate words
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -45,26 +45,26 @@ class MarkedWords(Classification):
 
     def _marked(self, record: Mapping, name: Optional[str], text: str) -> str:
         marks = [(*mark.split(), symbol) for mark, symbol in zip(self.marks, SYMBOLS, strict=False)]
-        mine = [(begin, end, symbol) for of_text, begin, end, symbol in marks if of_text == name]
-        spans = [(*self._span(record, text, begin, end), symbol) for begin, end, symbol in mine]
+        of_text = [(begin, end, symbol) for field, begin, end, symbol in marks if field == name]
+        spans = [(*self._span(record, text, begin, end), symbol) for begin, end, symbol in of_text]
         for begin, end, symbol in sorted(spans, reverse=True):
             text = f"{text[:begin]}{symbol} {text[begin:end]} {symbol}{text[end:]}"
         return text
 
     def _span(self, record: Mapping, text: str, begin_field: str, end_field: str) -> tuple[int, int]:
-        """Returns the characters that fields say; ValueError where there are no such ones."""
-        held = [value_of(record, field, "config.objective.marks") for field in (begin_field, end_field)]
+        """Returns the characters of a mark; raises ValueError if they are outside of the text."""
+        values = [value_of(record, field, "config.objective.marks") for field in (begin_field, end_field)]
         if self.unit == "words":
             words = [word.span() for word in re.finditer(r"\S+", text)]
             count = len(text_in(record, end_field, "marks").split())
-            begin, end = _whole(held[0]), _whole(held[0]) + count
+            begin, end = _whole(values[0]), _whole(values[0]) + count
             if 0 <= begin < end <= len(words):
                 return words[begin][0], words[end - 1][1]
-        elif 0 <= (begin := _whole(held[0])) < (end := _whole(held[1])) <= len(text):
+        elif 0 <= (begin := _whole(values[0])) < (end := _whole(values[1])) <= len(text):
             return begin, end
         raise ValueError(
-            f"fields {begin_field!r} and {end_field!r} hold {held[0]!r} and {held[1]!r}, which are no {self.unit} of "
-            "the text (config.objective.marks)"
+            f"fields {begin_field!r} and {end_field!r} hold {values[0]!r} and {values[1]!r}, which are no {self.unit} "
+            "of the text (config.objective.marks)"
         )
 
     def field_problems(self):
@@ -73,13 +73,13 @@ class MarkedWords(Classification):
         wrong = [mark for mark in self.marks if len(mark.split()) != 3 or mark.split()[0] not in texts]
         if wrong or not 1 <= len(self.marks) <= len(SYMBOLS):
             yield (
-                f"config.objective.marks is {self.marks}, it must be one or two of three fields each: one of "
-                f"{', '.join(texts)}, where words begin in it, and where they end"
+                f"config.objective.marks is {self.marks}, it must be one or two marks of three fields each: one of "
+                f"{', '.join(texts)}, the start of the words in it, and their end"
             )
 
 
 def _whole(value: object) -> int:
-    """Returns a whole number, of its digits too, as the columns of a table have it; -1 where there is none."""
+    """Returns an integer, also from a string of digits as in the columns of a table; -1 for other values."""
     if isinstance(value, str) and value.isdecimal():
         return int(value)
     return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else -1

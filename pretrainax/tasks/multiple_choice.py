@@ -1,4 +1,4 @@
-"""Multiple choice: which of several texts is the right one, given a passage and a question."""
+"""Multiple choice: selects the right text of several, given a passage and a question."""
 
 import collections
 import dataclasses
@@ -23,7 +23,7 @@ _LETTERS = string.ascii_uppercase
 
 @dataclasses.dataclass
 class MultipleChoice(Task):
-    """Tells which of several texts is the right one (RACE, Lai et al. 2017; SWAG, Zellers et al. 2018; COPA).
+    """Selects the right choice of several (RACE, Lai et al. 2017; SWAG, Zellers et al. 2018; COPA).
 
     With choices=2 the record {"context": "It rained.", "question": "So", "choices": ["it is wet.", "it is dry."],
     "answer": "A"} becomes, for a BERT,
@@ -32,25 +32,25 @@ class MultipleChoice(Task):
         segment_ids  1     1  1      1 1     1  1  1  1   1 1     2     2  2      2 2     2  2  2  2   2 2
         labels       0
 
-    A row is a record, its choices side by side as segments, which do not see one another. The head gives each segment
-    one number, and a softmax over them says which is right. So whatever cuts, shuffles, shards or accumulates rows
-    never parts the choices of a record, whose softmax is of its own row; a validation has each record once; and what
-    is shorter than another choice takes no padding. The price is that attention is computed over the whole row, unless
-    its kernel skips what segments hide: a third more FLOPs for a BERT-base with four choices of 512 tokens.
+    A row holds one record. Its choices are segments that do not attend to each other. The head computes one score per
+    segment, and the softmax over them gives the probability of each choice. Shuffling, sharding and accumulation move
+    whole rows and cannot separate the choices of a record. A validation contains each record exactly once, and short
+    choices need no padding. The price is attention over the whole row, unless the kernel skips masked segments: a third
+    more FLOPs for a BERT-base with four choices of 512 tokens.
 
-    config.data.sequence_length is the room of one choice with all that stands before it, a row is as many times as
-    long. A passage that is too long loses its end, after that the question its beginning; what is left of a choice that
-    alone is too long is its end.
+    config.data.sequence_length is the length of one choice together with its passage and question; a row is `choices`
+    times as long. If that is too short, the passage loses its end first, then the question its beginning. A choice that
+    is too long without the question keeps only its end.
 
-    The answer is the text of a choice, its letter (A, b), its number from 0, or the name of its field; where a text is
-    one of the others too, it counts as the text.
+    The answer is the text of a choice, its letter (A, b), its number from 0, or the name of its field. A value that
+    equals the text of a choice is always read as the text.
     """
 
-    context_fields: tuple[str, ...] = ("context",)  # what is read first; several texts are one, in this order
-    question_field: Optional[str] = "question"  # the field of what stands before each choice; None: there is none
+    context_fields: tuple[str, ...] = ("context",)  # the fields of the passage; several are joined in this order
+    question_field: Optional[str] = "question"  # the field of the text before each choice; None: no such text
     choice_fields: tuple[str, ...] = ("choices",)  # one field with a list of all choices, or a field for each
-    answer_field: str = "answer"  # the field of what is right: text, letter, or number from 0
-    choices: int = 4  # of each record
+    answer_field: str = "answer"  # the field of the right choice: its text, its letter, or its number from 0
+    choices: int = 4  # number of choices of a record
 
     parts_rows: ClassVar[bool] = True
     select_by = "accuracy"
@@ -61,27 +61,27 @@ class MultipleChoice(Task):
         return tuple(filter(None, (*self.context_fields, self.question_field, *self.choice_fields, self.answer_field)))
 
     def ask(self, record: Mapping) -> Record:
-        return self._asked(record, self._choices(record))
+        return self._texts(record, self._choices(record))
 
     def read(self, record: Mapping) -> Record:
         choices = self._choices(record)
         answer = value_of(record, self.answer_field, "config.objective.answer_field")
-        return dataclasses.replace(self._asked(record, choices), note={"label": self._number(answer, choices)})
+        return dataclasses.replace(self._texts(record, choices), note={"label": self._number(answer, choices)})
 
-    def _asked(self, record: Mapping, choices: Sequence[str]) -> Record:
+    def _texts(self, record: Mapping, choices: Sequence[str]) -> Record:
         context = " ".join(filter(None, (text_in(record, name, "context_fields") for name in self.context_fields)))
         question = text_in(record, self.question_field, "question_field") if self.question_field is not None else ""
         return Record((context, *(f"{question} {choice}".lstrip() for choice in choices)), {})
 
     def _choices(self, record: Mapping) -> list[str]:
-        choices = self._found(record)
+        choices = self._listed(record)
         if len(choices) != self.choices:
-            raise ValueError(f"{len(choices)} choices, config.objective.choices is {self.choices}")
+            raise ValueError(f"the record has {len(choices)} choices, but config.objective.choices is {self.choices}")
         if empty := [i for i, choice in enumerate(choices) if not choice.strip()]:
             raise ValueError(f"choice {empty[0]} (from 0) is empty")
         return choices
 
-    def _found(self, record: Mapping) -> list[str]:
+    def _listed(self, record: Mapping) -> list[str]:
         if len(self.choice_fields) > 1:
             return [text_in(record, name, "choice_fields") for name in self.choice_fields]
         (name,) = self.choice_fields
@@ -155,13 +155,13 @@ class MultipleChoice(Task):
                 f"{self.choices} fields (config.objective.choices)"
             )
         if not self.context_fields:
-            yield "config.objective.context_fields is (), it must name a field at least"
+            yield "config.objective.context_fields is (), it must name at least one field"
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         return {"accuracy": float(np.mean(answers.argmax(-1) == [note["label"] for note in notes]))}
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the letter of the choice that is likeliest, and the probability of each."""
+        """Returns the letter of the most likely choice, and the probability of each choice."""
         (logits,) = answers
         probabilities = dict(zip(_LETTERS, map(rounded, softmax(logits)), strict=False))
         return {"prediction": _LETTERS[int(logits.argmax())], "probabilities": probabilities}
@@ -171,6 +171,6 @@ class MultipleChoice(Task):
         if len(counts) == 1:
             (number,) = counts
             yield (
-                f"IN EVERY RECORD CHOICE {number} (from 0) IS RIGHT: a model learns the place alone; is "
-                "config.objective.answer_field the right field?"
+                f"CHOICE {number} (from 0) IS RIGHT IN EVERY RECORD, so the model only learns its position. Check "
+                "config.objective.answer_field"
             )

@@ -1,8 +1,10 @@
-"""Data sets of questions by name: SQuAD (Rajpurkar et al. 2016, arXiv 1606.05250; 2018, 1806.03822), RACE (Lai et al.
-2017, 1704.04683) and SWAG (Zellers et al. 2018, 1808.05326).
+"""Question datasets by name: SQuAD, RACE and SWAG.
 
-TFDS has RACE too (race/high), but each of its records is a passage with all of its questions, which is no record of
-MultipleChoice; and it has no SWAG.
+SQuAD: Rajpurkar et al. 2016, arXiv 1606.05250, and 2018, 1806.03822. RACE: Lai et al. 2017, 1704.04683. SWAG: Zellers
+et al. 2018, 1808.05326.
+
+TFDS also has RACE (race/high), but each of its records is a passage with all of its questions, which MultipleChoice
+cannot read. TFDS does not have SWAG.
 """
 
 from pretrainax.data.sources import HuggingFace

@@ -1,4 +1,4 @@
-"""Regression: a number for a text or a pair of texts."""
+"""Regression: predicts a number for a text or a text pair."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,14 +18,14 @@ from pretrainax.tasks.base import TextTask, rounded, score_of
 
 @dataclasses.dataclass
 class Regression(TextTask):
-    """A number for a text, or how alike two texts are (STS-B, Cer et al. 2017): the squared error is minimised.
+    """Predicts a number for a text, or the similarity of two texts (STS-B, Cer et al. 2017); the loss is squared error.
 
     The record {"text": "A plane is taking off.", "pair": "An air plane is taking off.", "label": 5.0} becomes, with
-    pair_field="pair", the row of a pair as of Classification, and label_values [5.0].
+    pair_field="pair", the row of a pair as in Classification, and label_values [5.0].
     """
 
-    low: Optional[float] = None  # a record with a lower number is a broken one; None: any number is good
-    high: Optional[float] = None  # the same of a higher one
+    low: Optional[float] = None  # a record with a smaller number is invalid; None: no limit
+    high: Optional[float] = None  # a record with a larger number is invalid; None: no limit
 
     select_by = "pearson"
     figures = figures.OF_NUMBERS  # pyright: ignore[reportAssignmentType]
@@ -38,7 +38,7 @@ class Regression(TextTask):
         score = score_of(value_of(record, self.label_field, "config.objective.label_field"), self.label_field)
         if (self.low is not None and score < self.low) or (self.high is not None and score > self.high):
             raise ValueError(
-                f"field {self.label_field!r} holds {score:g}, and config.objective.low and high are {self.low} and "
+                f"field {self.label_field!r} holds {score:g}, outside of config.objective.low and high, {self.low} and "
                 f"{self.high}"
             )
         return {"score": score}
@@ -61,6 +61,6 @@ class Regression(TextTask):
         return figures.of_numbers(answers[:, 0], np.array([note["score"] for note in notes]))
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the number."""
+        """Returns the predicted number."""
         ((number,),), _ = self.by_record(answers, notes)
         return {"prediction": rounded(number)}

@@ -1,6 +1,6 @@
-"""The tasks of SuperGLUE (Wang et al. 2019, arXiv 1905.00537), by name: fields, labels, source, size, figure.
+"""The SuperGLUE tasks by name (Wang et al. 2019, arXiv 1905.00537): fields, labels, source, size and metric.
 
-AX-b and AX-g have no split to train on.
+AX-b and AX-g have no training split.
 """
 
 from pretrainax.data.sources import HuggingFace

@@ -1,4 +1,4 @@
-"""Text to text: what a model writes after an input that a prefix or a template says the task of."""
+"""Text-to-text tasks: the model generates a target text; a prefix or template in the input names the task."""
 
 import collections
 import dataclasses
@@ -20,7 +20,7 @@ from pretrainax.tasks.writing import WritingTask, predicting, reading
 
 @dataclasses.dataclass
 class TextGeneration(WritingTask):
-    """A text from another one, as T5 has every task (Raffel et al. 2020, arXiv 1910.10683, section 2.4).
+    """Generates a target text from an input text, as in T5 (Raffel et al. 2020, arXiv 1910.10683, section 2.4).
 
     With input="summarize: {document}" and target_field="summary" the record {"document": "It rains.", "summary":
     "Rain."} becomes, for a T5,
@@ -35,19 +35,19 @@ class TextGeneration(WritingTask):
         targets       :         It rains . Rain . </s>
         loss_weights  0         0  0     0 1    1 1
 
-    What stands around both is what stood there in pretraining. A template's fields may be inside of others,
-    "{translation.de}"; what comes after the last of them ("\\nTL;DR:") is kept where an input is too long, whose last
-    field loses its end.
+    Input and target have the special tokens of the pretraining. A template can name nested fields,
+    "{translation.de}". If an input is too long, its last field is truncated. The text after that field ("\\nTL;DR:") is
+    kept.
 
-    With `labels`, the answer is the word of a label: input="sst2 sentence: {sentence}", target_field="label",
-    labels=("negative", "positive"), as T5 has GLUE.
+    With `labels`, the target is the word of a label, as in T5's format of GLUE: input="sst2 sentence: {sentence}",
+    target_field="label", labels=("negative", "positive").
     """
 
-    input: str = "{text}"  # what the model reads, with the names of fields in braces
-    target_field: str = "target"  # the field of what it is to write
-    labels: tuple[str, ...] = ()  # words of the classes, in the order of their numbers; (): any text
-    # most tokens of a target, its end included. None: config.data.sequence_length; of a decoder, whose row has both,
-    # half of it, and what an input leaves
+    input: str = "{text}"  # template of the model input, with field names in braces
+    target_field: str = "target"  # the field of the target text
+    labels: tuple[str, ...] = ()  # words of the classes, in the order of their numbers; (): any target text
+    # maximum tokens of a target, its end token included. None: config.data.sequence_length for an encoder-decoder; for
+    # a decoder, whose row holds input and target, half of it or the room that the input leaves
     target_length: Optional[int] = None
 
     families: ClassVar[tuple[str, ...]] = ("encoder_decoder", "decoder")
@@ -58,8 +58,8 @@ class TextGeneration(WritingTask):
 
     @property
     def figures(self) -> tuple[str, ...]:
-        of_labels = ("label_accuracy", "no_label") if self.labels and self.answers != 0 else ()
-        return (*of_labels, *super().figures)
+        label_metrics = ("label_accuracy", "no_label") if self.labels and self.answers != 0 else ()
+        return (*label_metrics, *super().figures)
 
     def read(self, record: Mapping) -> Record:
         pieces, last = [], 0
@@ -74,16 +74,16 @@ class TextGeneration(WritingTask):
         else:
             target = text_in(record, self.target_field, "target_field")
         if not target.strip():
-            raise ValueError(f"field {self.target_field!r} is empty: there is nothing to write")
+            raise ValueError(f"field {self.target_field!r} is empty: there is nothing to generate")
         return Record(("".join(pieces[:last]), "".join(pieces[last:]), target), {"answer": target})
 
     def encode(self, record, tokenizer):
         body, tail, target = record.texts
-        source, begun, answer = tokenizer.encode_batch([body + tail, body, target])
-        yield Encoded([source, answer], {**record.note, "tail": len(source) - common_start(source, begun)})
+        source, source_body, answer = tokenizer.encode_batch([body + tail, body, target])
+        yield Encoded([source, answer], {**record.note, "tail": len(source) - common_start(source, source_body)})
 
     def example(self, text, rng, vocabulary):
-        source, target = self._kept(text)
+        source, target = self._truncated(text)
         if self._model.family == "encoder_decoder":
             rows = [self._frame.around([ids])[0] for ids in (source, target)]
             return encoder_decoder_example(*rows, self._start(vocabulary))
@@ -97,29 +97,29 @@ class TextGeneration(WritingTask):
         return reading(np.concatenate([self._frame.before, tokens]))
 
     def asked(self, text, vocabulary):
-        return self.prompt(self._kept(text, answer=self.room_for_answer)[0], vocabulary)
+        return self.prompt(self._truncated(text, answer=self.room_for_answer)[0], vocabulary)
 
     def _start(self, vocabulary) -> int:
         start = self.decoder_start(vocabulary)
-        assert start is not None  # of a vocabulary with an end of text
+        assert start is not None  # the vocabulary has an end-of-text token
         return start
 
     # --- lengths ------------------------------------------------------------------------------------------------------
 
-    def _kept(self, text, answer: Optional[int] = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of input and target that there is room for; answer: tokens to leave for another target."""
+    def _truncated(self, text, answer: Optional[int] = None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of input and target, truncated to the room; answer: tokens to reserve for a new target."""
         source, target = np.split(text.tokens, text.parts[:1])
         tail = text.note["tail"]
         first, last, rest = self._room(len(source) - tail, tail, len(target) if answer is None else answer)
         return np.concatenate([source[:first], source[len(source) - last :]]), target[:rest]
 
     def _room(self, body: int, tail: int, target: int) -> tuple[int, int, int]:
-        """Returns how many tokens are kept, of those of the input to its last field, behind that, and of the target."""
+        """Returns the truncated lengths of the input up to its last field, of its remainder, and of the target."""
         if self._model.family == "encoder_decoder":
             room = self._length - self._frame.count(1)
             target = min(target, (self.target_length or self._length) - self._frame.count(1))
         else:
-            room = self._length + 1 - self._frame.count(1)  # the last token is not read
+            room = self._length + 1 - self._frame.count(1)  # the last token is only a target
             most = max(room // 2, room - body - tail) if self.target_length is None else self.target_length - 1
             target = min(target, most, room)
             room -= target
@@ -142,35 +142,35 @@ class TextGeneration(WritingTask):
         return any(self._loses(source, target, encoded.note["tail"]))
 
     def _loses(self, source: int, target: int, tail: int) -> tuple[bool, bool]:
-        """Tells of which of input and target, of so many tokens, some are not kept."""
+        """Returns two flags: if the input and if the target, of these lengths, are truncated."""
         first, last, rest = self._room(source - tail, tail, target)
         return first + last < source, rest < target
 
     def measure(self, raw: int) -> Lengths:
-        """Returns lengths that no example exceeds."""
+        """Returns an upper bound of the lengths of an example."""
         length, most = raw + self._frame.count(1), self.lengths(self._length)
         return Lengths(raw, min(length, most.inputs), min(length, most.targets))
 
-    # --- what is told -------------------------------------------------------------------------------------------------
+    # --- metrics and messages -----------------------------------------------------------------------------------------
 
     def metrics(self, answers, notes):
         truth = [note["answer"] for note in notes]
-        of_labels = text_figures.of_labels(answers, truth, self.labels) if self.labels else {}
-        return of_labels | super().metrics(answers, notes)
+        label_metrics = text_figures.of_labels(answers, truth, self.labels) if self.labels else {}
+        return label_metrics | super().metrics(answers, notes)
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
-        cut, count, said = np.zeros(2, int), 0, collections.Counter()
+        cut, count, targets = np.zeros(2, int), 0, collections.Counter()
         for note in notes:
             source, end = note["parts"]
             cut += self._loses(source, end - source, note["tail"])
             count += 1
-            said[note["answer"]] += 1
+            targets[note["answer"]] += 1
         if cut.any():
             yield (
-                f"CUT TO THEIR ROOM: {cut[0]:,} inputs and {cut[1]:,} targets of {count:,} records lose their end: "
-                "config.data.sequence_length and config.objective.target_length say how much there is"
+                f"TRUNCATED RECORDS: {cut[0]:,} inputs and {cut[1]:,} targets of {count:,} records lose their end; "
+                "raise config.data.sequence_length or config.objective.target_length"
             )
-        yield from never_seen({i: said[label] for i, label in enumerate(self.labels)}, self.labels)
+        yield from never_seen({i: targets[label] for i, label in enumerate(self.labels)}, self.labels)
 
     def sample_note(self):
         return {"answer": "", "tail": 0}
@@ -187,12 +187,12 @@ class TextGeneration(WritingTask):
             example = "'summarize: {document}'"
             yield f"config.objective.input is {self.input!r}, it must name fields in braces, as {example}"
         if len(set(self.labels)) < len(self.labels):
-            yield f"config.objective.labels is {self.labels}, a word stands there twice"
+            yield f"config.objective.labels is {self.labels}, but each word must occur only once"
         if self.target_length is not None and self.target_length < 2:
             yield f"config.objective.target_length is {self.target_length}, it must be at least 2"
 
 
 def common_start(a: np.ndarray, b: np.ndarray) -> int:
-    """Returns how many ids two rows begin with that are the same."""
+    """Returns the length of the common prefix of two rows of ids."""
     same = a[: len(b)] == b[: len(a)]
     return len(same) if same.all() else int(same.argmin())

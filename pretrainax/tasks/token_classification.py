@@ -1,4 +1,4 @@
-"""Token classification: a tag for each word of a text, such as a part of speech, or the spans that words are of."""
+"""Token classification: predicts a tag for each word of a text, for example its part of speech or entity type."""
 
 import collections
 import dataclasses
@@ -18,12 +18,12 @@ from pretrainax.tasks.base import Task, label_number, never_seen, rounded
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer
 
-MENDED = "wrong beginnings of spans, mended"  # how they are counted
+MENDED = "wrong beginnings of spans, mended"  # the name of their count
 
 
 @dataclasses.dataclass
 class TokenClassification(Task):
-    """A tag for each word (Devlin et al. 2018, section 5.3; CoNLL-2003, Tjong Kim Sang and De Meulder 2003).
+    """Predicts a tag for each word (Devlin et al. 2018, section 5.3; CoNLL-2003, Tjong Kim Sang and De Meulder 2003).
 
     With labels=("O", "B-LOC", "I-LOC") the record {"tokens": ["in", "New", "Jersey"], "tags": ["O", "B-LOC", "I-LOC"]}
     becomes, for a BERT whose vocabulary has no "Jersey",
@@ -32,21 +32,21 @@ class TokenClassification(Task):
         words        0     1  2   3   0     0
         word_labels  0     1  2
 
-    and with subword="mean" the words 0 1 2 3 3 0: the state that is classified is the mean of both pieces of "Jersey".
-    A tag is given by its name or, unless names are numbers, by its number from 0.
+    With subword="mean" `words` is 0 1 2 3 3 0: the head classifies the mean of the states of both pieces of "Jersey". A
+    tag is a name, or a number from 0 unless the names are numbers.
 
-    Words at the end of a text that is too long for a row are not read. In the figures they have no tag: none is right
-    (accuracy), and they are of no span, as if O were said; "unread" is their share.
+    If a text is too long for a row, its last words are not read. Metrics count these words as wrong (accuracy) and as
+    tagged with O (spans); "unread" is their share.
     """
 
-    words_field: str = "tokens"  # the field of a record that holds its words, a list
-    tags_field: str = "tags"  # the field of their tags, a list as long
+    words_field: str = "tokens"  # the field of the list of words
+    tags_field: str = "tags"  # the field of the list of tags, of the same length
     labels: tuple[str, ...] = ()  # names of the tags, in the order of their numbers
-    subword: Literal["first", "last", "mean"] = "first"  # which of the pieces of a word is classified, or their mean
-    # how tags tell of spans: a span of type X begins with B-X and goes on with I-X (iob2); B-X only parts it from one
-    # of its type just before (iob1); tags are of single words (none); auto: iob2 where all labels are O, B-X or I-X
+    subword: Literal["first", "last", "mean"] = "first"  # the piece of a word that is classified, or their mean
+    # span scheme of the tags: a span of type X begins with B-X and continues with I-X (iob2); B-X only separates a span
+    # from a previous span of its type (iob1); no spans (none); auto: iob2 if all labels are O, B-X or I-X
     scheme: Literal["auto", "iob2", "iob1", "none"] = "auto"
-    repair: bool = False  # a tag that should not begin a span becomes the one that should; False: a broken record
+    repair: bool = False  # replaces a tag that cannot begin a span with the correct tag; False: the record is invalid
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class TokenClassification(Task):
 
     @property
     def spans(self) -> str:
-        """Returns the scheme of the tags, "iob1" or "iob2"; "" where they tell of no spans."""
+        """Returns the span scheme of the tags, "iob1" or "iob2"; "" without spans."""
         if self.scheme != "auto":
             return "" if self.scheme == "none" else self.scheme
         is_span = [name[:2] in ("B-", "I-") for name in self.labels]
@@ -75,8 +75,8 @@ class TokenClassification(Task):
         values = self._list(record, "tags_field")
         if len(values) != len(words):
             raise ValueError(
-                f"field {self.words_field!r} holds {len(words)} words and {self.tags_field!r} {len(values)} tags, each "
-                "word needs one"
+                f"field {self.words_field!r} holds {len(words)} words and {self.tags_field!r} {len(values)} tags; the "
+                "numbers must be equal"
             )
         tags = [self._number(i, word, tag) for i, (word, tag) in enumerate(zip(words, values, strict=True))]
         mended = self._checked(words, tags) if self.spans else 0
@@ -84,10 +84,10 @@ class TokenClassification(Task):
         return Record((" ".join(words),), note, {MENDED: mended} if mended else {})
 
     def ask(self, record: Mapping) -> Record:
-        """Returns the words of a record without tags; a text in their place is parted at its spaces."""
-        found = value_of(record, self.words_field, "config.objective.words_field")
-        found = found.split() if isinstance(found, str) else self._list(record, "words_field")
-        words = [_word(i, word) for i, word in enumerate(found)]
+        """Returns the words of a record without tags; a string is split at spaces."""
+        values = value_of(record, self.words_field, "config.objective.words_field")
+        values = values.split() if isinstance(values, str) else self._list(record, "words_field")
+        words = [_word(i, word) for i, word in enumerate(values)]
         if not words:
             raise ValueError(f"field {self.words_field!r} holds no words")
         return Record((" ".join(words),), {"words": words})
@@ -96,7 +96,7 @@ class TokenClassification(Task):
         name = getattr(self, setting)
         value = value_of(record, name, f"config.objective.{setting}")
         if not isinstance(value, (list, tuple, np.ndarray)):
-            raise ValueError(f"field {name!r} holds {type(value).__name__}, it must be a list with one for each word")
+            raise ValueError(f"field {name!r} holds {type(value).__name__}, it must be a list with one item per word")
         return list(value)
 
     def _number(self, i: int, word: str, tag: object) -> int:
@@ -106,10 +106,10 @@ class TokenClassification(Task):
             raise WordError(i, f"word {i + 1}, {word!r}: {e}") from e
 
     def _checked(self, words: Sequence[str], tags: list[int]) -> int:
-        """Counts the tags that no span of their scheme begins with where one would; they are repaired in place.
+        """Repairs tags that cannot begin a span in their scheme, in place, and returns their number.
 
         Raises:
-          WordError: they are not to be repaired.
+          WordError: `repair` is off.
         """
         wrong, begins, before = 0, {"iob2": "B", "iob1": "I"}[self.spans], "O"
         for i, tag in enumerate(tags):
@@ -118,12 +118,12 @@ class TokenClassification(Task):
             goes_on = before in (f"B-{kind}", f"I-{kind}")
             if not goes_on and name != "O" and position != begins:
                 if not self.repair:
-                    after = f"after {before!r}" if i else "at the begin"
+                    after = f"after {before!r}" if i else "at the beginning"
                     raise WordError(
                         i,
                         f"word {i + 1}, {words[i]!r}, has the tag {name!r} {after}, where {self.spans.upper()} has "
-                        f"'{begins}-{kind}': config.objective.repair=True puts that in its place, and "
-                        f"config.objective.scheme names another scheme ('iob1', 'iob2', 'none')",
+                        f"'{begins}-{kind}': set config.objective.repair=True to replace the tag, or "
+                        f"config.objective.scheme to another scheme ('iob1', 'iob2', 'none')",
                     )
                 name, wrong = f"{begins}-{kind}", wrong + 1
                 tags[i] = self.labels.index(name)
@@ -131,7 +131,7 @@ class TokenClassification(Task):
         return wrong
 
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
-        """Yields the ids of each word as they are in the text, where words are parted by spaces."""
+        """Yields the ids of each word as in the text, in which spaces separate the words."""
         space = "" if tokenizer.text_table.adds_space else " "
         words = [space * (i > 0) + word for i, word in enumerate(record.note["words"])]
         yield Encoded(tokenizer.encode_batch(words), {k: v for k, v in record.note.items() if k == "tags"})
@@ -143,16 +143,16 @@ class TokenClassification(Task):
 
     def example(self, text, rng, vocabulary):
         example = self.framed([text.tokens], vocabulary)
-        sizes, kept = np.diff(text.parts, prepend=0), len(example["tokens"]) - self._frame.count(1)
+        sizes, room = np.diff(text.parts, prepend=0), len(example["tokens"]) - self._frame.count(1)
         starts, ends = text.parts - sizes, text.parts
-        is_read = (sizes > 0) & ((starts < kept) if self.subword == "first" else (ends <= kept))
+        is_read = (sizes > 0) & ((starts < room) if self.subword == "first" else (ends <= room))
         numbers = np.where(is_read, np.cumsum(is_read), 0)
-        of_tokens = np.repeat(numbers, sizes)
+        word_of_token = np.repeat(numbers, sizes)
         if self.subword != "mean":
-            places = starts if self.subword == "first" else ends - 1
-            of_tokens[np.setdiff1d(np.arange(len(of_tokens)), places[sizes > 0])] = 0
+            pieces = starts if self.subword == "first" else ends - 1
+            word_of_token[np.setdiff1d(np.arange(len(word_of_token)), pieces[sizes > 0])] = 0
         words = np.zeros(len(example["tokens"]), np.int32)
-        words[len(self._frame.before) :][:kept] = of_tokens[:kept]
+        words[len(self._frame.before) :][:room] = word_of_token[:room]
         tags = {"word_labels": np.array(text.note["tags"], np.int32)[is_read]} if "tags" in text.note else {}
         return {**example, "words": words, **tags}
 
@@ -188,30 +188,32 @@ class TokenClassification(Task):
         strange = [name for name in self.labels if name != "O" and name[:2] not in ("B-", "I-")]
         if self.spans and strange:
             yield (
-                f"config.objective.scheme is {self.spans!r}, and config.objective.labels has {strange[0]!r}: they must "
-                "be O, B-X and I-X; scheme 'none' is for tags of single words"
+                f"config.objective.scheme is {self.spans!r}, but config.objective.labels has {strange[0]!r}: labels "
+                "must be O, B-X and I-X; use scheme 'none' for tags of single words"
             )
         begins, other = {"iob2": ("B-", "I-"), "iob1": ("I-", "B-"), "": ("", " ")}[self.spans]
-        lacking = [name for x in self.labels if x[:2] == other and (name := begins + x[2:]) not in self.labels]
-        if lacking:
-            yield f"config.objective.labels has no {lacking[0]!r}, with which spans of {self.spans.upper()} begin"
+        missing = [name for x in self.labels if x[:2] == other and (name := begins + x[2:]) not in self.labels]
+        if missing:
+            yield f"config.objective.labels has no {missing[0]!r}, with which spans of {self.spans.upper()} begin"
 
-    # --- figures ------------------------------------------------------------------------------------------------------
+    # --- metrics ------------------------------------------------------------------------------------------------------
 
     def metrics(self, answers: Mapping[str, np.ndarray], notes: Sequence[Note]) -> dict[str, float]:  # pyright: ignore
-        said = [_of_all(row, note) for row, note in zip(answers["tags"], notes, strict=True)]
+        predicted = [_tags_of_words(row, note) for row, note in zip(answers["tags"], notes, strict=True)]
         truth = [np.array(note["tags"]) for note in notes]
-        of_words = np.concatenate(said)
-        found = {"accuracy": float((of_words == np.concatenate(truth)).mean())}
+        flat = np.concatenate(predicted)
+        scores = {"accuracy": float((flat == np.concatenate(truth)).mean())}
         if self.spans:
-            names = np.array([*self.labels, "O"])  # of what is not read, -1, the last
-            found |= figures.of_spans([names[x].tolist() for x in said], [names[x].tolist() for x in truth], self.spans)
-        return found | {"unread": float((of_words < 0).mean())}
+            names = np.array([*self.labels, "O"])  # index -1, for words that are not read, is O
+            scores |= figures.of_spans(
+                [names[x].tolist() for x in predicted], [names[x].tolist() for x in truth], self.spans
+            )
+        return scores | {"unread": float((flat < 0).mean())}
 
     def prediction(self, answers: Mapping[str, np.ndarray], notes: Sequence[Note]) -> JsonObject:  # pyright: ignore
-        """Returns the tag of each word and its probability; None of words that are not read."""
+        """Returns the tag of each word and its probability; None for words that are not read."""
         (note,), (tags,), (probabilities,) = notes, answers["tags"], answers["probabilities"]
-        numbers = _of_all(tags, note)
+        numbers = _tags_of_words(tags, note)
         probable = iter(map(rounded, probabilities))
         return {
             "prediction": [self.labels[number] if number >= 0 else None for number in numbers],
@@ -224,19 +226,19 @@ class TokenClassification(Task):
 
 
 def _word(i: int, word: object) -> str:
-    """Returns a word of a record; WordError where it is none."""
+    """Returns a word of a record; raises WordError if it is not a string."""
     word = word.decode() if isinstance(word, bytes) else word
     if not isinstance(word, str):
         raise WordError(i, f"word {i + 1} is {word!r}, it must be a string")
     return word
 
 
-def _of_all(tags: np.ndarray, note: Note) -> np.ndarray:
-    """Returns the tag of each word of a record, -1 where it is not read, of those of its row, behind which -1 is.
+def _tags_of_words(tags: np.ndarray, note: Note) -> np.ndarray:
+    """Returns the tag of each word of a record from the tags of its row, which -1 pads; -1 for words that are not read.
 
-    A word of which the tokenizer makes nothing is not read either.
+    Words without any token are not read either.
     """
     sizes, tags = np.diff(note["parts"], prepend=0), tags[tags >= 0]
-    said = np.full(len(sizes), -1)
-    said[np.flatnonzero(sizes)[: len(tags)]] = tags
-    return said
+    predicted = np.full(len(sizes), -1)
+    predicted[np.flatnonzero(sizes)[: len(tags)]] = tags
+    return predicted

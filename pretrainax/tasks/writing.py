@@ -1,4 +1,4 @@
-"""The base of tasks whose answer is a text, which the model writes: it keeps its head over the vocabulary."""
+"""Base of the tasks whose answer is a generated text; the model uses its vocabulary head."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -14,33 +14,33 @@ from pretrainax.data.sources.base import Note
 from pretrainax.tasks import text_figures
 from pretrainax.tasks.base import Task
 
-_OF_VALIDATION = ("scores", "answers", "num_beams", "max_new_tokens")  # fields that no corpus follows from
+_VALIDATION_FIELDS = ("scores", "answers", "num_beams", "max_new_tokens")  # do not affect the corpus
 
 
 @dataclasses.dataclass
 class WritingTask(Task):
-    """Base of the tasks that end in a text. A subclass gives `asked` beside what a task gives.
+    """Base of the tasks that generate a text. A subclass implements `asked` and the methods of a task.
 
-    The loss of a validation is of all records. Answers take a step of the model for each token, so they are written of
-    as many records as `answers` says, evenly over the split; `python -m pretrainax.evaluate` writes all.
+    The validation loss covers all records. Generation needs one model step per token. Therefore a validation generates
+    answers only for `answers` records, spread evenly over the split; `python -m pretrainax.evaluate` generates all.
     """
 
-    # figures of the answers that are written: exact_match | rouge | bleu | chrf
+    # metrics of the generated answers: exact_match | rouge | bleu | chrf
     scores: tuple[str, ...] = free(("exact_match",))
-    answers: Optional[int] = free(0)  # records whose answers a validation writes; 0: none, the loss alone; None: all
-    num_beams: int = free(1)  # of a search for the best answer; 1: always the likeliest token
-    max_new_tokens: Optional[int] = free(None)  # of an answer that is written; None: as many as there is room for
+    answers: Optional[int] = free(0)  # records to generate answers for in a validation; 0: only the loss; None: all
+    num_beams: int = free(1)  # of beam search; 1: greedy decoding
+    max_new_tokens: Optional[int] = free(None)  # maximum tokens of a generated answer; None: the room in a row
 
     has_head: ClassVar[bool] = False
     select_by = "loss"
 
     def asked(self, text: Text, vocabulary) -> Example:
-        """Returns what the model reads of a record before it writes the answer: an example without predictions."""
+        """Returns the model inputs of a record before its answer: an example without targets."""
         raise NotImplementedError
 
     @property
     def room_for_answer(self) -> int:
-        """Returns how many tokens of an answer are written at most."""
+        """Returns the maximum number of tokens of a generated answer."""
         raise NotImplementedError
 
     @property
@@ -58,14 +58,14 @@ class WritingTask(Task):
         return dataclasses.replace(self, answers=None)
 
     def prepared_by(self):
-        return {name: value for name, value in to_json(self).items() if name not in _OF_VALIDATION}
+        return {name: value for name, value in to_json(self).items() if name not in _VALIDATION_FIELDS}
 
     def metrics(self, answers: Sequence[str], notes: Sequence[Note]) -> dict[str, float]:  # pyright: ignore
         return text_figures.of_texts(answers, [note["answer"] for note in notes], self.scores)
 
     def check_vocabulary(self, vocabulary, sequence_length):
         if vocabulary.separator is None:
-            raise UserError(f"the tokenizer has no end of text, with which {type(self).__name__} ends an answer")
+            raise UserError(f"the tokenizer has no end-of-text token, with which {type(self).__name__} ends an answer")
 
     def field_problems(self) -> Iterator[str]:
         for name in self.scores:
@@ -77,18 +77,18 @@ class WritingTask(Task):
                 yield f"config.objective.{field} is {value}, it must be at least {least}"
 
     def validation_problems(self, experiment: Experiment) -> Iterator[str]:
-        wanted, could = experiment.evaluate.select_by, dataclasses.replace(self, answers=None).figures
-        if self.answers == 0 and wanted in could:
+        metric, generated = experiment.evaluate.select_by, dataclasses.replace(self, answers=None).figures
+        if self.answers == 0 and metric in generated:
             yield (
-                f"config.evaluate.select_by is {wanted!r}, for which answers have to be written: set "
-                "config.objective.answers to how many, as 200"
+                f"config.evaluate.select_by is {metric!r}, which needs generated answers: set "
+                "config.objective.answers to their number, for example 200"
             )
             return
         yield from super().validation_problems(experiment)
 
 
 def predicting(row: np.ndarray, weights: np.ndarray) -> Example:
-    """Returns the example of a decoder that reads a row of ids [n] and predicts those of weight 1, float32 [n]."""
+    """Returns the example of a decoder that reads ids [n] and predicts the ids of weight 1, float32 [n]."""
     return {
         **reading(row[:-1]),
         "targets": row[1:].astype(np.int32),
@@ -97,6 +97,6 @@ def predicting(row: np.ndarray, weights: np.ndarray) -> Example:
 
 
 def reading(row: np.ndarray) -> Example:
-    """Returns the example of a decoder that reads a row of ids [n], without predictions."""
-    places = np.arange(len(row), dtype=np.int32)
-    return {"tokens": row.astype(np.int32), "segment_ids": np.ones(len(row), np.int32), "positions": places}
+    """Returns the example of a decoder that reads ids [n], without targets."""
+    positions = np.arange(len(row), dtype=np.int32)
+    return {"tokens": row.astype(np.int32), "segment_ids": np.ones(len(row), np.int32), "positions": positions}

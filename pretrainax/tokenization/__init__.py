@@ -1,4 +1,4 @@
-"""Subword tokenizers: what is trained or loaded, as configs name it."""
+"""Tokenizers that a config can train or load."""
 
 from pretrainax.tokenization.characters import Characters
 from pretrainax.tokenization.choices import TokenizerConfig

@@ -1,10 +1,10 @@
-"""The vocabulary of a model, and what every tokenizer has that turns text into its ids and back.
+"""The vocabulary of a model, and the base class of tokenizers, which convert text to ids and back.
 
-A kind is a file of its own, with the choice that learns it: `sentencepiece`, `subwords` (WordPiece, byte-level BPE, all
-that has a tokenizer.json), `characters`. `huggingface` reads those of others.
+Each kind of tokenizer is a module, together with the config that trains it: `sentencepiece`, `subwords` (WordPiece,
+byte-level BPE and any other tokenizer.json), `characters`. `huggingface` reads published tokenizers.
 
-Text never turns into a special id, whatever it says: a document about `<extra_id_0>` is a document, not a mask. In this
-alone the ids are not those of transformers, which makes special ids of such pieces within a text.
+Encoding never gives special ids except unk: a document about `<extra_id_0>` stays text and gets no sentinel. This is
+the only difference from transformers, which encodes special pieces within a text as special ids.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from pretrainax.config import UserError
 from pretrainax.files.json_files import read_object
 from pretrainax.files.regular_files import read_bytes
 
-DESCRIPTION = "vocabulary.json"  # beside the model's own file in a saved tokenizer
+DESCRIPTION = "vocabulary.json"  # saved next to the tokenizer's model file
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The number of ids, and which of them are no text."""
+    """The number of ids, and the special ids."""
 
     size: int
     pad: Optional[int] = None
@@ -42,7 +42,7 @@ class Vocabulary:
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
-        """All ids that are no text. Masking neither replaces nor draws them."""
+        """All ids that are not text. Masking neither replaces nor draws them."""
         named = (self.pad, self.bos, self.eos, self.unk, self.cls, self.sep, self.mask)
         return frozenset(i for i in (*named, *self.sentinels) if i is not None)
 
@@ -53,33 +53,38 @@ class Vocabulary:
 
 
 class TextTable(NamedTuple):
-    """Tells which ids are text, and how much of it each is."""
+    """Per-id arrays: flags of text ids, and the bytes of text that each id stands for."""
 
-    is_text: np.ndarray  # [V] bool: all but special ids, of which unk stands for text
-    num_bytes: np.ndarray  # [V] int32, of what each spells in UTF-8; 0 of special ids, unk too
-    adds_space: bool  # texts are tokenized with a space before them that they do not have
+    is_text: np.ndarray  # [V] bool: all ids except special ids; unk counts as text
+    num_bytes: np.ndarray  # [V] int32, bytes in UTF-8; 0 for special ids and unk
+    adds_space: bool  # True if encoding puts a space before a text
 
 
 class Tokenizer:
-    """Gives ids for text. `fingerprint` is equal for two tokenizers if and only if they give the same ids."""
+    """Converts text to ids. Two tokenizers have the same `fingerprint` if and only if they give the same ids."""
 
     vocabulary: Vocabulary
     fingerprint: str
-    file: ClassVar[str]  # name of the model in a saved directory
-    _between: ClassVar[str] = ""  # put between text and special pieces when decoding
+    file: ClassVar[str]  # name of the model file in a saved directory
+    _between: ClassVar[str] = ""  # separates text and special pieces in `decode`
 
     def __init__(
         self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str], decisive: Optional[bytes] = None
     ):
-        """special_pieces: how the special ids are written; decisive: what of `model` the ids follow from, if not all.
+        """Checks that the vocabulary fits the model.
 
-        Raises a ValueError, or what the library of the model does, where they do not fit.
+        Args:
+          special_pieces: the text of each special id.
+          decisive: the part of `model` that determines the ids; None: all of it.
+
+        Raises:
+          ValueError: the arguments do not fit; the model's library may raise other errors.
         """
-        most = len(model) + len(special_pieces)  # ids: each takes a byte at least
-        if not (type(vocabulary.size) is int and 0 < vocabulary.size <= most):
-            raise ValueError(f"{vocabulary.size} ids of a model of {len(model)} bytes")
+        max_ids = len(model) + len(special_pieces)  # bound on the number of ids, each at least one byte
+        if not (type(vocabulary.size) is int and 0 < vocabulary.size <= max_ids):
+            raise ValueError(f"a model of {len(model)} bytes cannot have {vocabulary.size} ids")
         if wrong := [i for i in vocabulary.special_ids if type(i) is not int or not 0 <= i < vocabulary.size]:
-            raise ValueError(f"special ids {wrong} of {vocabulary.size}")
+            raise ValueError(f"special ids {wrong} are not ids below {vocabulary.size}")
         self.vocabulary, self.special_pieces, self.model = vocabulary, special_pieces, model
         self._text = self._describe()
         self.fingerprint = hashlib.blake2b(self._text.encode() + (decisive or model), digest_size=16).hexdigest()
@@ -88,46 +93,45 @@ class Tokenizer:
 
     def _check_size(self, needed: int) -> None:
         if needed > self.vocabulary.size:
-            raise ValueError(f"the model has {needed} ids, the vocabulary {self.vocabulary.size}")
+            raise ValueError(f"the model has {needed} ids, but the vocabulary {self.vocabulary.size}")
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns int32 [tokens], no special ids added."""
+        """Returns the ids of a text, int32 [tokens], without special ids."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        return [self._spelled(ids) if self._is_special[ids].any() else ids for ids in self._encode_batch(texts)]
+        return [self._without_special(ids) if self._is_special[ids].any() else ids for ids in self._encode_batch(texts)]
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         raise NotImplementedError
 
     def locate(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of `encode`, int32 [tokens], and which characters of the text each stands for, from start to
-        end, int32 [tokens, 2].
+        """Returns the ids of `encode`, int32 [tokens], and the character offsets (start, end), int32 [tokens, 2].
 
-        The places are in the text as it is given, whatever the tokenizer makes of case, accents or spaces. A token that
-        has a space before its word begins with that; those of the bytes of one character have the same place; what a
-        tokenizer adds is empty.
+        Offsets refer to the original text, before any change of case, accents or spaces. A token that includes the
+        space before a word starts at the space. All byte tokens of a character have the offsets of the character.
+        Tokens that the tokenizer adds have empty ranges.
         """
-        ids, places = self._locate(text)
-        parts = self._parts(ids)
-        return _joined(parts), np.repeat(places, [len(part) for part in parts], axis=0)
+        ids, offsets = self._locate(text)
+        parts = self._split_special(ids)
+        return _concatenated(parts), np.repeat(offsets, [len(part) for part in parts], axis=0)
 
     def _locate(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         raise NotImplementedError
 
-    def _spelled(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the ids of a text in which a special piece was taken for one: that piece in two parts.
+    def _without_special(self, ids: np.ndarray) -> np.ndarray:
+        """Replaces special ids in the encoding of a text by the ids of the two halves of the piece.
 
-        The unigram models of tokenizers and of mT5 have their special pieces among the ordinary ones.
+        The unigram models of the library tokenizers and of mT5 list special pieces among the ordinary pieces.
         """
-        return _joined(self._parts(ids))
+        return _concatenated(self._split_special(ids))
 
-    def _parts(self, ids: np.ndarray) -> list[list[int]]:
-        return [self._in_two(self.special_pieces[i]) if self._is_special[i] else [i] for i in ids.tolist()]
+    def _split_special(self, ids: np.ndarray) -> list[list[int]]:
+        return [self._split_piece(self.special_pieces[i]) if self._is_special[i] else [i] for i in ids.tolist()]
 
-    def _in_two(self, piece: str) -> list[int]:
-        for place in range(1, len(piece)):
-            ids = self._encode_part(piece[:place]) + self._encode_part(piece[place:])
+    def _split_piece(self, piece: str) -> list[int]:
+        for cut in range(1, len(piece)):
+            ids = self._encode_part(piece[:cut]) + self._encode_part(piece[cut:])
             if not self._is_special[ids].any():
                 return ids
         return [] if self.vocabulary.unk is None else [self.vocabulary.unk]
@@ -137,7 +141,7 @@ class Tokenizer:
         return self._encode_batch([part])[0].tolist()
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Writes ids as text for people to read: special ids as their pieces, ids past the vocabulary as U+FFFD."""
+        """Returns the text of ids for display: special ids as their pieces, ids beyond the vocabulary as U+FFFD."""
         parts = []
         for is_text, run in itertools.groupby(map(int, ids), self._is_text):
             run = list(run)
@@ -146,10 +150,10 @@ class Tokenizer:
 
     @functools.cached_property
     def word_edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tells of each id if a word begins with it whatever comes before, and ends whatever follows: [V] bool both.
+        """Two flags per id, [V] bool each: the id always begins a word; the id always ends a word.
 
-        Words are those of BERT for every tokenizer: what white space parts, and each punctuation mark and each Chinese
-        character by itself. Special ids are words.
+        All tokenizers use BERT's words: text between white space, and each punctuation mark and each Chinese character
+        as a separate word. Special ids are words.
         """
         edges = np.array([_edges(spelling) for spelling in self.spellings()], bool)  # [V, 2]
         edges[list(self.vocabulary.special_ids)] = True
@@ -157,7 +161,7 @@ class Tokenizer:
 
     @functools.cached_property
     def text_table(self) -> TextTable:
-        """Tells of each id whether it is text, and how many bytes of it."""
+        """The text flag and the number of text bytes of each id."""
         spellings = self.spellings()
         num_bytes = np.array([len(spelling) for spelling in spellings], np.int32)
         num_bytes[list(self.vocabulary.special_ids)] = 0
@@ -166,11 +170,11 @@ class Tokenizer:
 
     @property
     def unknown_ids(self) -> list[int]:
-        """The ids that stand for what the vocabulary lacks."""
+        """The ids that stand for text outside the vocabulary."""
         return [] if self.vocabulary.unk is None else [self.vocabulary.unk]
 
     def spellings(self) -> list[bytes]:
-        """Returns what each id writes, [V]: UTF-8, perhaps parts of characters; a space where a word begins."""
+        """Returns the UTF-8 bytes of each id, [V], possibly of a partial character, with the space before a word."""
         raise NotImplementedError
 
     def save(self, directory: str) -> None:
@@ -190,32 +194,32 @@ class Tokenizer:
         return json.dumps(description | {"special_pieces": self.special_pieces}, indent=2) + "\n"
 
 
-def _joined(parts: list[list[int]]) -> np.ndarray:
+def _concatenated(parts: list[list[int]]) -> np.ndarray:
     return np.array(list(itertools.chain.from_iterable(parts)), np.int32)
 
 
 def _edges(spelling: bytes) -> tuple[bool, bool]:
-    """Tells if a piece begins and ends a word, by its first and last character."""
+    """Returns two flags from the first and last character: the piece begins a word, and it ends a word."""
     if not spelling:
         return False, False
     text = spelling.decode("utf-8", "replace")
     first, last = text[0], text[-1]
-    if first == "\ufffd":  # a part of a character; its first byte tells the script: Chinese, or full-width punctuation
+    if first == "\ufffd":  # a partial character; its first byte shows Chinese or full-width punctuation
         begins = 0xE3 <= spelling[0] <= 0xE9 or spelling[0] == 0xEF
     else:
-        begins = first == " " or _stands_alone(first)
-    return begins, last != "\ufffd" and _stands_alone(last)
+        begins = first == " " or _is_separate_word(first)
+    return begins, last != "\ufffd" and _is_separate_word(last)
 
 
-def _stands_alone(character: str) -> bool:
-    """Tells words by themselves, as in BERT's tokenizer: line breaks, punctuation, symbols, Chinese characters."""
+def _is_separate_word(character: str) -> bool:
+    """Returns True for characters that BERT's tokenizer splits off: line breaks, punctuation, symbols, Chinese."""
     code = ord(character)
     is_chinese = 0x3400 <= code < 0xA000 or 0xF900 <= code < 0xFB00 or 0x20000 <= code < 0x32000
     return is_chinese or (character.isspace() and character != " ") or unicodedata.category(character)[0] in "PS"
 
 
 def load_tokenizer(directory: str) -> Tokenizer:
-    """Reads what `Tokenizer.save` wrote."""
+    """Loads a tokenizer that `Tokenizer.save` wrote."""
     if not os.path.exists(os.path.join(directory, DESCRIPTION)):
         raise UserError(f"{directory} holds no tokenizer: {DESCRIPTION} is missing")
     try:
@@ -227,11 +231,11 @@ def load_tokenizer(directory: str) -> Tokenizer:
         return kind(model, vocabulary, {int(i): str(p) for i, p in description["special_pieces"].items()})
     except FileNotFoundError as e:
         raise UserError(f"{directory} holds no tokenizer: {e.filename} is missing") from e
-    except Exception as e:  # what the libraries raise, and what follows from a value of a wrong type
+    except Exception as e:  # errors of the libraries, and errors from values of wrong types
         reason = e if isinstance(e, UserError) else f"{type(e).__name__}: {e}"
-        raise UserError(f"the tokenizer in {directory} is damaged ({reason}); delete that folder and run again") from e
+        raise UserError(f"the tokenizer in {directory} is damaged ({reason}); delete this folder and run again") from e
 
 
 def unknown_share(counts: np.ndarray, tokenizer: Tokenizer) -> float:
-    """Returns the share of the tokens that are unk, or in SentencePiece a byte of a character that is no piece."""
+    """Returns the share of tokens that are unk or, in SentencePiece, bytes of a character without a piece."""
     return int(counts[tokenizer.unknown_ids].sum()) / max(int(counts.sum()), 1)

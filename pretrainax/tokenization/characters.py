@@ -1,4 +1,4 @@
-"""Text character by character."""
+"""A tokenizer of single characters."""
 
 import dataclasses
 import json
@@ -13,17 +13,17 @@ from pretrainax.tokenization.choices import TokenizerConfig
 
 
 class CharacterTokenizer(Tokenizer):
-    """One id a character; a character outside of the vocabulary is unk."""
+    """Gives one id per character, and unk for characters outside the vocabulary."""
 
     file = "characters.json"
 
     def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
         super().__init__(model, vocabulary, special_pieces)
         self._characters = json.loads(model)
-        "".join(self._characters).encode()  # raises where one is half of a pair of surrogates
+        "".join(self._characters).encode()  # raises an error for a lone surrogate
         self._check_size(len(self._characters) + len(vocabulary.special_ids))
         if vocabulary.unk is None:
-            raise ValueError("no id for unknown characters")
+            raise ValueError("the vocabulary has no id for unknown characters")
         self._first = vocabulary.size - len(self._characters)
         self._codes = np.array([ord(c) for c in self._characters], np.uint32)  # sorted
 
@@ -36,8 +36,8 @@ class CharacterTokenizer(Tokenizer):
 
     def _encode(self, text: str) -> np.ndarray:
         codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        places = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
-        return np.where(self._codes[places] == codes, places + self._first, self.vocabulary.unk).astype(np.int32)
+        indices = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
+        return np.where(self._codes[indices] == codes, indices + self._first, self.vocabulary.unk).astype(np.int32)
 
     def _decode(self, ids: list[int]) -> str:
         return "".join(self._characters[i - self._first] for i in ids)
@@ -48,9 +48,9 @@ class CharacterTokenizer(Tokenizer):
 
 @dataclasses.dataclass
 class Characters(TokenizerConfig):
-    """Every character of the text, in sorted order, after pad, eos and unk."""
+    """The sorted characters of the text, after pad, eos and unk."""
 
-    path: Optional[str] = None  # read this instead: a saved tokenizer
+    path: Optional[str] = None  # a saved tokenizer to load instead of training
 
     kind = CharacterTokenizer
     train_bytes = None
@@ -60,7 +60,7 @@ class Characters(TokenizerConfig):
         for text in texts:
             characters.update(text)
         if not characters:
-            raise UserError("there is no text to take the characters from; see config.data.source")
+            raise UserError("no text to collect characters from; see config.data.source")
         return self._read(json.dumps(sorted(characters)).encode())
 
     def _read(self, model: bytes) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Chat templates: a conversation as the text that a model is trained on, and which of its tokens are answers."""
+"""Chat templates: render a conversation as training text and mark the tokens of its answers."""
 
 import functools
 import os
@@ -19,7 +19,7 @@ from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.huggingface import FIELDS
 from pretrainax.tokenization.tokenizer_json import tokenizer_json
 
-# For vocabularies without tokens of roles: these are plain text, and an answer ends with the end of a text.
+# For vocabularies without role tokens: roles are plain text, and an answer ends with the end-of-text token.
 PLAIN = """\
 {% for message in messages %}
 {{ message['role'] | capitalize + ':\n' }}
@@ -34,23 +34,23 @@ PLAIN = """\
 {{ 'Assistant:\n' }}
 {%- endif %}
 """
-_ALONE = "chat_template.jinja"  # the file that transformers writes it to
-_TOKEN = re.compile(r"<\|\w+\|>|<\w+_of_\w+>")  # what looks like a token of its own in a template
+_TEMPLATE_FILE = "chat_template.jinja"  # as in transformers
+_TOKEN = re.compile(r"<\|\w+\|>|<\w+_of_\w+>")  # strings in a template that look like special tokens
 
 Message = Mapping[str, str]  # {"role": …, "content": …}
 
 
 class Rendered(NamedTuple):
-    """A conversation as text, and where its answers begin and end."""
+    """A conversation as text, with the start and end of each answer in characters."""
 
     text: str
     answers: list[tuple[int, int]]
 
 
 class Chat:
-    """A template in Jinja, as `chat_template` of transformers' tokenizer_config.json, for a tokenizer.
+    """A Jinja chat template for a tokenizer, as `chat_template` in the tokenizer_config.json of transformers.
 
-    Special tokens in the text are ids of their own, as in transformers' apply_chat_template, also within a message.
+    Special tokens in the text get their special ids, even within a message, as in transformers' apply_chat_template.
     """
 
     def __init__(self, template: str, tokenizer: Tokenizer):
@@ -59,16 +59,16 @@ class Chat:
         pieces, vocabulary = tokenizer.special_pieces, tokenizer.vocabulary
         named = {f"{field}_token": getattr(vocabulary, field) for field in FIELDS}
         self._tokens = {name: pieces[i] for name, i in named.items() if i is not None}
-        self.end_of_text = pieces.get(vocabulary.separator, "")  # where generation ends
+        self.end_of_text = pieces.get(vocabulary.separator, "")  # generation stops at this piece
         self._encoder = tokenizers.Tokenizer.from_str(tokenizer_json(tokenizer).decode())
         added = {token.content for token in self._encoder.get_added_tokens_decoder().values()}
         self.lacking = sorted(set(_TOKEN.findall(template)) - added - set(pieces.values()))
 
     def encode(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of a conversation, int32 [n], and which of them are of answers, bool [n].
+        """Returns the ids of a conversation, int32 [n], and a mask of answer tokens, bool [n].
 
         Raises:
-          UserError: the template refuses the conversation, or does not tell where its answers are.
+          UserError: the template rejects the conversation or does not show the positions of its answers.
         """
         text, answers = self.render(messages)
         encoded = self._encoder.encode(text, add_special_tokens=False)
@@ -79,13 +79,13 @@ class Chat:
         return np.array(encoded.ids, np.int32), is_answer
 
     def render(self, messages: Sequence[Message]) -> Rendered:
-        """Returns the text of a conversation, with the end of the turn in each answer.
+        """Returns the text of a conversation. Each answer includes its end-of-turn token.
 
-        A template that says what is an answer, by {% generation %}, is believed. Of another one the answers are found
-        by rendering the conversation up to each of them, and up to its end.
+        A template can mark answers by {% generation %}. For other templates, this renders the conversation up to the
+        start and up to the end of each answer.
         """
         if self.marks_answers:
-            return _unmarked(*self._rendered(messages, [(len(messages), False)]))
+            return _split_marks(*self._rendered(messages, [(len(messages), False)]))
         of_assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         parts = [part for i in of_assistant for part in ((i, True), (i + 1, False))]
         whole, *texts = self._rendered(messages, [(len(messages), False), *parts])
@@ -93,72 +93,72 @@ class Chat:
         for i, before, after in zip(of_assistant, texts[::2], texts[1::2], strict=True):
             if not (after.startswith(before) and whole.startswith(after)):
                 raise UserError(
-                    "config.objective.template renders the beginning of a conversation otherwise than the whole: put "
-                    f"{{% generation %}} around what answers are in it ({_shown(messages)})"
+                    "config.objective.template renders the start of a conversation differently than the whole: put "
+                    f"{{% generation %}} around the answers in it ({_described(messages)})"
                 )
-            turn = after[len(before) :]
-            has_end = not turn.rstrip().endswith(messages[i]["content"].rstrip())  # behind which white space is none
-            answers.append((len(before), len(before) + len(turn.rstrip() if has_end else turn)))
+            answer = after[len(before) :]
+            has_end = not answer.rstrip().endswith(messages[i]["content"].rstrip())  # then drop white space after it
+            answers.append((len(before), len(before) + len(answer.rstrip() if has_end else answer)))
         return Rendered(whole, answers)
 
     def end_of_turn(self) -> str:
-        """Returns the last token of an answer, as it is written."""
+        """Returns the text of the last token of an answer."""
         ids, is_answer = self.encode([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
         return self._encoder.id_to_token(int(ids[is_answer][-1])) or ""
 
     def _rendered(self, messages: Sequence[Message], parts: Sequence[tuple[int, bool]]) -> list[str]:
-        """Returns the text of parts of a conversation: so many of its messages, and whether the next is prompted."""
+        """Renders prefixes of a conversation. parts: (number of messages, True to add the generation prompt)."""
         requests = [
-            {"messages": [*messages[:count]], "add_generation_prompt": prompted, **self._tokens}
-            for count, prompted in parts
+            {"messages": [*messages[:count]], "add_generation_prompt": has_prompt, **self._tokens}
+            for count, has_prompt in parts
         ]
         try:
             return _renderer().call("config.objective.template", template=self._template, requests=requests)
         except UserError as e:
-            raise UserError(f"{e}: {_shown(messages)}") from e
+            raise UserError(f"{e}: {_described(messages)}") from e
 
 
 @functools.lru_cache(maxsize=2)
 def chat_of(template: str, tokenizer: Tokenizer) -> Chat:
-    """Returns the same object for the same template and tokenizer."""
+    """Returns a cached `Chat` for a template and a tokenizer."""
     return Chat(template, tokenizer)
 
 
 def check_template(template: str) -> None:
-    """Raises UserError where a template is none."""
+    """Raises UserError if `template` is not a valid Jinja template."""
     _renderer().call("config.objective.template", template=template, requests=[])
 
 
 @functools.cache
 def _renderer() -> Confined:
-    """Returns the process that renders templates, which come from others."""
+    """Returns the sandboxed process that renders templates, which are untrusted."""
     return Confined(chat_templates.__file__, "render", seconds=10, gib=1)
 
 
 def read_template(directory: str) -> Optional[str]:
-    """Returns the chat template of a Hugging Face directory, or of the tokenizer of a run; None where it has none.
+    """Returns the chat template of a Hugging Face directory or a run's tokenizer, or None if it has no template.
 
-    Of several with names it is the default one.
+    If the directory has several named templates, returns the one with name "default".
 
     Raises:
-      UserError: a file of it that cannot be read.
+      UserError: a file cannot be read.
     """
-    alone, config = (os.path.join(directory, name) for name in (_ALONE, "tokenizer_config.json"))
-    if os.path.isfile(alone):
-        return read_bytes(alone).decode("utf-8", "replace")
-    found = read_object(config).get("chat_template") if os.path.isfile(config) else None
-    if isinstance(found, list):
-        found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}.get("default")
-    return found if isinstance(found, str) else None
+    template_file, config = (os.path.join(directory, name) for name in (_TEMPLATE_FILE, "tokenizer_config.json"))
+    if os.path.isfile(template_file):
+        return read_bytes(template_file).decode("utf-8", "replace")
+    value = read_object(config).get("chat_template") if os.path.isfile(config) else None
+    if isinstance(value, list):
+        value = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}.get("default")
+    return value if isinstance(value, str) else None
 
 
 def write_template(directory: str, template: str) -> None:
-    """Puts a chat template beside a tokenizer, where `read_template` finds it."""
-    write_atomically(os.path.join(directory, _ALONE), template)
+    """Writes a chat template to the directory of a tokenizer, for `read_template`."""
+    write_atomically(os.path.join(directory, _TEMPLATE_FILE), template)
 
 
-def _unmarked(text: str) -> Rendered:
-    """Returns a text without the marks around its answers, and where these are."""
+def _split_marks(text: str) -> Rendered:
+    """Removes the marks around answers from a rendered text; returns the text and the answer ranges."""
     parts, answers, length = re.split(f"{chat_templates.BEGIN}(.*?){chat_templates.END}", text, flags=re.DOTALL), [], 0
     for i, part in enumerate(parts):
         answers += [(length, length + len(part))] if i % 2 else []
@@ -166,5 +166,5 @@ def _unmarked(text: str) -> Rendered:
     return Rendered("".join(parts), answers)
 
 
-def _shown(messages: Sequence[Message]) -> str:
+def _described(messages: Sequence[Message]) -> str:
     return f"the conversation that begins with {messages[0]['content'][:60]!r}" if messages else "no conversation"

@@ -1,7 +1,7 @@
-"""Renders chat templates in Jinja, in a process of its own (`runtime.confined`): imports Jinja alone.
+"""Renders Jinja chat templates in a separate process (`runtime.confined`), so this module imports only Jinja.
 
-A template comes from others. It runs in Jinja's sandbox: it sees the conversation, and changes nothing. The text
-follows from the conversation alone, so there is no `random` and no `lipsum`.
+Templates are untrusted and run in Jinja's sandbox: they can read the conversation but modify nothing. The output must
+depend only on the conversation, so `random` and `lipsum` are removed.
 """
 
 import functools
@@ -16,28 +16,28 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-BEGIN, END = "\ufdd0", "\ufdd1"  # around an answer while it is rendered: no characters, in no text
-_ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")  # Python's text of an object, another one in each process
+BEGIN, END = "\ufdd0", "\ufdd1"  # marks around rendered answers; Unicode noncharacters, which no text contains
+_ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")  # Python's default repr of an object, which differs between processes
 
 
 def render(template: str, requests: Sequence[Mapping[str, object]]) -> list[str]:
-    """Returns a text for each request: the variables of the template by name. Raises ValueError where it fails."""
-    found = _parsed(template)
+    """Renders the template once per request (its variables by name). Raises ValueError if rendering fails."""
+    parsed = _parsed(template)
     texts = []
     for request in requests:
         try:
-            text = found.render(**request)
+            text = parsed.render(**request)
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as e:
             raise ValueError(f"fails ({type(e).__name__}: {e})") from e
         if (address := _ADDRESS.search(text)) and address[0] not in json.dumps(request):
-            raise ValueError("fails: it writes the address of an object, which is another one in each process")
+            raise ValueError("fails: its output has the address of an object, which differs between processes")
         texts.append(text)
     return texts
 
 
 @functools.lru_cache(maxsize=2)
 def _parsed(template: str) -> jinja2.Template:
-    """Returns a template with what transformers gives to all."""
+    """Returns a compiled template with the globals and filters of transformers."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
@@ -47,13 +47,13 @@ def _parsed(template: str) -> jinja2.Template:
     try:
         return environment.from_string(template)
     except jinja2.TemplateError as e:
-        raise ValueError(f"is no Jinja template ({e}): {template[:80]!r}") from e
+        raise ValueError(f"is not a valid Jinja template ({e}): {template[:80]!r}") from e
 
 
 class _Generation(jinja2.ext.Extension):
-    """The block {% generation %} … {% endgeneration %}, by which a template says what answers are."""
+    """The block {% generation %} … {% endgeneration %}, which marks answers in a template."""
 
-    tags = {"generation"}  # noqa: RUF012  as jinja2 has it
+    tags = {"generation"}  # noqa: RUF012  required by jinja2
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.CallBlock:
         line = next(parser.stream).lineno

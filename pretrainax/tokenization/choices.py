@@ -1,4 +1,4 @@
-"""The base of the tokenizers that a config can choose: each either learns its vocabulary from text or reads one."""
+"""The base class of tokenizer configs, which train a tokenizer on text or load one."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, load_tokenizer
 
 
 def check_tokenizer(tokenizer: Tokenizer, experiment: Experiment) -> None:
-    """Raises a UserError where the vocabulary does not fit the model or the objective."""
+    """Raises UserError if the vocabulary does not fit the model or the objective."""
     size, rows = tokenizer.vocabulary.size, experiment.model.vocab_size
     if size > rows:
         raise UserError(f"the tokenizer has {size} ids, config.model.vocab_size is {rows}: it must be at least {size}")
@@ -21,28 +21,28 @@ def check_tokenizer(tokenizer: Tokenizer, experiment: Experiment) -> None:
 
 
 class TokenizerConfig(kinds.TokenizerConfig):
-    """Base of the tokenizer choices."""
+    """Base class of tokenizer configs."""
 
     kind: ClassVar[type[Tokenizer]]
     path: Optional[str]
-    train_bytes: Optional[int]  # how much text `build` needs; None: all there is
+    train_bytes: Optional[int]  # bytes of text for `build`; None: all text
 
     @property
     def size(self) -> Optional[int]:
-        """Ids of a vocabulary trained from this config, special ones included; None: only the text can tell."""
+        """The number of ids after training, special ids included; None: it depends on the text."""
         return None
 
     def build(self, texts: Iterator[str]) -> Tokenizer:
-        """Learns a vocabulary from text."""
+        """Trains a tokenizer on text."""
         raise NotImplementedError
 
     def load(self) -> Tokenizer:
-        """Reads `path`: a directory that `Tokenizer.save` wrote, a model file, or a directory that holds one."""
+        """Loads `path`: a directory that `Tokenizer.save` wrote, a model file, or a directory with a model file."""
         path = here(os.path.expanduser(self.path))
         if os.path.exists(os.path.join(path, DESCRIPTION)):
             tokenizer = load_tokenizer(path)
             if type(tokenizer) is not self.kind:
-                raise UserError(f"config.tokenizer.path={self.path} is no {type(self).__name__} tokenizer")
+                raise UserError(f"config.tokenizer.path={self.path} is not a {type(self).__name__} tokenizer")
             return tokenizer
         file = os.path.join(path, self.kind.file) if os.path.isdir(path) else path
         try:
@@ -51,7 +51,7 @@ class TokenizerConfig(kinds.TokenizerConfig):
             raise UserError(f"config.tokenizer.path={self.path}: cannot read {file} ({e.strerror})") from e
         except UserError:
             raise
-        except Exception as e:  # what the libraries raise, and what follows from a value of a wrong type
+        except Exception as e:  # errors of the libraries, and errors from values of wrong types
             raise UserError(f"config.tokenizer.path={self.path}: {file} is damaged ({type(e).__name__}: {e})") from e
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -64,8 +64,8 @@ class TokenizerConfig(kinds.TokenizerConfig):
         rows = experiment.model.vocab_size
         if self.size is not None and rows != AUTO and self.size > rows:
             yield (
-                f"config.model.vocab_size is {rows}, the tokenizer will have {self.size} ids: "
-                "make it at least that, or config.tokenizer.vocab_size smaller"
+                f"config.model.vocab_size is {rows}, but the tokenizer will have {self.size} ids: "
+                "increase it, or decrease config.tokenizer.vocab_size"
             )
 
     def _read(self, model: bytes) -> Tokenizer:
@@ -73,7 +73,7 @@ class TokenizerConfig(kinds.TokenizerConfig):
 
 
 def special_piece_problems(config: Any, allowed: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the error lines of `num_sentinels` and `special_pieces`."""
+    """Yields error lines for invalid `num_sentinels` and `special_pieces`."""
     if config.num_sentinels < 0:
         yield f"config.tokenizer.num_sentinels is {config.num_sentinels}, it must be at least 0"
     if config.special_pieces not in allowed:
@@ -81,8 +81,8 @@ def special_piece_problems(config: Any, allowed: Mapping[str, Any]) -> Iterator[
 
 
 def too_little_text(vocab_size: int, most: int) -> str:
-    """Writes the error line of a text that has no more than `most` pieces."""
+    """Returns the error line for a text that yields at most `most` pieces."""
     return (
-        f"config.tokenizer.vocab_size is {vocab_size}, this text is enough for {most} at most: "
-        "set it lower, or give more text"
+        f"config.tokenizer.vocab_size is {vocab_size}, but this text is enough for at most {most}: "
+        "set it lower, or provide more text"
     )

@@ -1,4 +1,4 @@
-"""Compares kinds and sizes of a vocabulary: each is learned from the same text and measured on the same other text."""
+"""Compares tokenizers of several kinds and sizes, trained on the same text and measured on the same held-out text."""
 
 import contextlib
 import dataclasses
@@ -33,16 +33,16 @@ def compare(
     costs: Costs,
     say: Callable[[str], None] = print,
 ) -> JsonObject:
-    """Returns the metrics of each kind at each size of config.tokenizer.vocab_size, ready for JSON.
+    """Returns the metrics of each kind at each size of config.tokenizer.vocab_size, as JSON values.
 
     Args:
-      given: config.tokenizer; for tokenizers of its kind, its other fields hold.
-      training: texts to learn from.
-      held_out: texts to measure on.
-      kinds: of KINDS.
-      costs: of a model with that tokenizer.
+      given: config.tokenizer; its other fields apply to tokenizers of the same kind.
+      training: documents to train on.
+      held_out: documents to measure on.
+      kinds: keys of KINDS.
+      costs: returns the costs of a model with a tokenizer.
 
-    A size for which the text is too small is among the `skipped`, with the reason.
+    The result lists sizes that are too large for the training text in `skipped`, with the reason.
     """
     rows, skipped = [], []
     for kind in kinds:
@@ -73,9 +73,9 @@ def _config(given: Any, kind: type[TokenizerConfig], size: int) -> TokenizerConf
 
 
 def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> JsonObject:
-    """Measures what a tokenizer makes of texts, and how fast on one core."""
+    """Returns the compression, vocabulary use and one-core speed of a tokenizer on documents."""
     with _one_thread():
-        started = time.process_time()  # of this core, whatever else the machine does
+        started = time.process_time()  # CPU time, independent of other load on the machine
         encoded = tokenizer.encode_batch(list(texts))
         seconds = time.process_time() - started
     vocabulary, size = tokenizer.vocabulary, _bytes(texts)
@@ -88,19 +88,19 @@ def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> JsonObject:
         "bytes_per_token": size / tokens,
         "tokens_per_word": tokens / max(sum(len(text.split()) for text in texts), 1),
         "unknown_share": unknown_share(counts, tokenizer),
-        "restored_share": _bytes(restored) / size,  # of the text, in documents that come back as they were
-        "pieces": len(pieces),  # ids that are text
+        "restored_share": _bytes(restored) / size,  # share of the text in documents that decode exactly
+        "pieces": len(pieces),  # ids that stand for text
         "pieces_used": int((pieces > 0).sum()),
-        "pieces_below_10": int((pieces < 10).sum()),  # uses; the unused ones among them
+        "pieces_below_10": int((pieces < 10).sum()),  # occurrences; includes unused pieces
         "encoded_mb_per_second": size / 1e6 / max(seconds, 1e-9),
     }
 
 
 def table(results: JsonObject) -> str:
-    """Writes the results of `compare` in Markdown, and what they were measured on."""
+    """Returns the results of `compare` as Markdown, with a description of the data."""
     header = [
         *("tokenizer", "vocab_size", "bytes per token", "tokens per word", "unknown", "restored", "used", "under 10 ×"),
-        *("embedding, M", "MFLOP a byte", "MB/s", "trained in, s"),
+        *("embedding, M", "MFLOP per byte", "MB/s", "trained in, s"),
     ]
     rows = [
         [
@@ -120,16 +120,16 @@ def table(results: JsonObject) -> str:
         for row in results["rows"]
     ]
     lines = [
-        f"Learned from {results['training_bytes'] / 1e6:.2f} MB, measured on {results['held_out_bytes'] / 1e6:.2f} MB "
+        f"Trained on {results['training_bytes'] / 1e6:.2f} MB, measured on {results['held_out_bytes'] / 1e6:.2f} MB "
         f"of validation text in {results['held_out_documents']:,} documents.",
         "",
         markdown(header, rows),
-        "unknown: of the tokens, unk or bytes of characters that are no piece; restored: text in documents that come "
-        "back exactly; used: of the pieces, by the validation text; under 10 ×: pieces it uses less often or never; "
-        "embedding: parameters of config.model with that many ids, and its training FLOPs a byte of text; MB/s: "
-        "encoding on one core.",
+        "unknown: share of tokens that are unk or bytes of characters without a piece; restored: share of text in "
+        "documents that decode exactly; used: share of pieces in the validation text; under 10 ×: pieces with fewer "
+        "than 10 uses in it; embedding: embedding parameters of config.model with this vocabulary; MFLOP per byte: its "
+        "training FLOPs per byte of text; MB/s: encoding speed on one core.",
         "",
-        f"Fewest FLOPs a byte: {', '.join(_cheapest(results['rows'])) or 'none was learned'}.",
+        f"Fewest FLOPs per byte: {', '.join(_cheapest(results['rows'])) or 'no tokenizer was trained'}.",
     ]
     if results["skipped"]:
         lines += ["", f"Skipped {len(results['skipped'])}:", ""]
@@ -139,7 +139,7 @@ def table(results: JsonObject) -> str:
 
 def write_report(results: JsonObject, directory: str) -> None:
     """Writes report.md, report.json and report.png with the results of `compare`."""
-    from pretrainax.reporting.text_plots import draw_tokenizers  # here: matplotlib takes long to import
+    from pretrainax.reporting.text_plots import draw_tokenizers  # a local import: matplotlib is slow to import
 
     os.makedirs(directory, exist_ok=True)
     for name, content in (("report.md", table(results)), ("report.json", json.dumps(results, indent=1) + "\n")):
@@ -160,7 +160,7 @@ def _bytes(texts: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Keeps the library tokenizers, which looks at this variable at each call, to one thread."""
+    """Limits the library tokenizers to one thread; it reads this variable at each call."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:

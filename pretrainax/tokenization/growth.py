@@ -1,7 +1,7 @@
-"""Bounds how much longer a tokenizer.json of somebody else makes a text before it is split.
+"""Bounds the growth of a text by the normalizer of an untrusted tokenizer.json.
 
-Its normalizer may replace each letter by a thousand, several times over, until the library tokenizers has no memory and
-ends the process. The bound follows from the file; texts are not looked at.
+A normalizer may replace each letter by a thousand letters, repeatedly, until the library tokenizers runs out of memory
+and ends the process. The bound depends only on the file, not on the text.
 """
 
 import base64
@@ -11,25 +11,25 @@ import math
 from pretrainax.config import UserError
 from pretrainax.files.json_files import JsonObject
 
-_MOST = 1000.0  # bytes of a byte; those of published files stay below 250
-# Bytes of UTF-8 that a byte becomes at most: compatibility forms of Unicode (UAX 15, section 9; U+FDFA is 33 of 3), the
-# others' own documentation. What has no row keeps the length or shortens it.
-_OF_KIND = {"NFKC": 11.0, "NFKD": 11.0, "NFC": 3.0, "NFD": 3.0, "StripAccents": 3.0, "Lowercase": 3.0}
-_OF_KIND |= {"ByteLevel": 2.0, "BertNormalizer": 12.0, "Metaspace": 3.0}
+_MAX_GROWTH = 1000.0  # bytes per byte of text; published files stay below 250
+# Maximal growth in UTF-8 bytes. Unicode normalization forms: UAX 15, section 9 (U+FDFA grows from 3 to 33 bytes);
+# others: their documentation. Kinds that are not listed never lengthen a text.
+_GROWTH_OF_KIND = {"NFKC": 11.0, "NFKD": 11.0, "NFC": 3.0, "NFD": 3.0, "StripAccents": 3.0, "Lowercase": 3.0}
+_GROWTH_OF_KIND |= {"ByteLevel": 2.0, "BertNormalizer": 12.0, "Metaspace": 3.0}
 
 
 def check_growth(described: JsonObject) -> None:
-    """Raises UserError where a tokenizer.json makes more than `_MOST` bytes of one: its normalizer, or its decoder."""
+    """Raises UserError if the normalizer or decoder of a tokenizer.json makes more than `_MAX_GROWTH` bytes of one."""
     for part in ("normalizer", "decoder"):
-        if (growth := _growth(described.get(part))) > _MOST:
+        if (growth := _growth(described.get(part))) > _MAX_GROWTH:
             raise UserError(
-                f"the {part} of tokenizer.json makes up to {growth:,.0f} bytes of one byte of text, at most "
-                f"{_MOST:,.0f} are read: replace fewer characters by long texts, or take another tokenizer"
+                f"the {part} of tokenizer.json makes up to {growth:,.0f} bytes of one byte of text, the limit "
+                f"is {_MAX_GROWTH:,.0f}: use shorter replacements, or another tokenizer"
             )
 
 
 def _growth(part: object) -> float:
-    """Returns how many bytes a normalizer or a decoder makes of one, at most."""
+    """Returns the maximal number of bytes that a normalizer or a decoder makes of one byte."""
     if not isinstance(part, dict):
         return 1.0
     kind = part.get("type")
@@ -45,17 +45,17 @@ def _growth(part: object) -> float:
         return 1.0 + len(str(part.get("prepend", "")).encode(errors="replace"))
     if kind == "Precompiled":
         return _longest(str(part.get("precompiled_charsmap") or ""))
-    return _OF_KIND.get(str(kind), 1.0)
+    return _GROWTH_OF_KIND.get(str(kind), 1.0)
 
 
 def _longest(charsmap: str) -> float:
-    """Returns the longest text that SentencePiece's table of characters puts in the place of one.
+    """Returns the length of the longest replacement in SentencePiece's character map, in bytes.
 
-    It is a trie, whose bytes the first four count, and the texts, each with a zero behind it.
+    The map has four bytes with the size of a trie, the trie, and the zero-terminated replacements.
     """
     try:
         content = base64.b64decode(charsmap)
     except binascii.Error:
-        return 1.0  # which the library refuses
-    texts = content[4 + int.from_bytes(content[:4], "little") :]
-    return float(max(map(len, texts.split(b"\0")), default=1)) or 1.0
+        return 1.0  # the library rejects it
+    replacements = content[4 + int.from_bytes(content[:4], "little") :]
+    return float(max(map(len, replacements.split(b"\0")), default=1)) or 1.0

@@ -1,10 +1,10 @@
-"""Tokenizers of Hugging Face directories: `read_tokenizer(directory)` gives one with the ids that transformers gives.
+"""Tokenizers of Hugging Face directories: `read_tokenizer(directory)` returns one with the ids of transformers.
 
-`huggingface_export` writes such a directory; reading back what was written gives the same ids, vocabulary and
-fingerprint. Only JSON, text and SentencePiece models are read; a repository's own code never is.
+`huggingface_export` writes these directories. A tokenizer that is written and read back has the same ids, vocabulary
+and fingerprint. This module reads JSON, text and SentencePiece models; it never runs the code of a repository.
 
-The ids are those of transformers for a text without special pieces: where "<s>" or "[MASK]" stands in a text it stays
-text here, and its letters get ids; transformers makes the special id of it unless `split_special_tokens=True`.
+For text without special pieces the ids equal the ids of transformers. A "<s>" or "[MASK]" in a text stays text here and
+is split into pieces; transformers encodes it as the special id unless `split_special_tokens=True`.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ from pretrainax.tokenization.sentencepiece import SentencePieceTokenizer
 from pretrainax.tokenization.subwords import SubwordTokenizer, byte_character, decisive_part
 from pretrainax.tokenization.tokenizer_json import add_special, tokenizer_json
 
-_MOST_SENTINELS = 1_000_000  # as text, some 100 MB
+_MAX_SENTINELS = 1_000_000  # about 100 MB as text
 FIELDS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
-# The special pieces of a directory that names none: the first line whose pieces are all in the vocabulary.
+# Special pieces for directories that list none: the first line whose pieces are all in the vocabulary applies.
 _CONVENTIONS = (
     dict(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]"),  # BERT, ELECTRA, DeBERTa
     dict(pad="<pad>", unk="<unk>", cls="[CLS]", sep="[SEP]", mask="[MASK]"),  # ALBERT
@@ -44,9 +44,9 @@ _CONVENTIONS = (
     dict(bos="<|endoftext|>", eos="<|endoftext|>"),  # GPT-2
     dict(unk="<unk>"),  # GPT-1
 )
-_SENTINEL = re.compile("\u2581?<extra_id_([0-9]+)>")  # with the mark of a space in mT5
-# Files of older models, and the classes of transformers (without "Tokenizer" and "Fast") that do to a text no more than
-# the file says. Others split it or lower its case by their own code, and it takes their tokenizer.json to know how.
+_SENTINEL = re.compile("\u2581?<extra_id_([0-9]+)>")  # mT5 has the space mark
+# Files of older models, and the classes of transformers (without "Tokenizer" and "Fast") that the file fully defines.
+# Other classes split or lowercase text in their own code, so they require a tokenizer.json.
 _READERS = {
     "spiece.model": ("T5", "MT5"),
     "spm.model": ("DebertaV2",),
@@ -57,34 +57,34 @@ _READERS = {
 
 
 def tokenizer_file(directory: str) -> str:
-    """Returns the name of the file that tells how a text is split; UserError where the directory has none."""
+    """Returns the name of the file that defines the tokenizer; raises UserError if the directory has none."""
     if not os.path.isdir(directory):
-        raise UserError(f"{directory} is no directory")
+        raise UserError(f"{directory} is not a directory")
     for name in (DESCRIPTION, "tokenizer.json", *_READERS):
         needs = ("vocab.json", name) if name == "merges.txt" else (name,)
         if all(os.path.isfile(os.path.join(directory, need)) for need in needs):
             return name
     if _class(directory) == "ByT5":
         return "tokenizer_config.json"
-    shifted = "sentencepiece.bpe.model"  # of XLM-R, mBART, CamemBERT
-    why = f"; the ids in {shifted} are not those of the model" if os.path.exists(f"{directory}/{shifted}") else ""
+    shifted = "sentencepiece.bpe.model"  # XLM-R, mBART, CamemBERT
+    why = f"; the ids in {shifted} differ from the ids of the model" if os.path.exists(f"{directory}/{shifted}") else ""
     raise UserError(
-        f"{directory} holds no tokenizer that can be read, neither tokenizer.json nor {', '.join(_READERS)}{why}. "
+        f"{directory} holds no supported tokenizer file, neither tokenizer.json nor {', '.join(_READERS)}{why}. "
         "In transformers, AutoTokenizer.from_pretrained(…).save_pretrained(…) writes a tokenizer.json"
     )
 
 
 def read_tokenizer(directory: str) -> Tokenizer:
-    """Reads the tokenizer of a Hugging Face directory, or of one that `write_tokenizer` or `Tokenizer.save` wrote.
+    """Loads the tokenizer of a Hugging Face directory, also one that `write_tokenizer` or `Tokenizer.save` wrote.
 
-    A SentencePiece model is read by SentencePiece. Raises a UserError where there is no tokenizer, or one whose ids
-    follow from more than its files say.
+    SentencePiece models run in the SentencePiece library. Raises UserError if the directory has no tokenizer, or if its
+    files do not fully determine the ids.
     """
     name = tokenizer_file(directory)
     try:
         if name == DESCRIPTION:
             tokenizer = load_tokenizer(directory)
-            if _is_decisive(tokenizer, directory):
+            if _is_current(tokenizer, directory):
                 return tokenizer
             name = "tokenizer.json"
         return _Files(directory).read(name)
@@ -92,33 +92,33 @@ def read_tokenizer(directory: str) -> Tokenizer:
         raise UserError(f"cannot read {e.filename} ({e.strerror})") from e
     except UserError:
         raise
-    except Exception as e:  # what the libraries raise, and what follows from a value of a wrong type
+    except Exception as e:  # errors of the libraries, and errors from values of wrong types
         raise UserError(f"the tokenizer in {directory} is damaged ({type(e).__name__}: {e})") from e
 
 
-def _is_decisive(tokenizer: Tokenizer, directory: str) -> bool:
-    """Tells if a saved `tokenizer` is what the other files of `directory` speak of, too: they may be newer."""
+def _is_current(tokenizer: Tokenizer, directory: str) -> bool:
+    """Returns True if a saved `tokenizer` agrees with the other files of `directory`, which may be newer."""
     try:
-        there = read_bytes(os.path.join(directory, "tokenizer.json"))
+        stored = read_bytes(os.path.join(directory, "tokenizer.json"))
     except FileNotFoundError:
         return True
     if isinstance(tokenizer, SubwordTokenizer):
         return not os.path.exists(os.path.join(directory, "tokenizer_config.json"))
-    ours, theirs = (json.loads(decisive_part(m, tokenizer.vocabulary)) for m in (tokenizer_json(tokenizer), there))
+    ours, theirs = (json.loads(decisive_part(m, tokenizer.vocabulary)) for m in (tokenizer_json(tokenizer), stored))
     return ours == theirs
 
 
 class _Files:
-    """A Hugging Face directory, read for what it says of its tokenizer."""
+    """The tokenizer files of a Hugging Face directory."""
 
     def __init__(self, directory: str):
         self._directory = directory
         self._config = self._json("tokenizer_config.json")
-        # special_tokens_map.json is older, tokenizer_config.json has the last word
-        said = self._json("special_tokens_map.json") | self._config
-        self._named = {field: _piece(said.get(f"{field}_token")) for field in FIELDS}
+        # tokenizer_config.json overrides the older special_tokens_map.json
+        settings = self._json("special_tokens_map.json") | self._config
+        self._named = {field: _piece(settings.get(f"{field}_token")) for field in FIELDS}
         self._named = {field: piece for field, piece in self._named.items() if piece}
-        extra = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
+        extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
         self._extra = [_piece(token) for token in (extra.values() if isinstance(extra, dict) else extra)]
         self._added = dict(self._json("added_tokens.json"))
         decoder = self._config.get("added_tokens_decoder") or {}
@@ -127,37 +127,39 @@ class _Files:
     def read(self, name: str) -> Tokenizer:
         kind = _class(self._directory)
         if kind and kind not in _READERS.get(name, (kind,)):
-            raise self._error(f"how {kind}Tokenizer splits a text is not in {name}: tokenizer.json is needed")
+            raise self._error(f"{name} does not define how {kind}Tokenizer splits text: tokenizer.json is required")
         if name.endswith(".model"):
             return self._sentencepiece(name)
         kinds = {"tokenizer.json": self._tokenizers, "vocab.txt": self._wordpiece, "merges.txt": self._byte_bpe}
         return kinds.get(name, self._bytes)()
 
     def _tokenizers(self) -> SubwordTokenizer:
-        """Reads any tokenizer.json."""
+        """Loads any tokenizer.json."""
         model = self._read("tokenizer.json")
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(model)
-        except Exception as e:  # the library raises nothing more precise
-            raise self._error(f"tokenizer.json is none of tokenizers {tokenizers.__version__} ({e})") from e
+        except Exception as e:  # the library raises no specific type
+            raise self._error(f"tokenizers {tokenizers.__version__} cannot load tokenizer.json ({e})") from e
         description = json.loads(model)
         for key, part, kind, field in (
             ("do_lower_case", "normalizer", "BertNormalizer", "lowercase"),
             ("add_prefix_space", "pre_tokenizer", "ByteLevel", "add_prefix_space"),
-        ):  # transformers goes by tokenizer_config.json in these
+        ):  # tokenizer_config.json decides these in transformers
             part = description[part] or {}
             if part.get("type") == kind and self._config.get(key, part[field]) != part[field]:
-                raise self._error(f"tokenizer_config.json has {key} {self._config[key]}, tokenizer.json {part[field]}")
+                raise self._error(
+                    f"tokenizer_config.json has {key} {self._config[key]}, but tokenizer.json {part[field]}"
+                )
         if description["model"].get("dropout"):
-            raise self._error(
-                "tokenizer.json draws its pieces at random (BPE dropout): set model.dropout to null in it"
-            )
+            raise self._error("tokenizer.json samples pieces at random (BPE dropout): set its model.dropout to null")
         if missing := [piece for piece, i in self._added.items() if tokenizer.token_to_id(piece) != i]:
-            raise self._error(f"tokenizer_config.json or added_tokens.json adds what tokenizer.json lacks: {missing}")
+            raise self._error(
+                f"tokenizer_config.json or added_tokens.json adds pieces that tokenizer.json lacks: {missing}"
+            )
         return self._subword(tokenizer, model)
 
     def _wordpiece(self) -> SubwordTokenizer:
-        """Reads BERT's vocab.txt, a piece a line."""
+        """Loads BERT's vocab.txt, with one piece per line."""
         vocabulary = {piece: i for i, piece in enumerate(self._lines("vocab.txt"))}
         unk = self._named.get("unk", "[UNK]")
         tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unk))
@@ -171,10 +173,10 @@ class _Files:
         return self._subword(self._with_added(tokenizer))
 
     def _byte_bpe(self) -> SubwordTokenizer:
-        """Reads vocab.json and merges.txt of GPT-2, RoBERTa, BART."""
+        """Loads vocab.json and merges.txt of GPT-2, RoBERTa and BART."""
         vocabulary = self._json("vocab.json")
         if not set(pre_tokenizers.ByteLevel.alphabet()) <= vocabulary.keys():
-            raise self._error("vocab.json is none of bytes, as GPT-2's is: a tokenizer.json is needed")
+            raise self._error("vocab.json is not byte-level, as in GPT-2: tokenizer.json is required")
         lines = self._lines("merges.txt")
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         try:
@@ -187,7 +189,7 @@ class _Files:
         return self._subword(self._with_added(tokenizer))
 
     def _bytes(self) -> SubwordTokenizer:
-        """Makes ByT5's tokenizer, which has no file: byte b is id b + 3."""
+        """Returns ByT5's tokenizer, which needs no file: byte b has id b + 3."""
         names = {0: "<pad>", 1: "</s>", 2: "<unk>"} | {
             259 + n: f"<extra_id_{n}>" for n in range(self._num_sentinels(125))
         }
@@ -198,21 +200,19 @@ class _Files:
         return self._subword(self._with_added(tokenizer))
 
     def _sentencepiece(self, name: str) -> SentencePieceTokenizer:
-        """Reads T5's, LLaMA's and Gemma's, DeBERTa's model file."""
+        """Loads the SentencePiece model of T5, LLaMA, Gemma or DeBERTa."""
         model = self._read(name)
         processor = sentencepiece.SentencePieceProcessor()
         try:
             processor.load_from_serialized_proto(model)
         except RuntimeError as e:
-            raise self._error(f"{name} is no SentencePiece model (of a tiktoken file, tokenizer.json is needed)") from e
+            raise self._error(f"{name} is not a SentencePiece model (tiktoken files require tokenizer.json)") from e
         pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
         appended = [piece for piece, i in sorted(self._added.items(), key=lambda item: item[1]) if i >= len(pieces)]
         if name == "spm.model":
-            appended = appended or ["[MASK]"]  # DebertaV2Tokenizer's own
+            appended = appended or ["[MASK]"]  # added by DebertaV2Tokenizer
         elif {"[CLS]", "<cls>"} & set(pieces):
-            raise self._error(
-                f"transformers changes a text before {name} sees it (ALBERT, XLNet): tokenizer.json is needed"
-            )
+            raise self._error(f"transformers preprocesses text for {name} (ALBERT, XLNet): tokenizer.json is required")
         if name == "spiece.model" and not any(map(_SENTINEL.fullmatch, [*pieces, *appended])):
             appended = [*(f"<extra_id_{n}>" for n in reversed(range(self._num_sentinels(100)))), *appended]
         vocabulary = {piece: i for i, piece in enumerate([*pieces, *appended])}
@@ -221,7 +221,7 @@ class _Files:
         special_pieces |= {vocabulary[piece]: piece for piece in appended}
         return SentencePieceTokenizer(model, described, special_pieces)
 
-    # --- what they share
+    # --- shared helpers
 
     def _subword(self, tokenizer: tokenizers.Tokenizer, model: Optional[bytes] = None) -> SubwordTokenizer:
         described, special_pieces = self._special(tokenizer.get_vocab())
@@ -232,7 +232,7 @@ class _Files:
         return SubwordTokenizer(model, described, special_pieces)
 
     def _special(self, vocabulary: Mapping[str, int]) -> tuple[Vocabulary, dict[int, str]]:
-        """Returns the special ids among the pieces, and what is written for them."""
+        """Returns the vocabulary with its special ids, and the piece of each special id."""
         ids = set(vocabulary.values())
         if missing := max(ids) + 1 - len(ids):
             first = next(i for i in itertools.count() if i not in ids)
@@ -245,7 +245,7 @@ class _Files:
             raise self._error(f"{', '.join(sorted(lacking))} is not in the vocabulary")
         special = {field: vocabulary[piece] for field, piece in named.items()}
         if special.get("unk") in (special.get("bos"), special.get("eos")):
-            special.pop("unk", None)  # GPT-2's <|endoftext|>: of bytes, none is unknown
+            special.pop("unk", None)  # GPT-2's <|endoftext|>: no byte is unknown
         numbered = {int(m[1]): i for piece, i in vocabulary.items() if (m := _SENTINEL.fullmatch(piece))}
         sentinels = tuple(numbered[n] for n in sorted(numbered))
         piece_of = {i: piece for piece, i in vocabulary.items()}
@@ -261,13 +261,13 @@ class _Files:
 
     def _check_added(self, vocabulary: Mapping[str, int]) -> None:
         if wrong := [f"{piece!r} as {i}" for piece, i in self._added.items() if vocabulary.get(piece) != i]:
-            raise self._error(f"its added tokens do not fit the vocabulary: {', '.join(wrong)}")
+            raise self._error(f"the added tokens do not fit the vocabulary: {', '.join(wrong)}")
 
     def _num_sentinels(self, default: int) -> int:
         listed = len([piece for piece in self._extra if _SENTINEL.fullmatch(piece)])
         number = self._config.get("extra_ids", listed or default)
-        if type(number) is not int or not 0 <= number <= _MOST_SENTINELS:
-            raise self._error(f"extra_ids is {number!r}, which is no number from 0 to {_MOST_SENTINELS:,}")
+        if type(number) is not int or not 0 <= number <= _MAX_SENTINELS:
+            raise self._error(f"extra_ids is {number!r}, it must be an integer from 0 to {_MAX_SENTINELS:,}")
         return number
 
     def _read(self, name: str) -> bytes:
@@ -284,28 +284,30 @@ class _Files:
 
 
 def _json(directory: str, name: str) -> JsonObject:
-    """Reads a file; {} where there is none."""
+    """Returns the contents of a JSON file, or {} if the file does not exist."""
     path = os.path.join(directory, name)
     return read_object(path) if os.path.exists(path) else {}
 
 
 def _class(directory: str) -> str:
-    """Returns the class of transformers, without "Tokenizer" and "Fast"; "" where no file names one."""
+    """Returns the tokenizer class of transformers, without "Tokenizer" and "Fast", or "" if no file names a class."""
     files = ("tokenizer_config.json", "config.json")
     name = next(filter(None, (_json(directory, name).get("tokenizer_class") for name in files)), "")
     return re.sub("Tokenizer(Fast)?$", "", str(name))
 
 
 def _piece(token: Any) -> Any:
-    """Returns the text of a token: transformers writes "</s>", or {"content": "</s>", …}."""
+    """Returns the text of a token, which transformers writes as "</s>" or {"content": "</s>", …}."""
     return token.get("content") if isinstance(token, dict) else token
 
 
 @dataclasses.dataclass
 class PretrainedTokenizer(TokenizerConfig):
-    """The tokenizer of a Hugging Face directory: that of RoBERTa, T5, LLaMA 3, …, with the ids of their weights."""
+    """The tokenizer of a Hugging Face directory (RoBERTa, T5, LLaMA 3, …), with the ids of the pretrained weights."""
 
-    path: Optional[str] = None  # a tokenizer.json, or the files of older models: a directory, or hf:org/name[@revision]
+    path: Optional[str] = (
+        None  # a directory, or hf:org/name[@revision], with a tokenizer.json or the files of older models
+    )
 
     train_bytes = None
 
@@ -315,7 +317,7 @@ class PretrainedTokenizer(TokenizerConfig):
             return
         try:
             tokenizer_file(here(os.path.expanduser(self.path)))
-        except RunFailed:  # by no fault of the field
+        except RunFailed:  # not an error in this field
             raise
         except UserError as e:
             yield f"config.tokenizer.path: {e}"

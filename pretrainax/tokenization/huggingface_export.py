@@ -1,4 +1,4 @@
-"""Tokenizers written as Hugging Face directories, from which transformers loads one with our ids."""
+"""Writes tokenizers as Hugging Face directories, which transformers loads with the same ids."""
 
 import json
 import os
@@ -16,14 +16,14 @@ from pretrainax.tokenization.tokenizer_json import tokenizer_json
 def write_tokenizer(
     tokenizer: Tokenizer, directory: str, model: ModelConfig, chat_template: Optional[str] = None
 ) -> None:
-    """Writes the files with which AutoTokenizer of transformers loads a tokenizer with the same ids for the same text.
+    """Writes the files from which AutoTokenizer of transformers loads a tokenizer with the same ids for the same text.
 
-    But for special pieces within a text, as "<s>" or "[MASK]": they stay text here, and become special ids there unless
-    it is told `split_special_tokens=True`.
+    The exception is special pieces within a text, such as "<s>" or "[MASK]". They stay text here; transformers encodes
+    them as special ids unless it gets `split_special_tokens=True`.
 
-    A tokenizer.json that was read is written as it was. One of ours gets the special tokens around a text that are
-    usual for `model`: [CLS] … [SEP] of an encoder, … </s> of an encoder-decoder, <s> … of a decoder. Qwen 2 is the one
-    `model_type` for which AutoTokenizer puts its own rules in the place of those of the file.
+    A tokenizer.json that was loaded from a file is written unchanged. Our own tokenizers get the usual special tokens
+    around a text for `model`: [CLS] … [SEP] for an encoder, … </s> for an encoder-decoder, <s> … for a decoder. Qwen 2
+    is the only `model_type` for which AutoTokenizer replaces the rules of the file by its own rules.
     """
     os.makedirs(directory, exist_ok=True)
     pieces, vocabulary = tokenizer.special_pieces, tokenizer.vocabulary
@@ -32,7 +32,7 @@ def write_tokenizer(
         named["additional_special_tokens"] = [pieces[i] for i in vocabulary.sentinels]
     types = ["token_type_ids"] if model.num_token_types > 1 else []
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",  # what takes tokenizer.json as it is
+        "tokenizer_class": "PreTrainedTokenizerFast",  # uses tokenizer.json unchanged
         "model_input_names": ["input_ids", *types, "attention_mask"],
         "clean_up_tokenization_spaces": False,
         **named,
@@ -42,7 +42,7 @@ def write_tokenizer(
     if model.position.max_length is not None:
         config["model_max_length"] = model.position.max_length
     if not isinstance(tokenizer, SubwordTokenizer):
-        tokenizer.save(directory)  # `read_tokenizer` gives this back
+        tokenizer.save(directory)  # for `read_tokenizer`
     _write(directory, "tokenizer.json", _with_template(tokenizer, model))
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", named)):
         _write(directory, name, (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode())
@@ -54,13 +54,13 @@ def _write(directory: str, name: str, content: bytes) -> None:
 
 
 def _with_template(tokenizer: Tokenizer, architecture: ModelConfig) -> bytes:
-    """Returns the tokenizer.json with what transformers puts around a text, where it says nothing of that."""
+    """Returns the tokenizer.json, with a post-processor that adds special tokens around a text if it has none."""
     model, v = tokenizer_json(tokenizer), tokenizer.vocabulary
     described = json.loads(model)
     if described["post_processor"] is not None:
         return model
     for token in described["added_tokens"]:
-        token["lstrip"] |= token["id"] == v.mask  # a word was masked together with the space before it
+        token["lstrip"] |= token["id"] == v.mask  # masking replaces a word together with the space before it
     if v.cls is not None and v.sep is not None:
         cls, sep = tokenizer.special_pieces[v.cls], tokenizer.special_pieces[v.sep]
         single, pair = f"{cls}:0 $A:0 {sep}:0", f" $B:1 {sep}:1"

@@ -1,4 +1,4 @@
-"""Shows how a tokenizer splits a text, for people to read."""
+"""Describes how a tokenizer splits a text, in readable form."""
 
 import json
 from collections.abc import Iterator
@@ -9,17 +9,17 @@ from pretrainax.tokenization.base import Tokenizer
 
 
 def describe_segmentation(tokenizer: Tokenizer, text: str) -> str:
-    """Writes a line for each token, or for those that make one character together, and one about all of them."""
+    """Returns one line per token, or per group of tokens that form one character, and a summary line."""
     ids = tokenizer.encode(text).tolist()
     lines = [(" ".join(map(str, group)), _quoted(tokenizer.decode(group))) for group in _characters(tokenizer, ids)]
-    size, back = len(text.encode()), tokenizer.decode(ids)
-    ratio = f", {size / len(ids):.2f} a token" if ids else ""
-    exact = "the text comes back exactly" if back == text else f"what comes back is {_quoted(back)}"
-    return "\n".join(filter(None, [text_table(lines, "><"), f"{len(ids)} tokens of {size} bytes{ratio}; {exact}"]))
+    size, decoded = len(text.encode()), tokenizer.decode(ids)
+    ratio = f", {size / len(ids):.2f} bytes per token" if ids else ""
+    result = "decoding restores the text exactly" if decoded == text else f"decoding gives {_quoted(decoded)}"
+    return "\n".join(filter(None, [text_table(lines, "><"), f"{len(ids)} tokens for {size} bytes{ratio}; {result}"]))
 
 
 def _characters(tokenizer: Tokenizer, ids: list[int]) -> Iterator[list[int]]:
-    """Yields runs of ids of which none ends within a character; there are four bytes to a character at most."""
+    """Yields runs of ids that end at character boundaries; a character has at most four bytes."""
     start = 0
     while start < len(ids):
         stops = range(start + 1, min(start + 4, len(ids)) + 1)

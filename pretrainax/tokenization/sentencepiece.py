@@ -1,5 +1,4 @@
-"""SentencePiece models, unigram and BPE: encoding with one, and learning one, lossless, with the special pieces of a
-published family."""
+"""SentencePiece unigram and BPE models: encoding, and lossless training with special pieces of a published family."""
 
 import dataclasses
 import io
@@ -14,7 +13,7 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.tokenization.choices import TokenizerConfig, special_piece_problems, too_little_text
 
-SPACE_MARK = "\u2581"  # what SentencePiece writes for a space, and so cannot tell from one
+SPACE_MARK = "\u2581"  # SentencePiece's mark of a space, so it treats this character as a space
 # config.tokenizer.special_pieces -> Vocabulary field: piece, in the order of their ids
 SPECIALS = {
     "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
@@ -22,9 +21,9 @@ SPECIALS = {
     "llama": {"unk": "<unk>", "bos": "<s>", "eos": "</s>"},
     "gemma": {"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "unk": "<unk>"},
 }
-_DEFAULTS = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}  # those that SentencePiece has settings for
+_DEFAULTS = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}  # SentencePiece has settings for these
 _LONGEST_LINE = 1 << 20  # bytes
-_RARE = 1e-3  # share of the characters; SentencePiece leaves out the rarest ones that make up 5e-4 of a text
+_RARE = 1e-3  # share of the characters; SentencePiece omits the rarest characters, 5e-4 of a text
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -37,11 +36,11 @@ class SentencePieceTokenizer(Tokenizer):
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._check_size(self._processor.get_piece_size())
         self._mark_ids = self._ids_of_mark()
-        self.spellings()  # raises where a piece is no text
+        self.spellings()  # raises an error if a piece is not valid text
 
     @property
     def encodes_marks(self) -> bool:
-        """U+2581 in a text has other ids than a space."""
+        """True if U+2581 in a text gets different ids than a space."""
         return bool(self._mark_ids)
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
@@ -63,18 +62,18 @@ class SentencePieceTokenizer(Tokenizer):
         for part in text.split(SPACE_MARK) if self._mark_ids else [text]:
             found = self._processor.encode(part, return_type="offset_mapping")
             offsets = found["offsets"]
-            for i in reversed(range(len(offsets) - 1)):  # of the bytes of a character only the last one has its place
+            for i in reversed(range(len(offsets) - 1)):  # only the last byte of a character has its offsets
                 if self._processor.is_byte(found["ids"][i]) and offsets[i][0] == offsets[i][1]:
                     offsets[i] = offsets[i + 1]
             ids += found["ids"] + self._mark_ids
             places += [(start + begin, start + end) for begin, end in offsets]
             start += len(part) + 1
             places += [(start - 1, start)] * len(self._mark_ids)
-        count = len(ids) - len(self._mark_ids)  # there is none after the last part
+        count = len(ids) - len(self._mark_ids)  # the last part has no mark after it
         return np.array(ids[:count], np.int32), np.array(places[:count], np.int32).reshape(-1, 2)
 
     def _ids_of_mark(self) -> list[int]:
-        """Returns U+2581 as three byte pieces, where the model has them and leaves the start of a text alone."""
+        """Returns the three byte pieces of U+2581, or [] if the model lacks them or adds a space before a text."""
         processor = self._processor
         ids = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
         adds_a_space = processor.encode("a", out_type=str)[0].startswith(SPACE_MARK)
@@ -97,29 +96,29 @@ _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def piece_bytes(piece: str) -> bytes:
-    """Returns what a piece of SentencePiece writes; "<0xE5>" is a byte."""
+    """Returns the bytes of a SentencePiece piece; "<0xE5>" is a single byte."""
     if byte := _BYTE_PIECE.fullmatch(piece):
         return bytes.fromhex(byte[1])
     return piece.replace(SPACE_MARK, " ").encode()
 
 
-# --- learning and reading ------------------------------------------------------------------------------------------
+# --- training and loading ------------------------------------------------------------------------------------------
 
 
 def learn(texts: Iterator[str], model_type: str, vocab_size: int, specials: Mapping[str, str]) -> bytes:
-    """Returns a model of `vocab_size` pieces, special ones and 256 of bytes included. model_type: unigram | bpe."""
+    """Trains a model of `vocab_size` pieces, including special pieces and 256 bytes. model_type: unigram | bpe."""
     model = io.BytesIO()
     settings = {f"{field}_id": -1 for field in _DEFAULTS}
     for i, (field, piece) in enumerate(specials.items()):
         if field in _DEFAULTS:
             settings[f"{field}_id"] = i
-            if piece != _DEFAULTS[field]:  # what is set is written to the model, and changes its fingerprint
+            if piece != _DEFAULTS[field]:  # a setting is stored in the model and changes its fingerprint
                 settings[f"{field}_piece"] = piece
     lines = [part for text in texts for line in text.split("\n") if line for part in _parts(line)]
     if sum(line.count(" ") for line in lines) < _RARE * sum(map(len, lines)):  # as in Chinese
-        settings["required_chars"] = SPACE_MARK  # or a space would be three bytes that are read as the mark
+        settings["required_chars"] = SPACE_MARK  # otherwise a space would become three bytes that decode to the mark
     if others := [piece for field, piece in specials.items() if field not in _DEFAULTS]:
-        settings["control_symbols"] = others  # they get the ids that are left
+        settings["control_symbols"] = others  # they get the next free ids
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
@@ -133,8 +132,8 @@ def learn(texts: Iterator[str], model_type: str, vocab_size: int, specials: Mapp
             allow_whitespace_only_pieces=True,  # indentation
             byte_fallback=True,
             user_defined_symbols=["\n", "\n\n"],
-            max_sentence_length=_LONGEST_LINE,  # bytes; longer ones are left out
-            num_threads=4,  # the result depends on it: the same on every machine
+            max_sentence_length=_LONGEST_LINE,  # bytes; SentencePiece skips longer lines
+            num_threads=4,  # fixed on every machine, because the result depends on it
             minloglevel=2,
         )
     except RuntimeError as e:
@@ -143,22 +142,23 @@ def learn(texts: Iterator[str], model_type: str, vocab_size: int, specials: Mapp
 
 
 def _parts(line: str) -> list[str]:
-    """Cuts a line that SentencePiece would leave out for its length, before spaces where there are some."""
+    """Splits a line that is too long for SentencePiece, before spaces if possible."""
     if len(line) <= _LONGEST_LINE // 4 or len(line.encode()) <= _LONGEST_LINE:
         return [line]
     return re.findall(r"(?s).{1,4096}(?= |\Z)|.{1,4096}", line)
 
 
 def read(model: bytes, specials: Mapping[str, str], num_sentinels: int, path: str | None) -> SentencePieceTokenizer:
-    """Returns a model as a tokenizer: [CLS] and the like as `specials` names them, the others as the model does itself.
+    """Returns the tokenizer of a SentencePiece model.
 
-    The sentinels come after its pieces, <extra_id_0> last.
+    The model defines its pad, bos, eos and unk; `specials` names other special pieces, such as [CLS]. The sentinels
+    come after the pieces, <extra_id_0> last.
     """
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.load_from_serialized_proto(model)
     except RuntimeError as e:
-        raise UserError(f"config.tokenizer.path={path} is no SentencePiece model") from e
+        raise UserError(f"config.tokenizer.path={path} is not a SentencePiece model") from e
     ids = {field: i for field in _DEFAULTS if (i := getattr(processor, f"{field}_id")()) >= 0}
     ids |= {field: processor.piece_to_id(piece) for field, piece in specials.items() if field not in _DEFAULTS}
     missing = [specials[field] for field in ids.keys() - _DEFAULTS.keys() if not processor.is_control(ids[field])]
@@ -174,27 +174,25 @@ def read(model: bytes, specials: Mapping[str, str], num_sentinels: int, path: st
 
 
 def _explain(error: str, vocab_size: int) -> str:
-    """Writes the error line for what SentencePiece says."""
+    """Returns the error line for an error of SentencePiece."""
     too_high = re.search(r"to a value <= (\d+)", error)
     too_low = re.search(r"required_chars\. \d+ vs (\d+)", error)
     if too_high:
         return too_little_text(vocab_size, int(too_high[1]))
     if too_low:
         return (
-            f"config.tokenizer.vocab_size is {vocab_size}, the characters alone of this text need {too_low[1]}, as in "
-            "Chinese: set it to twice as many at least, or take config.tokenizer="
-            f'"ByteBPE(vocab_size={vocab_size})", which makes characters of bytes'
+            f"config.tokenizer.vocab_size is {vocab_size}, but the characters of this text alone need {too_low[1]}, "
+            "as in Chinese: set it to at least twice that number, or use config.tokenizer="
+            f'"ByteBPE(vocab_size={vocab_size})", which represents characters as bytes'
         )
-    return (
-        f"SentencePiece cannot learn from this text, config.tokenizer.vocab_size={vocab_size}: {error.split('] ')[-1]}"
-    )
+    return f"SentencePiece cannot train on this text, config.tokenizer.vocab_size={vocab_size}: {error.split('] ')[-1]}"
 
 
-# --- what a config chooses ------------------------------------------------------------------------------------------
+# --- configs --------------------------------------------------------------------------------------------------------
 
 
 class _SentencePiece(TokenizerConfig):
-    """Base of the models that SentencePiece learns."""
+    """Base class of the models that SentencePiece trains."""
 
     kind = SentencePieceTokenizer
     model_type: ClassVar[str]
@@ -220,14 +218,14 @@ class _SentencePiece(TokenizerConfig):
 
 @dataclasses.dataclass
 class Unigram(_SentencePiece):
-    """SentencePiece's unigram language model (Kudo 2018), lossless: bytes stand in for unknown characters.
+    """SentencePiece's unigram language model (Kudo 2018), lossless, with bytes for unknown characters.
 
-    As in T5, pad = 0, eos = 1, unk = 2, and the sentinels come after the `vocab_size` pieces, <extra_id_0> last:
+    Ids follow T5: pad = 0, eos = 1, unk = 2. The sentinels come after the `vocab_size` pieces, <extra_id_0> last, so
     32,000 pieces and 100 sentinels are 32,100 ids.
     """
 
     vocab_size: int = 32_000  # pieces to learn, without the sentinels
-    path: Optional[str] = None  # read this instead: a saved tokenizer or a .model file (T5's, LLaMA's)
+    path: Optional[str] = None  # a saved tokenizer or .model file (T5, LLaMA) to load instead of training
     num_sentinels: int = 100  # <extra_id_0> ... for span corruption
     train_bytes: int = 10_000_000  # of text to learn from
     special_pieces: str = "t5"  # t5: <pad> </s> <unk> | albert: <pad> <unk> [CLS] [SEP] [MASK] | llama | gemma
@@ -239,12 +237,12 @@ class Unigram(_SentencePiece):
 class BPE(_SentencePiece):
     """SentencePiece's byte pair encoding (Kudo and Richardson 2018) of LLaMA 1 and 2, Mistral and Gemma, lossless.
 
-    It merges characters, not bytes, within words and the spaces before them; bytes stand in for unknown characters.
-    As in LLaMA, unk = 0, bos = 1, eos = 2.
+    It merges characters, not bytes, within a word and the space before it. Bytes represent unknown characters. Ids
+    follow LLaMA: unk = 0, bos = 1, eos = 2.
     """
 
     vocab_size: int = 32_000  # pieces to learn, without the sentinels
-    path: Optional[str] = None  # read this instead: a saved tokenizer or a .model file (LLaMA's, Gemma's)
+    path: Optional[str] = None  # a saved tokenizer or .model file (LLaMA, Gemma) to load instead of training
     num_sentinels: int = 0  # <extra_id_0> ... for span corruption
     train_bytes: int = 10_000_000  # of text to learn from
     special_pieces: str = "llama"  # llama: <unk> <s> </s> | gemma: <pad> <eos> <bos> <unk> | t5 | albert

@@ -1,4 +1,4 @@
-"""Models of the library tokenizers, each a tokenizer.json: encoding with one, learning WordPiece or byte-level BPE."""
+"""Tokenizers of the library tokenizers (tokenizer.json): encoding, and training of WordPiece and byte-level BPE."""
 
 import collections
 import contextlib
@@ -17,11 +17,11 @@ from pretrainax.tokenization.choices import TokenizerConfig, special_piece_probl
 from pretrainax.tokenization.growth import check_growth
 from pretrainax.tokenization.sentencepiece import piece_bytes
 
-_RARE = "\U0002a6d6 \ua66e \u0f3a"  # characters that hardly a vocabulary has
+_RARE = "\U0002a6d6 \ua66e \u0f3a"  # characters that few vocabularies have
 
 
 class SubwordTokenizer(Tokenizer):
-    """A tokenizers file: WordPiece, byte-level BPE, Unigram, …"""
+    """A tokenizer in the format of the library tokenizers: WordPiece, byte-level BPE, Unigram, …"""
 
     file = "tokenizer.json"
 
@@ -33,7 +33,7 @@ class SubwordTokenizer(Tokenizer):
         self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is text
         self._check_size(max(self._tokenizer.get_vocab().values(), default=-1) + 1)
         with _explained_panics():
-            self._tokenizer.encode(_RARE)  # raises where it has no piece for what it does not know
+            self._tokenizer.encode(_RARE)  # raises an error if the model has no unk piece
         self._between = " " if isinstance(self._tokenizer.model, models.WordPiece) else ""
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
@@ -66,10 +66,10 @@ class SubwordTokenizer(Tokenizer):
 
 @contextlib.contextmanager
 def _explained_panics() -> Iterator[None]:
-    """Turns a panic of the library, which is no Exception, into a UserError.
+    """Raises UserError for a panic of the library, which is a BaseException but not an Exception.
 
-    A tokenizer.json may have a regular expression that tries 2^n ways through n characters, as (a+)+$ does. No pattern
-    shows that beforehand; the library gives up a match after ten million steps, half a second, and panics.
+    A regular expression in a tokenizer.json may backtrack through 2^n paths for n characters, as (a+)+$ does, which the
+    pattern does not show in advance. The library stops a match after ten million steps (half a second) and panics.
     """
     try:
         yield
@@ -77,39 +77,39 @@ def _explained_panics() -> Iterator[None]:
         if type(e).__name__ != "PanicException":
             raise
         raise UserError(
-            f"tokenizer.json cannot split this text ({e}): where that is a limit of a regular expression, change the "
-            "patterns of its normalizer and pre_tokenizer, or take another tokenizer"
+            f"tokenizer.json cannot split this text ({e}). If a regular expression reached its limit, change the "
+            "patterns of the normalizer and pre_tokenizer, or use another tokenizer"
         ) from None
 
 
 def decisive_part(model: bytes, vocabulary: Vocabulary) -> str:
-    """Returns a tokenizer.json without what changes no id of a text, and with all special ids marked as such."""
+    """Returns the part of a tokenizer.json that determines ids, with all special ids marked as special."""
     described = json.loads(model) | {"truncation": None, "padding": None, "post_processor": None}
     for token in described["added_tokens"]:
         token["special"] |= token["id"] in vocabulary.special_ids
-        if token["special"]:  # a text never is one, whatever stands around it
+        if token["special"]:  # text never matches special tokens, so these flags have no effect
             token |= {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return json.dumps(described, ensure_ascii=False)
 
 
 def byte_character(byte: int) -> str:
-    """Returns what byte-level BPE writes for a byte: itself where it can be seen, else from U+0100 on.
+    """Returns the character of a byte in byte-level BPE: itself if printable, otherwise from U+0100 onwards.
 
-    Radford et al. 2019, in the released code.
+    Source: the released code of Radford et al. 2019.
     """
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    return chr(byte) if byte in seen else chr(0x100 + sorted(set(range(256)) - set(seen)).index(byte))
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return chr(byte) if byte in printable else chr(0x100 + sorted(set(range(256)) - set(printable)).index(byte))
 
 
-# --- what a config chooses ------------------------------------------------------------------------------------------
+# --- configs --------------------------------------------------------------------------------------------------------
 
 
 class _Subword(TokenizerConfig):
-    """Base of the models that the library tokenizers learns."""
+    """Base class of the models that the library tokenizers trains."""
 
     kind = SubwordTokenizer
     specials: dict[str, str]  # Vocabulary field -> piece
-    hint: ClassVar[str] = ""  # end of the error line where a file lacks some
+    hint: ClassVar[str] = ""  # end of the error line for missing special pieces
     num_sentinels: int = 0
 
     @property
@@ -122,7 +122,7 @@ class _Subword(TokenizerConfig):
             raise UserError(too_little_text(self.vocab_size, tokenizer.get_vocab_size()))
         if tokenizer.get_vocab_size() > self.vocab_size:
             raise UserError(
-                f"config.tokenizer.vocab_size is {self.vocab_size}, the alphabet and the special pieces alone need "
+                f"config.tokenizer.vocab_size is {self.vocab_size}, but the alphabet and the special pieces alone need "
                 f"{tokenizer.get_vocab_size()}"
             )
         model = json.loads(tokenizer.to_str())
@@ -132,13 +132,14 @@ class _Subword(TokenizerConfig):
     def _read(self, model: bytes) -> Tokenizer:
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(model)
-        except Exception as e:  # the library raises nothing more precise
-            raise UserError(f"config.tokenizer.path={self.path} is no tokenizer.json of tokenizers ({e})") from e
+        except Exception as e:  # the library raises no specific type
+            raise UserError(f"config.tokenizer.path={self.path} is not a tokenizer.json of tokenizers ({e})") from e
         ids = {field: tokenizer.token_to_id(piece) for field, piece in self.specials.items()}
         missing = sorted({piece for field, piece in self.specials.items() if ids[field] is None})
         if missing:
             raise UserError(
-                f"config.tokenizer.path={self.path} has no {', '.join(missing)}: no {type(self).__name__}{self.hint}"
+                f"config.tokenizer.path={self.path} has no {', '.join(missing)}: "
+                f"it is not a {type(self).__name__}{self.hint}"
             )
         pieces = {i: self.specials[field] for field, i in ids.items()}
         if self.num_sentinels:
@@ -151,11 +152,11 @@ class _Subword(TokenizerConfig):
 
 @dataclasses.dataclass
 class WordPiece(_Subword):
-    """BERT's word pieces (Devlin et al. 2018, section 3). Lossy: white space, and with `lowercase` case and accents."""
+    """BERT's WordPiece (Devlin et al. 2018, section 3). Loses white space; `lowercase` also loses case and accents."""
 
     vocab_size: int = 30_522  # special pieces included
-    lowercase: bool = True  # small letters without accents ("uncased")
-    path: Optional[str] = None  # read this instead: a saved tokenizer or a tokenizer.json
+    lowercase: bool = True  # lowercases text and strips accents ("uncased")
+    path: Optional[str] = None  # a saved tokenizer or tokenizer.json to load instead of training
     train_bytes: int = 10_000_000  # of text to learn from
 
     specials = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -166,8 +167,8 @@ class WordPiece(_Subword):
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece(prefix="##")
         texts = list(texts)
-        # The trainer numbers pieces as it meets them, in an order that changes from run to run. Named beforehand as
-        # special ones, the pieces of one character have fixed ids, and with them all that is built of them.
+        # The trainer numbers pieces in order of occurrence, which changes from run to run. Single-character pieces that
+        # are declared as special tokens get fixed ids, which fixes the ids of all pieces that are built from them.
         alphabet, within = self._alphabet(tokenizer, texts)
         trainer = trainers.WordPieceTrainer(
             vocab_size=self.vocab_size,
@@ -179,14 +180,14 @@ class WordPiece(_Subword):
         return self._train(tokenizer, trainer, texts)
 
     def _alphabet(self, tokenizer: tokenizers.Tokenizer, texts: list[str]) -> tuple[list[str], list[str]]:
-        """Returns the frequent characters, 99.99 % of the text, and those of them that stand within words, as ##c."""
+        """Returns the frequent characters (99.99 % of the text), and ##c for each of them that occurs within words."""
         counts = collections.Counter()
         for text in texts:
             counts.update("".join(tokenizer.normalizer.normalize_str(text).split()))
         alphabet, within = [], []
         missing, room = counts.total(), self.vocab_size - len(self.specials)
         for character in sorted(counts, key=lambda c: (-counts[c], c)):
-            # Punctuation and Chinese characters are words of their own.
+            # Punctuation and Chinese characters are separate words.
             word = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{character}"))
             pieces = 2 if len(word) == 1 else 1
             if missing <= counts.total() * 1e-4 or pieces > room:
@@ -213,12 +214,12 @@ _SPECIAL_PIECES = {
 class ByteBPE(_Subword):
     """GPT-2's byte-level byte pair encoding (Radford et al. 2019, section 2.2), lossless.
 
-    The sentinels, which GPT-2 has not, come after the `vocab_size` pieces, <extra_id_0> first.
+    The sentinels, which GPT-2 lacks, come after the `vocab_size` pieces, <extra_id_0> first.
     """
 
     vocab_size: int = 50_257  # special pieces included, sentinels not
-    path: Optional[str] = None  # read this instead: a saved tokenizer or a tokenizer.json
-    num_sentinels: int = 0  # <extra_id_0> ... for span corruption; three of them to fill in the middle
+    path: Optional[str] = None  # a saved tokenizer or tokenizer.json to load instead of training
+    num_sentinels: int = 0  # <extra_id_0> ... for span corruption; fill-in-the-middle needs three
     train_bytes: int = 10_000_000  # of text to learn from
     special_pieces: str = "gpt2"  # gpt2: <|endoftext|> | roberta: <s> <pad> </s> <unk> <mask> | bert: [PAD] [UNK] …
 

@@ -1,6 +1,6 @@
-"""Our tokenizers as a tokenizer.json of the library tokenizers, which transformers reads.
+"""Converts our tokenizers to a tokenizer.json of the library tokenizers, which transformers reads.
 
-What is in a SentencePiece model: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
+Format of a SentencePiece model: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
 """
 
 import json
@@ -18,7 +18,7 @@ from pretrainax.tokenization.subwords import SubwordTokenizer
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> bytes:
-    """Returns what the library tokenizers reads."""
+    """Returns the tokenizer.json of a tokenizer, for the library tokenizers."""
     if isinstance(tokenizer, SubwordTokenizer):
         return tokenizer.model
     if isinstance(tokenizer, SentencePieceTokenizer):
@@ -29,13 +29,13 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes:
 
 
 def add_special(converted: tokenizers.Tokenizer, special_pieces: dict[int, str]) -> None:
-    """Names the pieces, which its vocabulary has, as special ones."""
+    """Marks pieces of the vocabulary as special tokens."""
     specials = [piece for _, piece in sorted(special_pieces.items())]
     converted.add_special_tokens([tokenizers.AddedToken(piece, normalized=False, special=True) for piece in specials])
 
 
 def _from_characters(tokenizer: CharacterTokenizer) -> tokenizers.Tokenizer:
-    """Makes byte pair encoding without a pair."""
+    """Returns a BPE model without merges."""
     ids = {piece: i for i, piece in tokenizer.special_pieces.items()}
     ids |= {character: len(ids) + i for i, character in enumerate(json.loads(tokenizer.model))}
     converted = tokenizers.Tokenizer(models.BPE(ids, [], unk_token=tokenizer.special_pieces[tokenizer.vocabulary.unk]))
@@ -48,11 +48,14 @@ def _from_characters(tokenizer: CharacterTokenizer) -> tokenizers.Tokenizer:
 
 
 def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
-    """Makes one that gives the ids that `tokenizer` gives; UserError where tokenizers has no such rule.
+    """Returns a tokenizers model with the ids of `tokenizer`; raises UserError if tokenizers lacks one of its rules.
 
-    Two things stay different. tokenizers adds scores up in float64 and SentencePiece in float32, so that far into a
-    long text they may choose differently between two segmentations that are nearly as good. And a text that spells a
-    special piece or a byte piece ("</s>", "<0x41>") gives that piece there, the pieces of its characters here.
+    Two differences remain:
+
+    - tokenizers sums scores in float64, SentencePiece in float32. Far into a long text they may choose differently
+      between two segmentations with nearly equal scores.
+    - A text that spells a special piece or a byte piece ("</s>", "<0x41>") becomes this piece in tokenizers. Here it
+      becomes the pieces of its characters.
     """
     model = _parse(tokenizer.model)
     pieces, trained, rules = model.pieces, model.trainer_spec, model.normalizer_spec
@@ -60,7 +63,7 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
     _check_rules(model)
     unk = next(i for i, piece in enumerate(pieces) if piece.type == piece.UNKNOWN)
     texts, marks_are_text = [piece.piece for piece in pieces], tokenizer.encodes_marks
-    if marks_are_text:  # U+2581 in a text is bytes then, and no space
+    if marks_are_text:  # U+2581 in a text is encoded as bytes, not as a space
         texts = [text.replace(SPACE_MARK, " ") for text in texts]
     appended = [piece for i, piece in sorted(tokenizer.special_pieces.items()) if i >= len(pieces)]
     has_bytes = any(piece.type == piece.BYTE for piece in pieces)
@@ -76,31 +79,31 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
     if not marks_are_text:
         try:
             converted.normalizer = normalizers.Sequence(list(_normalizers(rules)))
-        except Exception as e:  # tokenizers raises nothing more special
-            raise UserError(f"the SentencePiece model's normalization cannot be written for transformers: {e}") from e
+        except Exception as e:  # tokenizers raises no specific type
+            raise UserError(f"cannot write the normalization of the SentencePiece model for transformers: {e}") from e
     back = [] if marks_are_text else [decoders.Replace(SPACE_MARK, " ")]
     back += [decoders.ByteFallback(), decoders.Fuse()]
-    if rules.add_dummy_prefix:  # a space before a text
+    if rules.add_dummy_prefix:  # removes the space before a text
         back.append(decoders.Strip(" ", 1, 0))
     converted.decoder = decoders.Sequence(back)
-    if not is_unigram:  # in a unigram model their score makes sure that they are taken
-        own = [text for text, piece in zip(texts, pieces, strict=True) if piece.type == piece.USER_DEFINED]
-        converted.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in own])
+    if not is_unigram:  # in a unigram model their scores ensure their use
+        user_defined = [text for text, piece in zip(texts, pieces, strict=True) if piece.type == piece.USER_DEFINED]
+        converted.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in user_defined])
     add_special(converted, tokenizer.special_pieces)
     return converted
 
 
 def _scores(pieces: Any) -> Iterator[float]:
-    """Yields the scores of a unigram model; a user's symbol has that by which SentencePiece always takes it."""
+    """Yields the scores of a unigram model; user-defined symbols score as in SentencePiece, which always uses them."""
     best = max(piece.score for piece in pieces if piece.type == piece.NORMAL)
     for piece in pieces:
         yield len(piece.piece.encode()) * best - 0.1 if piece.type == piece.USER_DEFINED else piece.score
 
 
 def _merges(texts: list[str], pieces: Any, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Lists all pairs of pieces that make a piece, in the order in which a BPE model merges: by its score."""
-    made = sorted((-piece.score, i) for i, piece in enumerate(pieces) if piece.type == piece.NORMAL)
-    cuts = ((texts[i][:place], texts[i][place:]) for _, i in made for place in range(1, len(texts[i])))
+    """Returns all pairs of pieces that form a piece, in the merge order of a BPE model, which is by score."""
+    by_score = sorted((-piece.score, i) for i, piece in enumerate(pieces) if piece.type == piece.NORMAL)
+    cuts = ((texts[i][:cut], texts[i][cut:]) for _, i in by_score for cut in range(1, len(texts[i])))
     return [(left, right) for left, right in cuts if left in ids and right in ids]
 
 
@@ -108,7 +111,7 @@ def _normalizers(rules: Any) -> Iterator[normalizers.Normalizer]:
     """Yields the steps of a NormalizerSpec."""
     if rules.precompiled_charsmap:
         yield normalizers.Precompiled(rules.precompiled_charsmap)
-    if rules.remove_extra_whitespaces:  # runs of spaces, and those at both ends
+    if rules.remove_extra_whitespaces:  # spaces at both ends, and runs of spaces
         yield normalizers.Replace(tokenizers.Regex(r"\A +| +\z"), "")
         yield normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
     if rules.add_dummy_prefix:
@@ -117,14 +120,16 @@ def _normalizers(rules: Any) -> Iterator[normalizers.Normalizer]:
 
 
 def _parse(model: bytes) -> Any:
-    """Reads a ModelProto."""
-    # Here: it refuses a protobuf older than the one it was made with (7.36 for sentencepiece 0.2.3), which Apache Beam
-    # holds back, and what does not write for transformers needs none.
+    """Parses a ModelProto."""
+    # A local import, because only export to transformers needs it. It fails if protobuf is older than the version that
+    # generated it (7.36 for sentencepiece 0.2.3), and Apache Beam requires an older protobuf.
     try:
         from google.protobuf.message import DecodeError
         from sentencepiece.sentencepiece_model_pb2 import ModelProto
-    except Exception as e:  # no protobuf, or a protobuf of another version: its error is no ImportError
-        raise UserError(f"to read a SentencePiece model takes a newer protobuf: pip install -U protobuf ({e})") from e
+    except Exception as e:  # no protobuf, or another version, whose error is not an ImportError
+        raise UserError(
+            f"reading a SentencePiece model requires a newer protobuf: pip install -U protobuf ({e})"
+        ) from e
     try:
         return ModelProto.FromString(model)
     except DecodeError as e:
@@ -132,13 +137,13 @@ def _parse(model: bytes) -> Any:
 
 
 def _check_rules(model: Any) -> None:
-    """Raises UserError for a ModelProto that does what a tokenizer.json cannot say."""
+    """Raises UserError for a ModelProto with features that a tokenizer.json cannot express."""
     trained = model.trainer_spec
     if trained.treat_whitespace_as_suffix:
-        raise UserError("a SentencePiece model with spaces at the end of pieces cannot be written")
+        raise UserError("cannot write a SentencePiece model with spaces at the end of pieces for transformers")
     if not model.normalizer_spec.escape_whitespaces:
-        raise UserError("a SentencePiece model that does not escape spaces cannot be written for transformers")
+        raise UserError("cannot write a SentencePiece model that does not escape spaces for transformers")
     if trained.model_type not in (trained.UNIGRAM, trained.BPE):
-        raise UserError("of SentencePiece's models, only unigram and BPE ones can be written for transformers")
+        raise UserError("cannot write this SentencePiece model for transformers: it must be unigram or BPE")
     if any(piece.type == piece.UNUSED for piece in model.pieces):
-        raise UserError("a SentencePiece model with unused pieces cannot be written for transformers")
+        raise UserError("cannot write a SentencePiece model with unused pieces for transformers")

@@ -1,4 +1,4 @@
-"""Text word by word, as white space parts them."""
+"""A tokenizer of words, separated by white space."""
 
 import collections
 import dataclasses
@@ -13,12 +13,12 @@ from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.tokenization.choices import TokenizerConfig, too_little_text
 
 _WORD = re.compile(r"\S+")
-# field of Vocabulary -> piece, as the first lines of a vocabulary of bilm-tf have them
+# field of Vocabulary -> piece, as in the first lines of a bilm-tf vocabulary
 _SPECIALS = {"eos": "</S>", "bos": "<S>", "unk": "<UNK>"}
 
 
 class WordTokenizer(Tokenizer):
-    """One id a word, the number of its line; a word outside of the vocabulary is unk. White space is not kept."""
+    """Gives each word the number of its line as id, and unk to words outside the vocabulary. Loses white space."""
 
     file = "words.txt"
     _between = " "
@@ -28,17 +28,17 @@ class WordTokenizer(Tokenizer):
         self._words = _lines(model)
         self._check_size(len(self._words))
         if vocabulary.unk is None:
-            raise ValueError("no id for unknown words")
+            raise ValueError("the vocabulary has no id for unknown words")
         numbered = [(word, i) for i, word in enumerate(self._words) if i not in special_pieces]
-        self._ids = dict(reversed(numbered))  # of a word that stands there twice the first
+        self._ids = dict(reversed(numbered))  # the first id of a repeated word
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         unk = self.vocabulary.unk
         return [np.array([self._ids.get(word, unk) for word in _WORD.findall(text)], np.int32) for text in texts]
 
     def _locate(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        places = [match.span() for match in _WORD.finditer(text)]
-        return self._encode_batch([text])[0], np.array(places, np.int32).reshape(-1, 2)
+        spans = [match.span() for match in _WORD.finditer(text)]
+        return self._encode_batch([text])[0], np.array(spans, np.int32).reshape(-1, 2)
 
     def _decode(self, ids: list[int]) -> str:
         return " ".join(self._words[i] for i in ids)
@@ -49,15 +49,15 @@ class WordTokenizer(Tokenizer):
 
 @dataclasses.dataclass
 class Words(TokenizerConfig):
-    """The most frequent words of the text, after </S>, <S> and <UNK>. Words are what white space parts: give text whose
-    punctuation stands by itself, or it is a part of the words.
+    """The most frequent words of the text, after </S>, <S> and <UNK>.
 
-    A vocabulary of bilm-tf is a file of such words, a word a line.
+    White space separates words, so punctuation without spaces around it is a part of a word. A bilm-tf vocabulary is a
+    file in this format, with one word per line.
     """
 
     vocab_size: int = 793_471  # special pieces included
-    path: Optional[str] = None  # read this instead: a saved tokenizer, or a file with a word a line
-    train_bytes: Optional[int] = 1_000_000_000  # of text to count words in
+    path: Optional[str] = None  # a saved tokenizer, or a file with one word per line, to load instead of training
+    train_bytes: Optional[int] = 1_000_000_000  # of text for word counts
 
     kind = WordTokenizer
 
@@ -69,7 +69,7 @@ class Words(TokenizerConfig):
         counts = collections.Counter()
         for text in texts:
             counts.update(_WORD.findall(text))
-        for piece in _SPECIALS.values():  # which a text never is
+        for piece in _SPECIALS.values():  # text never gives special pieces
             counts.pop(piece, None)
         words = [*_SPECIALS.values(), *sorted(counts, key=lambda word: (-counts[word], word))]
         if len(words) < self.vocab_size:
@@ -80,7 +80,7 @@ class Words(TokenizerConfig):
         numbers = {word: i for i, word in enumerate(_lines(model))}
         if missing := [piece for piece in _SPECIALS.values() if piece not in numbers]:
             raise UserError(
-                f"config.tokenizer.path={self.path} has no line {', '.join(missing)}: no vocabulary of words"
+                f"config.tokenizer.path={self.path} has no line {', '.join(missing)}: it is not a word vocabulary"
             )
         named = {field: numbers[piece] for field, piece in _SPECIALS.items()}
         vocabulary = Vocabulary(len(_lines(model)), **named)

@@ -22,7 +22,7 @@ Call = Callable[[Writer], None]
 
 
 class Trackers:
-    """Sends metrics and texts of a run to all of its trackers."""
+    """Sends metrics and Markdown texts of a run to all of its trackers."""
 
     def __init__(self, trackers: Sequence[Tracker], run: TrackedRun, log: Callable[[str], None]):
         """Opens each tracker at its first call.
@@ -116,7 +116,7 @@ class _Worker:
             if self._thread.is_alive():
                 self._disable(f"it did not finish within {_CLOSING_SECONDS:g} s")
         if self._dropped:
-            self._log(f"tracker {self.name}: {self._dropped:,} entries were dropped; {_COMPLETE}")
+            self._log(f"tracker {self.name} dropped {self._dropped:,} entries; {_COMPLETE}")
 
     def _disable(self, why: str) -> None:
         self._disabled = True

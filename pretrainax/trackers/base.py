@@ -36,7 +36,7 @@ class TrackedRun:
 class Writer(abc.ABC):
     """Writes one run to one tracker. Any method may raise; then the run continues without the tracker."""
 
-    link: str = ""  # URL of the run, if it is known only after opening
+    link: str = ""  # URL of the run, if only the open tracker knows it
 
     @abc.abstractmethod
     def metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
@@ -63,7 +63,7 @@ class Writer(abc.ABC):
 class Tracker(kinds.Tracker, abc.ABC):
     """Mirrors the metrics of a run to a tracking service."""
 
-    extra: ClassVar[str] = ""  # of setup.cfg with the required packages; "": none
+    extra: ClassVar[str] = ""  # extra of setup.cfg with the required packages; "": none
     packages: ClassVar[Sequence[str]] = ()  # import names of these packages
 
     @abc.abstractmethod
@@ -80,7 +80,7 @@ class Tracker(kinds.Tracker, abc.ABC):
 
 
 def check_trackers(trackers: Sequence[Tracker]) -> None:
-    """Raises UserError where a package that a tracker needs is not installed."""
+    """Raises UserError if a package that a tracker needs is not installed."""
     for tracker in trackers:
         if missing := [name for name in tracker.packages if importlib.util.find_spec(name) is None]:
             raise UserError(

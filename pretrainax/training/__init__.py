@@ -1,1 +1,1 @@
-"""A run: its parts, the loop around the jitted step, the losses, and what is logged and restored."""
+"""A training run: the run's parts, the loop around the jitted step, losses, logging and restoring."""

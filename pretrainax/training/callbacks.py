@@ -1,4 +1,4 @@
-"""Callbacks: code that is called beside the steps of a run, of this package and of users.
+"""Callbacks: code of this package or of users that a run calls between its steps.
 
     @dataclasses.dataclass
     class Histogram(Callback):
@@ -8,8 +8,9 @@
             if loop.step % self.every == 0:
                 loop.note(str(jax.tree.map(jnp.std, state.params)))
 
-A callback of a config (`config.callbacks`) is a `Choice`, found by its entry point as others are. All processes of a
-run call all methods, so that a method may compute on sharded arrays; what it asks of the loop must be the same in each.
+A callback of a config (`config.callbacks`) is a `Choice` and is found by its entry point, like any other choice. All
+processes of a run call all methods, so a method may compute on sharded arrays. A method must make the same requests to
+the loop in every process.
 """
 
 import contextlib
@@ -24,72 +25,72 @@ from pretrainax.training.loss_spikes import Spike
 from pretrainax.training.start import Row
 from pretrainax.training.train_step import TrainState
 
-if TYPE_CHECKING:  # which imports this module
+if TYPE_CHECKING:  # these modules import this module
     from pretrainax.training.loop import Loop
     from pretrainax.training.run import Run
 
 
 class Callback(kinds.Callback):
-    """Base of callbacks: a subclass overrides what it needs.
+    """Base class of callbacks: a subclass overrides the methods that it needs.
 
-    An exception ends the run with one line, but after its end, where the run is saved and goes without. The time of
-    each is a part of the goodput table.
+    An exception in a callback ends the run with one line. After the last step, when the run is saved, the run continues
+    without the callback instead. The goodput table shows the time of each callback.
     """
 
-    part: ClassVar[Optional[str]] = None  # of the goodput table; None: its own; "": that of the step
-    label: ClassVar[str] = ""  # in messages; "": the name of its class
+    part: ClassVar[Optional[str]] = None  # row of the goodput table; None: a separate row; "": the row of the step
+    label: ClassVar[str] = ""  # name in messages; "": the class name
 
     def settle(self, experiment: Experiment) -> None:
-        """Sets fields that follow from the devices, which are there, before the data is prepared."""
+        """Sets fields that depend on the devices; runs after device start and before the data is prepared."""
 
     def rows(self, run: "Run") -> Iterable[Row]:
         """Returns rows for the header of the run."""
         return ()
 
     def on_batch(self, step: int, batch: HostBatch) -> None:
-        """Is given this process's rows of the batch of a step, in the thread of the loader, as soon as it is made."""
+        """Receives this process's rows of each batch, in the loader thread, as soon as the batch is ready."""
 
     def on_start(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Is called before the first step of a start, with no metrics."""
+        """Runs before the first step after each start or resume; `metrics` is empty."""
 
     def before_step(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Is called before `loop.step + 1`, with no metrics."""
+        """Runs before step `loop.step + 1`; `metrics` is empty."""
 
     def on_step(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Is called after each update. The metrics are still on the device: to read them is to wait for it."""
+        """Runs after each update. The metrics are still on the device, so reading them blocks."""
 
     def figures(self, loop: "Loop", state: TrainState) -> Mapping[str, object]:
-        """Returns what a line of metrics.jsonl has besides, made of `loop.sums`: numbers, or dicts of lists."""
+        """Returns extra metrics for a line of metrics.jsonl, computed from `loop.sums`: numbers, or dicts of lists."""
         return {}
 
     def on_log(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Is called after a line of training metrics."""
+        """Runs after a line of training metrics is logged."""
 
     def evaluation(self, loop: "Loop", state: TrainState) -> Mapping[str, float]:
-        """Returns metrics of a validation besides those of the objective."""
+        """Returns extra validation metrics, in addition to the metrics of the objective."""
         return {}
 
     def on_evaluate(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Is called after a validation."""
+        """Runs after a validation."""
 
     def on_save(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Is called after a checkpoint was handed over, with the metrics of its validation, if there was one."""
+        """Runs after a checkpoint save is started, with the metrics of its validation if there was one."""
 
     def on_rollback(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Is called when the run has gone back to `loop.step`, whose state it is given, with no metrics."""
+        """Runs after a rollback to `loop.step`, with the restored state; `metrics` is empty."""
 
     def on_text(self, loop: "Loop", name: str, text: str) -> None:
-        """Is given a text about the model, as its samples."""
+        """Receives a text about the model, such as samples."""
 
     def on_end(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Is called when all steps are made and saved, with the last validation."""
+        """Runs after the last step is saved, with the metrics of the last validation."""
 
     def close(self) -> None:
-        """Is called last, whatever happened."""
+        """Runs last, even after an exception."""
 
 
 class Callbacks:
-    """Calls all callbacks of a run, one after the other."""
+    """Calls all callbacks of a run in order."""
 
     def __init__(self, callbacks: Sequence[Callback], goodput: Goodput):
         self.all, self._goodput = tuple(callbacks), goodput
@@ -99,26 +100,26 @@ class Callbacks:
         return [each for each in self.all if getattr(type(each), method) is not getattr(Callback, method)]
 
     def call(self, method: str, *args: object) -> list:
-        """Calls a method of all that have it, and returns their answers.
+        """Calls a method of all callbacks that override it and returns the results.
 
         Raises:
-          RunFailed: one of them raised an exception.
+          RunFailed: a callback raised an exception.
         """
         return [self._call(each, method, self.timed(each), *args) for each in self.having(method)]
 
     def call_beside(self, method: str, *args: object) -> None:
-        """Does the same in another thread, whose time is no part of the run's."""
+        """Calls a method like `call`, from another thread, without counting its time in the goodput table."""
         for each in self.having(method):
             self._call(each, method, contextlib.nullcontext(), *args)
 
     def timed(self, callback: Callback) -> contextlib.AbstractContextManager:
-        """Counts the time inside as that of a callback."""
+        """Returns a context that counts its time as time of the callback."""
         part = f"callback {name_of(callback)}" if callback.part is None else callback.part
         return self._goodput.on(part) if part else contextlib.nullcontext()
 
     @staticmethod
-    def _call(callback: Callback, method: str, around: contextlib.AbstractContextManager, *args: object):
-        with around:
+    def _call(callback: Callback, method: str, timer: contextlib.AbstractContextManager, *args: object):
+        with timer:
             try:
                 return getattr(callback, method)(*args)
             except (UserError, RunFailed, Spike):
@@ -128,7 +129,7 @@ class Callbacks:
 
     @contextlib.contextmanager
     def closing(self) -> Iterator["Callbacks"]:
-        """Closes all of them in the end."""
+        """Closes all callbacks on exit."""
         with contextlib.ExitStack() as stack:
             for each in self.having("close"):
                 stack.callback(each.close)

@@ -1,4 +1,4 @@
-"""Looks after the text of a run beside its steps: brings it where it is in a store, and compares its checksums."""
+"""Downloads the corpora of a run from a store and verifies their checksums, while the run trains."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,23 +14,26 @@ from pretrainax.files.paths import is_url
 
 @contextlib.contextmanager
 def checked_texts(data: DataConfig, corpora: Sequence[Corpus], note: Callable[[str], None]) -> Iterator[CorpusCheck]:
-    """Yields the check of corpora that goes on beside what reads them; says which of them have no checksums, and how
-    much was left when that was over; raises UserError where some of the text is damaged.
+    """Yields a background check of the corpora. Notes corpora without checksums, and files not yet checked at the end.
 
     Args:
-      corpora: in the order in which they are brought, as far as there is room.
-      note: takes a line for people.
+      corpora: in download order; downloads stop at `config.data.keep_bytes`.
+      note: prints a line.
+
+    Raises:
+      UserError: a file is damaged.
     """
-    share = (0, 1) if is_url(data.cache_dir) else (jax.process_index(), jax.process_count())  # of which each has a copy
+    # From a store, each process keeps its own copy and checks all of it.
+    share = (0, 1) if is_url(data.cache_dir) else (jax.process_index(), jax.process_count())
     with CorpusCheck(corpora, *share, KeptShards(corpora, data.keep_bytes).bring) as corpus_check:
         for directory in corpus_check.unknown:
-            note(f"{directory} has no checksums to compare with: it was prepared before there were any")
+            note(f"{directory} has no checksums: an older version prepared it")
         yield corpus_check
         corpus_check.raise_if_damaged()
         if corpus_check.elsewhere:
             note(
-                f"{corpus_check.elsewhere:,} files of tokens are beyond config.data.keep_bytes={data.keep_bytes:,}: "
-                f"they stay in {data.cache_dir}, were read there by range, and not compared with their checksums"
+                f"{corpus_check.elsewhere:,} token files are beyond config.data.keep_bytes={data.keep_bytes:,}: they "
+                f"stay in {data.cache_dir}, where the run read them by range without verifying their checksums"
             )
         if left := corpus_check.left:
-            note(f"the checksums of {left:,} files of the corpus were not compared: the run was over")
+            note(f"the run ended before the checksums of {left:,} corpus files were verified")

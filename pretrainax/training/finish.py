@@ -1,6 +1,6 @@
-"""The end of a run that is trained and saved: its last validation, and what callbacks do in the end.
+"""The end of a run that is trained and saved: the last validation and the `on_end` callbacks.
 
-Nothing here can lose the run. What fails is said in a line, and what comes after it is done all the same.
+Nothing here can lose the run. A failure is logged in one line and the remaining callbacks still run.
 """
 
 import contextlib
@@ -13,19 +13,19 @@ from pretrainax.config import RunFailed
 from pretrainax.training.callbacks import name_of, one_line
 from pretrainax.training.train_step import TrainState
 
-if TYPE_CHECKING:  # which imports this module
+if TYPE_CHECKING:  # that module imports this module
     from pretrainax.training.loop import Loop
 
 
 def finish(loop: "Loop", state: TrainState) -> None:
-    """Validates the state, unless that is done, and calls the callbacks.
+    """Validates the state, unless the last step did, and calls the `on_end` callbacks.
 
     Raises:
-      RunFailed: no validation; or in one of several processes anything else: the others would wait for it.
+      RunFailed: the validation failed; or, with several processes, a callback failed: the other processes would wait.
     """
     run, metrics = loop.run, loop.last_evaluation
     run.peers.beat(None)
-    loop.preemption.answer = "the run is done and saved, leaving out what is left of its tables and samples"
+    loop.preemption.answer = "the run is done and saved, skipping its remaining tables and samples"
     if metrics is None:
         try:
             metrics = run.validate(run.validated(state))
@@ -38,10 +38,10 @@ def finish(loop: "Loop", state: TrainState) -> None:
 
 @contextlib.contextmanager
 def or_without(what: str, loop: "Loop") -> Iterator[None]:
-    """Says in a line what went wrong inside, and goes on: the run is saved.
+    """Logs an exception in one line and continues, because the run is already saved.
 
     Raises:
-      RunFailed: in one of several processes.
+      RunFailed: an exception, if there are several processes.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Decides how many processes make batches: as many as keep up with the devices."""
+"""Chooses the number of loader processes so that batches arrive as fast as the devices need them."""
 
 import math
 import os
@@ -11,29 +11,29 @@ from pretrainax.data.preparation.workers import check_shared_memory
 from pretrainax.reporting.units import short_time
 from pretrainax.training.run import Run
 
-MFU = 0.6  # that a step is taken to reach: it needs its batches no faster
-BUSY = 0.5  # of the time, that a thread of the training process may take: beside it that process starts the steps
-SPARE = 1.5  # times what is needed, for batches that take longer than others
+MFU = 0.6  # assumed MFU of a step, which bounds the rate at which it needs batches
+BUSY = 0.5  # largest share of the time for a loader thread in the training process, which also launches the steps
+SPARE = 1.5  # safety factor, for batches that take longer than the median
 
 
 class LoaderSize(NamedTuple):
-    """Says what the loader is asked for, and with how many processes it works."""
+    """The measured load of the data loader and its number of processes."""
 
-    batch: float  # seconds that one process takes to make a batch
-    step: float  # seconds that the devices take for a step, at MFU
-    workers: int  # loader processes; 0: a thread of the training process
-    wanted: int  # that keep up
+    batch: float  # seconds per batch in one process
+    step: float  # seconds per step on the devices, at MFU
+    workers: int  # number of loader processes; 0: a thread of the training process
+    wanted: int  # number of processes that keep up with the devices
 
     def row(self) -> tuple[str, str]:
-        """Returns the name and the value of the header's row."""
-        by = f"{self.workers} processes" if self.workers else "a thread"
-        short = f", TOO FEW: set config.data.workers to {self.wanted}" if self.workers < self.wanted else ""
+        """Returns the name and the value of the header row."""
+        loader = f"{self.workers} processes" if self.workers else "a thread"
+        warning = f", TOO FEW: set config.data.workers to {self.wanted}" if self.workers < self.wanted else ""
         batch, step = short_time(self.batch), short_time(self.step)
-        return "loader", f"a batch takes {batch} to make, a step {step} at {MFU:.0%} MFU: {by}{short}"
+        return "loader", f"a batch takes {batch}, a step {step} at {MFU:.0%} MFU: {loader}{warning}"
 
 
 def size_loader(run: Run) -> Optional[LoaderSize]:
-    """Sets `config.data.workers` where it is None; returns what that goes by, or None on devices of unknown speed."""
+    """Sets `config.data.workers` if it is None and returns the measurements; None on devices of unknown speed."""
     data = run.experiment.data
     steps = [(part, seconds) for part in run.parts if (seconds := part.work.least_seconds(MFU)) is not None]
     if not steps:
@@ -51,15 +51,15 @@ def size_loader(run: Run) -> Optional[LoaderSize]:
 
 
 def processes_for(busy: float, cores: int) -> int:
-    """Returns how many processes make batches that take one process `busy` of a step each; 0: a thread does."""
+    """Returns the number of loader processes for batches that each take `busy` steps to make; 0: use a thread."""
     return 0 if busy <= BUSY else max(min(math.ceil(SPARE * busy), cores - 1), 1)
 
 
 def seconds_to_make(run: Run, count: int = 3) -> float:
-    """Returns the median seconds of making a batch, once what the first one opens is open."""
-    first, taken = run.stop - run.steps, []
+    """Returns the median seconds to make a batch, without the first batch, which opens files."""
+    first, seconds = run.stop - run.steps, []
     for i in range(count + 1):
-        began = time.perf_counter()
+        start = time.perf_counter()
         run.train_batches[first + i % run.steps]
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken[1:])
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])

@@ -1,4 +1,4 @@
-"""Runs that go on past the steps they were planned for, and what of the steps done is not as in one planned so long."""
+"""Extends a run past its planned steps, and lists how its steps differ from a run planned for the new length."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,73 +11,73 @@ from pretrainax.config import Experiment, UserError, phase_at, phases_of
 
 
 def extend(old: Experiment, new: Experiment, done: int, agreed: bool) -> str:
-    """Returns a line about a run of `old` that goes on as one of `new`, which differs in train.steps.
+    """Returns a line that describes the extension of a run from config `old` to `new`, which differ in train.steps.
 
     Args:
-      done: steps of the run so far.
-      agreed: the user has asked for what changes on the way, such as the learning rate.
+      done: number of completed steps.
+      agreed: the user accepts that completed steps differ from the new plan, for example in learning rate.
 
     Raises:
-      UserError: fewer steps than planned; or steps done that would have been others, without `agreed`.
+      UserError: `new` has fewer steps; or completed steps differ from the new plan, without `agreed`.
     """
     before, after = old.train.steps, new.train.steps
     if after < before:
         raise UserError(
-            f"config.train.steps is {after}, the run was planned for {before}: steps can be raised, not lowered; a "
-            "signal (Ctrl-C) ends a run early, and saves it"
+            f"config.train.steps is {after}, the run was planned for {before}: steps can be raised, not lowered. "
+            "Ctrl-C saves a run and ends it early"
         )
     changes = "; ".join(_changes(old, new, done))
     if changes and not agreed:
         raise UserError(
-            f"config.train.steps is raised from {before:,} to {after:,}, and the {done:,} steps done are not those of "
-            f"a run planned so: {changes}. Add --extend to go on like that, or set config.train.steps back"
+            f"config.train.steps is raised from {before:,} to {after:,}, but the {done:,} completed steps differ from "
+            f"a run planned for {after:,}: {changes}. Add --extend to continue anyway, or set config.train.steps back"
         )
     return f"extended from {before:,} to {after:,} steps" + (f": {changes}" if changes else "")
 
 
 def _changes(old: Experiment, new: Experiment, done: int) -> Iterator[str]:
-    """Yields a line for each thing that depends on train.steps and was not what it would have been in `new`."""
+    """Yields a line for each difference between the completed steps and the same steps of `new`."""
     yield from _moved_phases(old, new, done)
     rates, longer = _rates(old, done + 1), _rates(new, done + 1)
     if not jnp.array_equal(rates[:done], longer[:done]):
         yield (
-            f"the learning rate of step {done + 1:,} is {float(rates[done]):.3g} by the schedule of "
-            f"{old.train.steps:,} steps and {float(longer[done]):.3g} by that of {new.train.steps:,} "
+            f"the learning rate of step {done + 1:,} is {float(rates[done]):.3g} in the schedule of "
+            f"{old.train.steps:,} steps and {float(longer[done]):.3g} in the schedule of {new.train.steps:,} steps "
             f"({type(new.schedule).__name__})"
         )
-    begun = [phase.experiment for phase in phases_of(old) if phase.start < done]
-    sources, objectives = [one.data.source for one in begun], [one.objective for one in begun]
+    started = [phase.experiment for phase in phases_of(old) if phase.start < done]
+    sources, objectives = [one.data.source for one in started], [one.objective for one in started]
     starts = [start for source in sources for start, _ in source.weight_stages([1] * len(source.components()))]
     if any(0 < start * old.train.steps < done for start in starts):
-        yield "the stages of config.data.source begin at shares of config.train.steps, of which one has passed"
+        yield "the stages of config.data.source begin at shares of config.train.steps, and a stage has begun"
     changes = [change for objective in objectives for change in _rate_changes(objective)]
     if any(change.begin * old.train.steps < done for change in changes):
-        yield "rate_change in config.objective goes by shares of config.train.steps, and has begun"
+        yield "rate_change in config.objective is scheduled by shares of config.train.steps, and has begun"
 
 
 def _moved_phases(old: Experiment, new: Experiment, done: int) -> Iterator[str]:
-    """Yields a line where the first of the steps done that would be trained otherwise is."""
+    """Yields a line for the first completed step that belongs to another phase in `new`."""
     before, after = phases_of(old), phases_of(new)
     for start in sorted({phase.start for phase in (*before, *after) if phase.start < done}):
-        was, would_be = phase_at(before, start), phase_at(after, start)
-        if was.changes != would_be.changes:
-            yield f"step {start + 1:,} was made in {was}, and would be of {would_be}"
+        old_phase, new_phase = phase_at(before, start), phase_at(after, start)
+        if old_phase.changes != new_phase.changes:
+            yield f"step {start + 1:,} was trained in {old_phase}, and would now be in {new_phase}"
             return
 
 
 def _rates(experiment: Experiment, count: int) -> jax.Array:
-    """Returns the learning rates of the first steps of a run, also of those after its end."""
-    found = []
+    """Returns the learning rates of the first `count` steps of a run, continued past its end."""
+    rates = []
     for phase in phases_of(experiment):
-        trained = phase.experiment
-        rate = trained.schedule.build(trained.optimizer.learning_rate, experiment.train.steps)
+        config = phase.experiment
+        rate = config.schedule.build(config.optimizer.learning_rate, experiment.train.steps)
         stop = count if phase.stop == experiment.train.steps else min(phase.stop, count)
-        found.append(jax.vmap(rate)(jnp.arange(min(phase.start, stop), stop)))
-    return jnp.concatenate(found)
+        rates.append(jax.vmap(rate)(jnp.arange(min(phase.start, stop), stop)))
+    return jnp.concatenate(rates)
 
 
 def _rate_changes(part: object) -> Iterator[Any]:
-    """Yields each rate_change of an objective and of those within it."""
+    """Yields each rate_change of an objective and of its nested objectives."""
     if isinstance(part, tuple):
         for item in part:
             yield from _rate_changes(item)

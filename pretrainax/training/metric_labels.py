@@ -1,10 +1,10 @@
-"""The labels and formats that people are shown metrics with, and which of them."""
+"""Labels and formats of displayed metrics, and the choice of metrics to display."""
 
 import math
 from collections.abc import Collection, Mapping
 from typing import Optional
 
-FORMS = {  # of a validation, what people are shown first: the label and the format of each
+FORMS = {  # label and format of each validation metric, in display order
     "loss": ("validation loss", ".4f"),
     "perplexity": ("perplexity", ",.2f"),
     "bits_per_token": ("bits per token", ".4f"),
@@ -25,7 +25,7 @@ _IN_LINE += ("replaced_loss", "replaced_accuracy", "pair_loss", "backward_loss")
 
 
 def form_of(name: str) -> tuple[str, str]:
-    """Returns the label and the format of a figure; of a part, "validation loss of source=wiki"."""
+    """Returns the label and the format of a metric; for a part, "validation loss of source=wiki"."""
     name, _, part = name.partition("/")
     is_share = name.endswith(("accuracy", "precision", "recall", "fraction", "unread"))
     label, form = FORMS.get(name, (name.replace("_", " "), ".2%" if is_share else ".4f"))
@@ -33,22 +33,22 @@ def form_of(name: str) -> tuple[str, str]:
 
 
 def form_among(name: str, names: Collection[str]) -> tuple[str, str]:
-    """Returns the same of a figure among others, which tell whether tokens are predicted, or labels of a task."""
+    """Returns the label and the format of a metric among `names`; with "labels" in `names`, accuracy is per label."""
     label, form = form_of(name)
     return ("accuracy" if name == "accuracy" and "labels" in names else label), form
 
 
 def told(metrics: Mapping[str, Optional[float]], select_by: str) -> dict[str, Optional[float]]:
-    """Returns the figures that people are shown: those of text where not all targets are, or the run selects by one."""
-    loss, of_text = metrics.get("loss"), metrics.get("text_loss")
-    is_all_text = loss is not None and of_text is not None and math.isclose(loss, of_text, rel_tol=1e-6)
+    """Returns the metrics to display. Text metrics appear if not all targets are text, or if they are `select_by`."""
+    loss, text_loss = metrics.get("loss"), metrics.get("text_loss")
+    is_all_text = loss is not None and text_loss is not None and math.isclose(loss, text_loss, rel_tol=1e-6)
     repeated = ("text_loss", "text_accuracy") if is_all_text else ()
     return {name: x for name, x in metrics.items() if name.partition("/")[0] not in repeated or name == select_by}
 
 
 def validation_parts(metrics: Mapping[str, Optional[float]], select_by: str) -> list[str]:
-    shown = {name for name, value in told(metrics, select_by).items() if value is not None}
-    forms = {name: form_among(name, shown) for name in dict.fromkeys((*_IN_LINE, select_by)) if name in shown}
+    names = {name for name, value in told(metrics, select_by).items() if value is not None}
+    forms = {name: form_among(name, names) for name in dict.fromkeys((*_IN_LINE, select_by)) if name in names}
     return [f"{label} {format(metrics[name], form)}" for name, (label, form) in forms.items()]
 
 

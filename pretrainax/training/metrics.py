@@ -1,4 +1,4 @@
-"""The metrics of a run: from sums and counts to the numbers of a line, and metrics.jsonl, which holds the lines."""
+"""The metrics of a run, computed from sums and counts, and the metrics.jsonl file."""
 
 import json
 import math
@@ -14,93 +14,95 @@ from pretrainax.files.atomic_files import write_atomically
 from pretrainax.layers.by_layer import BY_LAYER
 from pretrainax.training import expert_balance
 
-# Of runs in general. Parts declare theirs: heads, tasks, experts, distillation.
+# Metrics of all runs. Heads, tasks, experts and distillation declare their own metrics.
 declare(
-    Metric("labels", "labels of a task: of rows, or of words"),
-    Metric("phase", "of the run, from 1: which of config.phases a step is of"),
-    Metric("text_tokens", "tokens of text that all steps so far were made of: no special token, no padding"),
-    Metric("text_bytes", "bytes of UTF-8 that these have"),
-    Metric("tokens", "tokens that the device has read, padding and special tokens too"),
-    Metric("flops", "FLOPs of all steps so far, as `mfu` counts them"),
-    Metric("learning_rate", "of the last step"),
-    Metric("gradient_norm", "of the last step, before clipping"),
-    Metric("skipped_updates", "updates left out so far, as they were not finite"),
-    Metric("skipped_batches", "batches left out so far, after spikes"),
-    Metric("tokens_per_second", "tokens of text"),
-    Metric("padded_tokens_per_second", "tokens that the device has read"),
-    Metric("step_seconds", "seconds a step, evaluations and checkpoints left out"),
-    Metric("mfu", "model FLOPs utilisation, attention counted in full as PaLM's authors do"),
-    Metric("mfu_done", "the same of the FLOPs that are done, without what attention skips because a mask hides it"),
-    Metric("data_wait_fraction", "share of the time in which devices waited for a batch"),
-    Metric("padding_fraction", "share of the tokens read that is padding"),
+    Metric("labels", "labels of a task, for rows or words"),
+    Metric("phase", "number of the step's phase in config.phases, from 1"),
+    Metric("text_tokens", "text tokens in all steps so far, without special tokens and padding"),
+    Metric("text_bytes", "UTF-8 bytes of text in all steps so far"),
+    Metric("tokens", "tokens that the devices have read so far, with padding and special tokens"),
+    Metric("flops", "FLOPs of all steps so far, counted as for `mfu`"),
+    Metric("learning_rate", "learning rate of the last step"),
+    Metric("gradient_norm", "gradient norm of the last step, before clipping"),
+    Metric("skipped_updates", "updates skipped so far because they were not finite"),
+    Metric("skipped_batches", "batches skipped so far after loss spikes"),
+    Metric("tokens_per_second", "text tokens per second"),
+    Metric("padded_tokens_per_second", "tokens that the devices read per second, with padding"),
+    Metric("step_seconds", "seconds per step, without evaluations and checkpoints"),
+    Metric("mfu", "model FLOPs utilization; attention is counted in full, as in the PaLM paper"),
+    Metric("mfu_done", "model FLOPs utilization, without masked blocks that attention skips"),
+    Metric("data_wait_fraction", "fraction of the time that devices waited for a batch"),
+    Metric("padding_fraction", "fraction of the tokens read that is padding"),
 )
-# The same of a task, whose lines have "labels".
-OF_LABELS = {"loss": "nats a label, or the squared error of a number", "accuracy": "labels that are right"}
-_OF_LOSS = ("perplexity", "bits_per_token")  # follow from the loss
+# Meanings for tasks, whose lines have "labels".
+OF_LABELS = {"loss": "nats per label, or the squared error of a number", "accuracy": "labels predicted correctly"}
+_OF_LOSS = ("perplexity", "bits_per_token")  # derived from the loss
 
 
 def parts_among(names: Iterable[str]) -> list[str]:
-    """Returns the parts that figures of these names are of, "source=wiki" of "loss/source=wiki"."""
+    """Returns the parts in metric names, such as "source=wiki" in "loss/source=wiki"."""
     return list(dict.fromkeys(part for name in names if (part := name.partition("/")[2])))
 
 
 def meaning(name: str, names: Collection[str] = ()) -> str:
-    """Returns what a figure is among others, for people; empty for one of the blocks of a model."""
-    figure, _, part = name.partition("/")
-    said = METRICS[figure].meaning if figure in METRICS else ""
-    of_labels = OF_LABELS.get(figure, said) if "labels" in names else said
-    return ", of ".join(filter(None, (of_labels, part)))
+    """Returns the description of a metric among `names`; "" for an undeclared metric, such as a sum of blocks."""
+    metric, _, part = name.partition("/")
+    declared = METRICS[metric].meaning if metric in METRICS else ""
+    text = OF_LABELS.get(metric, declared) if "labels" in names else declared
+    return ", of ".join(filter(None, (text, part)))
 
 
 def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
-    """Returns the metrics of one line: means, and what follows from them, of {name: (sum, count)}.
+    """Returns the metrics of one line from {name: (sum, count)}: means, and metrics derived from them.
 
-    Of what was asked nowhere, whose count is 0, there is no mean; but a line always has a loss. That of a task is of
-    its labels, "label_loss", and says nothing of tokens.
+    A sum with count 0 has no mean, except the loss, which is then 0, because every line has a loss. The loss of a task
+    is its "label_loss", and its line has no token metrics.
     """
-    of_tokens = "label_loss" not in sums
+    has_tokens = "label_loss" not in sums
     balance = expert_balance.figures(sums)
     sums = {name.removeprefix("label_"): x for name, x in sums.items() if not name.startswith(BY_LAYER)}
     means = {name: float(total) / float(count) for name, (total, count) in sums.items() if float(count) > 0}
     loss = means.get("loss", 0.0)
-    metrics = {"loss": loss, **(of_loss(loss) if of_tokens else {})}
+    metrics = {"loss": loss, **(of_loss(loss) if has_tokens else {})}
     if "accuracy" in means:
         metrics["accuracy"] = means["accuracy"]
-    metrics["loss_tokens" if of_tokens else "labels"] = float(sums["loss"][1])
-    metrics |= {name: mean for name, mean in means.items() if name != "z_loss"}  # of further heads, and of blocks
+    metrics["loss_tokens" if has_tokens else "labels"] = float(sums["loss"][1])
+    metrics |= {name: mean for name, mean in means.items() if name != "z_loss"}  # other heads and blocks
     if "replaced_loss" in means:
         metrics["replaced_fraction"] = float(sums["replaced_recall"][1]) / float(sums["replaced_loss"][1])
-    beside = [mean for name, mean in means.items() if name in METRICS and METRICS[name].in_total_loss]
-    if beside:
-        metrics["total_loss"] = loss + sum(beside)
+    other_losses = [mean for name, mean in means.items() if name in METRICS and METRICS[name].in_total_loss]
+    if other_losses:
+        metrics["total_loss"] = loss + sum(other_losses)
     return metrics | balance
 
 
 def add_up(several: Sequence[Mapping[str, tuple]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns the sums and counts of several batches as those of one, in float64."""
+    """Returns the sums and counts of several batches, added in float64."""
     pairs = {name: [sums[name] for sums in several] for name in several[0]}
-    added = lambda parts: np.sum([np.asarray(x, np.float64) for x in parts], axis=0)  # noqa: E731
-    return {name: (added([x for x, _ in found]), added([n for _, n in found])) for name, found in pairs.items()}
+    total = lambda parts: np.sum([np.asarray(x, np.float64) for x in parts], axis=0)  # noqa: E731
+    return {name: (total([x for x, _ in values]), total([n for _, n in values])) for name, values in pairs.items()}
 
 
 def summarize_parts(parts: Sequence[tuple[str, ...]], sums: Sequence[Mapping[str, tuple]]) -> dict[str, float]:
-    """Returns the figures of each part of a validation, {"loss/source=wiki": …}, but for what follows from its loss.
+    """Returns the metrics of each part of a validation, {"loss/source=wiki": …}, without metrics derived from the loss.
 
-    parts, sums: of each batch.
+    Args:
+      parts: the parts of each batch.
+      sums: the sums of each batch.
     """
-    names = dict.fromkeys(name for of_batch in parts for name in of_batch)
-    of_part = {name: [s for of_batch, s in zip(parts, sums, strict=True) if name in of_batch] for name in names}
-    figures = {}
-    for name, several in of_part.items():
-        found = summarize(add_up(several))
-        without = _OF_LOSS if found["loss_tokens"] else (*_OF_LOSS, "loss")
-        figures |= {f"{figure}/{name}": x for figure, x in found.items() if figure not in without}
-    return figures
+    names = dict.fromkeys(name for batch_parts in parts for name in batch_parts)
+    of_name = {name: [s for each, s in zip(parts, sums, strict=True) if name in each] for name in names}
+    metrics = {}
+    for name, several in of_name.items():
+        part_metrics = summarize(add_up(several))
+        excluded = _OF_LOSS if part_metrics["loss_tokens"] else (*_OF_LOSS, "loss")
+        metrics |= {f"{metric}/{name}": x for metric, x in part_metrics.items() if metric not in excluded}
+    return metrics
 
 
 def of_loss(loss: float) -> dict[str, float]:
-    """Returns what follows from a loss in nats: finite numbers for any finite loss."""
-    largest = 700.0  # whose exponential a float64 holds: up to 709
+    """Returns the perplexity and the bits per token of a loss in nats: finite numbers for any finite loss."""
+    largest = 700.0  # float64 holds the exponential of numbers up to 709
     return {"perplexity": math.exp(min(loss, largest)), "bits_per_token": loss / math.log(2)}
 
 
@@ -108,35 +110,36 @@ def of_loss(loss: float) -> dict[str, float]:
 
 
 def read_metrics(path: str) -> list[dict]:
-    """Returns the lines of a metrics.jsonl that are whole: not the last one if a kill cut it short, no damaged one."""
+    """Returns the valid lines of a metrics.jsonl, without damaged lines or a last line that a kill cut short."""
     with open(path, "rb") as f:
-        return [found for line in f if (found := _whole(line)) is not None]
+        return [entry for line in f if (entry := _parsed_line(line)) is not None]
 
 
 def cut_after(path: str, step: int) -> int:
-    """Keeps the lines of steps up to `step`, byte for byte; the steps after it are about to be run again.
+    """Removes the lines after `step`, because the run is about to repeat those steps; other lines stay unchanged.
 
-    Returns how many lines are damaged. They are left out, and the file as it was is kept as `path`.damaged.
+    Returns:
+      The number of damaged lines, which are removed too. The original file is then saved as `path`.damaged.
     """
     if not os.path.exists(path):
         return 0
     with open(path, "rb") as f:
-        lines = [(line, _whole(line)) for line in f]
-    kept = [line for line, found in lines if found is not None and found["step"] <= step]
-    damaged = sum(found is None and line.endswith(b"\n") for line, found in lines)
+        lines = [(line, _parsed_line(line)) for line in f]
+    remaining = [line for line, entry in lines if entry is not None and entry["step"] <= step]
+    damaged = sum(entry is None and line.endswith(b"\n") for line, entry in lines)
     if damaged:
         shutil.copyfile(path, f"{path}.damaged")
-    if len(kept) < len(lines):
-        write_atomically(path, b"".join(kept))
+    if len(remaining) < len(lines):
+        write_atomically(path, b"".join(remaining))
     return damaged
 
 
-def _whole(line: bytes) -> Optional[dict]:
-    """Returns what a line of metrics.jsonl holds; None where it is not what `MetricsWriter.log` has written."""
+def _parsed_line(line: bytes) -> Optional[dict]:
+    """Returns the parsed line of metrics.jsonl; None if `MetricsWriter.log` cannot have written it."""
     try:
-        found = json.loads(line)
-        known = type(found["step"]) is int and isinstance(found["split"], str)
-        loss = found["loss"]
+        entry = json.loads(line)
+        is_valid = type(entry["step"]) is int and isinstance(entry["split"], str)
+        loss = entry["loss"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return found if known and line.endswith(b"\n") and (loss is None or isinstance(loss, int | float)) else None
+    return entry if is_valid and line.endswith(b"\n") and (loss is None or isinstance(loss, int | float)) else None

@@ -1,6 +1,6 @@
-"""Shows a run while it goes on, and keeps it: progress and metrics.jsonl.
+"""Prints the progress of a run and writes metrics.jsonl.
 
-Progress is one line a log; on a terminal a bar below says how far the run is. All of it goes to stderr.
+Progress is one line per log, and on a terminal a progress bar below the lines. All of it goes to stderr.
 """
 
 import json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # only a terminal needs it
 
 
 class MetricsWriter:
-    """Writes and prints the metrics of one run, in the primary process; in the others every method does nothing."""
+    """Writes and prints the metrics of one run. In processes other than the primary, every method does nothing."""
 
     def __init__(
         self,
@@ -33,14 +33,14 @@ class MetricsWriter:
         primary: bool = True,
         select_by: str = "loss",
     ):
-        """Goes on in the files of an earlier start, without what they hold of steps after `resume_step`.
+        """Opens metrics.jsonl of an earlier start, and removes its lines after `resume_step`.
 
         Args:
-          select_by: the figure that the best checkpoint is found by.
+          select_by: the metric that selects the best checkpoint.
         """
         self.workdir, self.total_steps, self.primary, self.select_by = workdir, total_steps, primary, select_by
         self.path = os.path.join(workdir, "metrics.jsonl")
-        self.model = ""  # one line for the picture; from the header
+        self.model = ""  # one line for the plot, set by the header
         if primary:
             os.makedirs(workdir, exist_ok=True)
             self._open(resume_step)
@@ -52,43 +52,43 @@ class MetricsWriter:
             self._lines = sum(1 for _ in f)
         self._file = open(self.path, "a", encoding="utf-8")
         self._bar = _bar(self.total_steps, step) if sys.stderr.isatty() and step < self.total_steps else None
-        self._first = None  # (step, time) of the first log: what the remaining time is reckoned from
+        self._first = None  # (step, time) of the first log, from which the remaining time is estimated
         if damaged:
             lines = "line is" if damaged == 1 else "lines are"
-            self.note(f"{damaged} {lines} damaged in {self.path} and left out; as it was: {self.path}.damaged")
+            self.note(f"{damaged} {lines} damaged in {self.path} and removed; the original is {self.path}.damaged")
 
     def size(self) -> Optional[dict[str, int]]:
-        """Returns the bytes and the lines of metrics.jsonl as it is now; None in other processes than the primary."""
+        """Returns the current bytes and lines of metrics.jsonl; None in processes other than the primary."""
         return {"bytes": os.path.getsize(self.path), "lines": self._lines} if self.primary else None
 
     def check(self, saved: Optional[Mapping[str, int]], step: int) -> None:
-        """Warns where metrics.jsonl has less than when a checkpoint was saved: the run can go on without its log.
+        """Warns if metrics.jsonl is smaller than at the save of a checkpoint; the run can continue without its log.
 
         Args:
-          saved: what `size` was then; None: it is not known.
-          step: of the checkpoint.
+          saved: the `size` at the save; None if unknown.
+          step: the step of the checkpoint.
         """
         if saved and (now := self.size()) and any(now[name] < saved[name] for name in now):
             self.note(
                 f"WARNING: {self.path} has lost lines of steps up to {step:,}: it has {now['lines']:,} lines and "
                 f"{now['bytes']:,} bytes, and had {saved['lines']:,} lines and {saved['bytes']:,} bytes when step "
-                f"{step:,} was saved. Training goes on; curves and reports lack them. To have them, stop, put the file "
-                "back from a copy, and run the same command again"
+                f"{step:,} was saved. Training continues; curves and reports lack these lines. To recover them, stop, "
+                "restore the file from a copy, and run the same command again"
             )
 
     def rewind(self, step: int) -> None:
-        """Takes back what was logged of the steps after `step`, which are about to be run again."""
+        """Removes the lines after `step`, because the run is about to repeat those steps."""
         if self.primary:
             self._close_files()
             self._open(step)
 
     def header(self, rows: list[tuple[str, str]]) -> None:
-        """Prints a table of names and values. The row "model" becomes the subtitle of the picture."""
+        """Prints a table of names and values. The row "model" becomes the subtitle of the plot."""
         self.model = dict(rows).get("model", "")
         self.note(f"PretrainAX\n{text_table(rows, indent='  ')}\n")
 
     def note(self, text: str) -> None:
-        """Prints a line between the others, above the bar where there is one; control characters as visible signs."""
+        """Prints a line, above the progress bar if there is one; control characters become visible characters."""
         text = visible(text)
         if self.primary and self._bar is not None:
             self._bar.write(text, file=sys.stderr)
@@ -101,21 +101,21 @@ class MetricsWriter:
         split: str,
         metrics: Mapping[str, object],
     ) -> None:
-        """Adds a line to metrics.jsonl, and moves the progress on.
+        """Adds a line to metrics.jsonl, and updates the progress.
 
         Args:
           split: "train" or "valid".
-          metrics: numbers by name, at least "loss"; one that is None or not finite is null in the file. A dict is
-            written as it is, and not shown.
+          metrics: numbers by name, at least "loss"; None and non-finite numbers become null in the file. A dict is
+            written unchanged and not printed.
 
         Raises:
           RunFailed: the file cannot be written (a full disk).
         """
         if not self.primary:
             return
-        apart = {name: value for name, value in metrics.items() if isinstance(value, dict)}
-        numbers = {name: number(value) for name, value in metrics.items() if name not in apart}
-        line = json.dumps({"step": step, "split": split, **numbers, **apart}, allow_nan=False)
+        nested = {name: value for name, value in metrics.items() if isinstance(value, dict)}
+        numbers = {name: number(value) for name, value in metrics.items() if name not in nested}
+        line = json.dumps({"step": step, "split": split, **numbers, **nested}, allow_nan=False)
         try:
             self._file.write(line + "\n")
             self._file.flush()
@@ -159,14 +159,14 @@ class MetricsWriter:
             parts.append(f"MFU {mfu:.1%}")
         if seconds is not None:
             parts.append(f"ETA {clock(seconds * (self.total_steps - step))}")
-        self.note(_join(f"step {step}/{self.total_steps}", *parts))  # which stays, when the bar has gone
+        self.note(_join(f"step {step}/{self.total_steps}", *parts))  # stays on the screen after the bar is closed
         if self._bar is not None:
             self._bar.set_description_str(parts[-1], refresh=False)
             self._bar.update(step - self._bar.n)
 
 
 def number(value: object) -> Optional[float]:
-    """Returns what JSON can hold, which has no NaN and no infinity, and knows no NumPy."""
+    """Returns the value as a number that JSON supports: no NumPy type, and None for NaN and infinity."""
     if value is None or isinstance(value, int):
         return value
     return float(value) if math.isfinite(value) else None  # pyright: ignore[reportArgumentType]

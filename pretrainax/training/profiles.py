@@ -1,4 +1,4 @@
-"""The profiles of a run as one of its callbacks: who asks for them beside its config, and who reads them."""
+"""A callback that records the profiles that the config or a signal requests."""
 
 import functools
 from collections.abc import Callable
@@ -13,15 +13,16 @@ from pretrainax.training.run import Run
 
 
 class Profiles(Callback):
-    """Writes the profiles that `config.train.profile_steps` and a signal ask for."""
+    """Writes the profiles that `config.train.profile_steps` or a signal requests."""
 
-    part = ""  # `Loop.paused` says which
+    part = ""  # `Loop.paused` names the row of the goodput table
 
     def __init__(self, request: Optional[ProfileRequest] = None, report: Optional[Callable[[Run, str], str]] = None):
-        """
+        """Takes the source of requests and the summary of traces.
+
         Args:
-          request: hears the signal; None: the config alone asks for profiles.
-          report: (run, path of a trace) -> what it says; None: nobody reads it.
+          request: receives the signal; None: only the config requests profiles.
+          report: (run, path of a trace) -> summary of the trace; None: no summary.
         """
         self._request, self._report = request or ProfileRequest(), report
         self._recorder: Optional[Recorder] = None
@@ -35,7 +36,7 @@ class Profiles(Callback):
         step = loop.step + 1
         assert self._recorder is not None  # on_start
         if self._recorder.begins_at(step):
-            jax.block_until_ready(state)  # a device may still run the step before, although its metrics are there
+            jax.block_until_ready(state)  # a device may still run the previous step, even if its metrics are ready
             with loop.paused("profiling"):
                 self._recorder.begin(step)
         self._recorder.seen(step)

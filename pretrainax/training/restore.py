@@ -1,4 +1,4 @@
-"""Claims a workdir for a run, and finds the state there that the run goes on from."""
+"""Claims a workdir for a run and restores the state from which the run continues."""
 
 import dataclasses
 import math
@@ -22,61 +22,65 @@ from pretrainax.training.train_step import TrainState
 
 
 def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared, extend: bool = False) -> str:
-    """Writes config.json and the tokenizer, or refuses a workdir where another config has been at work.
+    """Writes config.json and the tokenizer to a workdir.
 
     Args:
-      extend: more steps than the run there was planned for are wanted, whatever else they change.
+      extend: allows more steps than the run in the workdir was planned for, whatever else they change.
 
     Returns:
-      A line about the run that goes on past its end; empty for others.
+      A line about an extended run; "" for other runs.
+
+    Raises:
+      UserError: the workdir holds a run of another config, no run to extend, or is not shared by all hosts.
     """
     path, extended = os.path.join(workdir, "config.json"), ""
     if extend and not os.path.exists(path):
-        raise UserError(f"--extend is for a run that is there, and --workdir={workdir} holds none")
+        raise UserError(f"--extend requires an existing run, but --workdir={workdir} has none")
     if os.path.exists(path):
         old = config_lib.load(path)
         train = dataclasses.replace(old.train, steps=experiment.train.steps)
-        as_long = dataclasses.replace(old, train=train, phases=experiment.phases)
-        changed = config_lib.differences(as_long, experiment)
+        resized = dataclasses.replace(old, train=train, phases=experiment.phases)
+        changed = config_lib.differences(resized, experiment)
         if not changed and old.train.steps != experiment.train.steps:
             extended = longer.extend(old, experiment, _steps_done(workdir), extend)
         changed = [] if extended else config_lib.differences(old, experiment)
         if changed:
             raise UserError(
                 f"--workdir={workdir} holds a run of another config: {', '.join(changed)}; "
-                "take another --workdir, or set these fields back to resume"
+                "choose another --workdir, or set these fields back to resume"
             )
     if jax.process_index() == 0:
         os.makedirs(workdir, exist_ok=True)
         remove_leftovers(workdir)
-        saved = os.path.join(workdir, "tokenizer")
-        if not (os.path.exists(path) and os.path.isdir(saved)):  # that of the run stays, whatever the text is now
-            prepared.tokenizer.save(saved)
-            experiment.objective.save_beside(saved)
-        write_atomically(path, config_lib.dump(experiment))  # a run that is killed here leaves no half-written config
-    elif not os.path.exists(path):  # process 0 was here before
+        tokenizer_dir = os.path.join(workdir, "tokenizer")
+        # An existing run keeps its tokenizer, even if the text has changed.
+        if not (os.path.exists(path) and os.path.isdir(tokenizer_dir)):
+            prepared.tokenizer.save(tokenizer_dir)
+            experiment.objective.save_beside(tokenizer_dir)
+        write_atomically(path, config_lib.dump(experiment))  # a kill here leaves no half-written config
+    elif not os.path.exists(path):  # process 0 has written it
         raise UserError(
-            f"--workdir={workdir}: process {jax.process_index()} does not find what process 0 wrote there; "
-            "give a folder that all hosts see (NFS, Filestore, a mounted bucket)"
+            f"--workdir={workdir}: process {jax.process_index()} does not find the files that process 0 wrote there; "
+            "set --workdir to a folder that all hosts share (NFS, Filestore, a mounted bucket)"
         )
     return extended
 
 
 def _steps_done(workdir: str) -> int:
-    """Returns the newest step that is saved, whether it verifies or not; 0 where none is."""
+    """Returns the newest saved step, without verifying it; 0 if there is no checkpoint."""
     directory = os.path.join(workdir, "checkpoints")
     return max(list_steps(directory), default=0) if os.path.isdir(directory) else 0
 
 
 def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = None) -> tuple[TrainState, LoopState]:
-    """Returns the state to train from, and what the loop remembers beside it.
+    """Returns the state from which training continues, and the loop state. The first available source is used:
 
-    1. The newest checkpoint of the workdir that verifies (`up_to`: as in `Checkpoints.restore_newest`).
-    2. Parameters that the run's start gives (`config.checkpoint.init_from`), a fresh optimizer.
+    1. The newest valid checkpoint of the workdir (`up_to`: as in `Checkpoints.restore_newest`).
+    2. The parameters of the run's start (`config.checkpoint.init_from`), with a fresh optimizer.
     3. Fresh parameters.
 
     Raises:
-      UserError: the checkpoint is of another model, optimizer, tokenizer or text.
+      UserError: the checkpoint belongs to another model, optimizer, tokenizer or text.
     """
     fresh = LoopState(
         tokenizer=run.prepared.tokenizer.fingerprint,
@@ -84,20 +88,20 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
     )
     check_room_for_ema(run.abstract_state, (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"))
     restored, workdir = checkpoints.restore_newest(run.abstract_state, up_to), os.path.dirname(checkpoints.directory)
-    if run.frozen is None:  # after a rollback they are there
+    if run.frozen is None:  # after a rollback the run still has them
         run.start.read_frozen(run, workdir, is_new=restored is None)
     if restored is not None:
         _, state, extra = restored
         loop_state = LoopState.from_json(extra, fresh)
         if loop_state.tokenizer != fresh.tokenizer:
             raise UserError(
-                f"the checkpoint was trained with tokenizer {loop_state.tokenizer[:12]}, the data is now tokenized "
+                f"the checkpoint was trained with tokenizer {loop_state.tokenizer[:12]}, but the data is tokenized "
                 f"with {fresh.tokenizer[:12]}: set config.tokenizer.path to the workdir's tokenizer/ folder"
             )
         if loop_state.corpora != fresh.corpora:
             raise UserError(
-                "the text of config.data.source is not the one that this run was trained on: put its files back to "
-                "resume, or take another --workdir, with config.checkpoint.init_from for its parameters"
+                "the text of config.data.source differs from the text that this run was trained on: restore its files "
+                "to resume, or choose another --workdir and set config.checkpoint.init_from to reuse its parameters"
             )
         return state, loop_state
     if (params := run.start.params(run, workdir)) is not None:
@@ -106,21 +110,21 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
 
 
 def check_room_for_ema(state: TrainState, room: Optional[int]) -> None:
-    """Raises UserError where a moving average of the parameters leaves no room for what a step must have.
+    """Raises UserError if a device has too little memory for a step with a moving average of the parameters.
 
     Args:
       state: shapes, dtypes and shardings.
-      room: bytes of memory of a device; None: it does not say, as a CPU does not.
+      room: bytes of device memory; None if unknown, as on CPUs.
     """
 
-    def size(tree: PyTree) -> int:  # of a device's part
+    def size(tree: PyTree) -> int:  # bytes on one device
         return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
     ema, gradients = size(state.ema), size(state.params)
     needed = size(state) + gradients
     if room is not None and ema and needed > room:
         raise UserError(
-            f"config.train.ema_decay keeps another copy of the parameters, {byte_size(ema)} of a device, and there is "
-            f"no memory for it: parameters, optimizer, gradients and it take {byte_size(needed)} of {byte_size(room)}; "
-            "set it to None, or split the parameters by config.mesh.fsdp"
+            f"config.train.ema_decay adds a copy of the parameters, {byte_size(ema)} per device, which does not fit in "
+            f"memory: with it, parameters, optimizer and gradients take {byte_size(needed)} of {byte_size(room)}; "
+            "set it to None, or shard the parameters with config.mesh.fsdp"
         )

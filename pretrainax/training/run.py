@@ -1,8 +1,7 @@
-"""A run, put together from its config: what training, evaluation, the planner and the benchmarks share.
+"""A run, built from its config; shared by training, evaluation, the planner and the benchmarks.
 
-`open_run` is the whole way from a config to a `Run`. `build_run` is its last part, for data that is prepared and a mesh
-that is set, and `build_steps` that of it which needs no data. `work.py` has the cost of a step, `validation.py` the
-measurement of the model.
+`open_run` builds a `Run` from a config. It calls `build_run`, which needs prepared data and a mesh. `build_run` calls
+`build_steps`, which needs no data. `work.py` computes the cost of a step, and `validation.py` evaluates the model.
 """
 
 import contextlib
@@ -37,25 +36,25 @@ from pretrainax.training.validation import Validation
 from pretrainax.training.work import Work
 from pretrainax.training.wrapped import counted, merged, plain, trained_model
 
-# Writes the answers of a validation: (run, params, task) -> (what a task's `metrics` takes, the notes of the records).
+# Generates the outputs of a validation: (run, params, task) -> (arguments of the task's `metrics`, notes of records).
 Write = Callable[["Run", Params, Objective], tuple[Sequence, list[Note]]]
 
 
 def no_writer(run: "Run", params: Params, task: Objective) -> tuple[Sequence, list[Note]]:
-    """Refuses to write answers: training alone cannot."""
+    """Raises UserError, because pretrainax.training cannot generate text."""
     raise UserError(
-        f"{type(task).__name__} has answers written, which pretrainax.training alone cannot: train by "
+        f"{type(task).__name__} generates answers, which pretrainax.training does not support: train with "
         "pretrainax.runs.train, or set config.objective.answers to 0"
     )
 
 
 @dataclasses.dataclass
 class Run:
-    """The data, the model and the jitted steps of a config. Nothing is allocated on a device yet.
+    """The data, the model and the jitted steps of a config, before anything is allocated on a device.
 
-    A run in phases is one of these a phase, each with its own model, batches and steps; `at` gives that of a step. What
-    is validated is the same for all: `experiment`, `prepared` and the rows of `validation` are of the config without
-    its phases.
+    A run in phases has one `Run` per phase, each with its own model, batches and steps; `at` returns the `Run` of a
+    step. All phases share the validation: `experiment`, `prepared` and the rows of `validation` belong to the config
+    without its phases.
     """
 
     experiment: Experiment
@@ -68,40 +67,40 @@ class Run:
     train_batches: Batches
     step: train_step.Update
     abstract_state: train_step.TrainState  # shapes, dtypes and shardings
-    abstract_frozen: Frozen  # likewise
+    abstract_frozen: Frozen  # shapes, dtypes and shardings
     work: Work  # of a step
     validation: Validation
     start: Start
     write: Write
-    phase: Optional[RunPhase] = None  # which of the run this is; None: it has no phases
-    phases: tuple["Run", ...] = dataclasses.field(default=(), repr=False)  # all of them, this one too
+    phase: Optional[RunPhase] = None  # None: the run has no phases
+    phases: tuple["Run", ...] = dataclasses.field(default=(), repr=False)  # all phases, including this one
 
     @property
     def trained(self) -> Experiment:
-        """Returns the config as this phase trains it."""
+        """Returns the config of this phase."""
         return self.phase.experiment if self.phase else self.experiment
 
     @property
     def parts(self) -> tuple["Run", ...]:
-        """Returns the phases of the run; without any, the run itself."""
+        """Returns the phases of the run, or the run itself if it has no phases."""
         return self.phases or (self,)
 
     @property
     def stop(self) -> int:
-        """Returns the updates at the end of the phase."""
+        """Returns the number of completed updates at the end of the phase."""
         return self.phase.stop if self.phase else self.experiment.train.steps
 
     @property
     def steps(self) -> int:
-        """Returns how many updates the phase has."""
+        """Returns the number of updates in the phase."""
         return self.phase.steps if self.phase else self.experiment.train.steps
 
     def at(self, step: int) -> "Run":
-        """Returns the phase of the update after `step` updates."""
+        """Returns the phase of update `step` + 1."""
         return phase_at(self.parts, step)
 
     def steps_left(self, step: int) -> float:
-        """Counts the updates after `step`, one of another phase as so many of this one's as its FLOPs are worth."""
+        """Returns the number of updates after `step`, in updates of this phase with the same FLOPs."""
         left = [(part.work.flops_per_step, part.stop - max(step, part.stop - part.steps)) for part in self.parts]
         return sum(flops * steps for flops, steps in left if steps > 0) / self.work.flops_per_step
 
@@ -112,32 +111,32 @@ class Run:
 
     @property
     def is_primary(self) -> bool:
-        """Returns True if this is the process that writes and prints for all."""
+        """Returns True if this process writes and prints for all processes."""
         return jax.process_index() == 0
 
     @property
     def frozen(self) -> Frozen:
-        """Returns the parameters that the model reads and does not train; None: there are none, or not yet."""
+        """Returns the frozen parameters of the model; None if it has none, or none yet."""
         return self.validation.frozen
 
     def freeze(self, frozen: Frozen) -> None:
-        """Gives all phases the parameters that they read and do not train."""
+        """Sets the frozen parameters of all phases."""
         for part in self.parts:
             part.validation.frozen = frozen
 
     def fresh_state(self) -> train_step.TrainState:
-        """Returns parameters drawn from `train.init_seed` and moments of zero, born in their shards."""
+        """Returns parameters drawn from `train.init_seed` and zero moments, created in their shards."""
         train = self.experiment.train
         seed, has_ema = train.seed_of("init"), train.ema_decay is not None
         return train_step.init_state(self.model, self.optimizer, self.batch_shapes, self.mesh, seed, has_ema)
 
     def fresh_params(self, paths: list[str]) -> dict[str, jax.Array]:
-        """Returns the parameters of these paths as `fresh_state` has them."""
+        """Returns the parameters at these paths, equal to the parameters of `fresh_state`."""
         seed = self.experiment.train.seed_of("init")
         return train_step.fresh_params(plain(self.model), self.batch_shapes, self.mesh, seed, paths)
 
     def state_of(self, params: Params) -> train_step.TrainState:
-        """Returns the state of a new run with these parameters, which are donated to it."""
+        """Returns the state of a new run with these parameters, whose buffers are donated."""
         has_ema = self.abstract_state.ema is not None
         return train_step.state_from(params, self.optimizer, self.mesh, has_ema)
 
@@ -149,28 +148,27 @@ class Run:
         return state.ema
 
     def validate(self, params: Params) -> dict[str, float]:
-        """Returns the metrics of the validation split, as the objective of the validation measures them."""
+        """Returns the metrics of the validation objective on the validation split."""
         return self.experiment.validation_objective.validate(self, params)
 
     def plain(self, params: Params) -> tuple[models.AnyModel, Params]:
-        """Returns the model and the parameters that are used after training: a tuning is merged into them, a student
-        is without its teacher."""
+        """Returns the model and parameters for use after training, with a tuning merged and without a teacher."""
         return merged(self.model, params, self.frozen)
 
     @functools.cached_property
     def parameters(self) -> int:
-        """Counts the numbers of the model, trained or not; not those of a teacher, nor of the maps to its states."""
+        """Returns the number of parameters, trained or frozen, without a teacher and the maps to its hidden states."""
         own = counted(self.model, self.abstract_state.params, self.abstract_frozen)
         return sum(p.size for p in jax.tree.leaves(own))
 
     @functools.cached_property
     def trained_parameters(self) -> int:
-        """Counts those that an update changes."""
+        """Returns the number of trained parameters."""
         return sum(p.size for p in jax.tree.leaves(self.abstract_state.params))
 
 
 class Steps(NamedTuple):
-    """The part of a run that needs no data: model, optimizer and the jitted steps."""
+    """The parts of a run that need no data: model, optimizer and the jitted steps."""
 
     model: models.AnyModel
     optimizer: optax.GradientTransformationExtraArgs
@@ -192,12 +190,12 @@ def build_steps(
     """Builds the model, its optimizer and the steps, inside `jax.set_mesh(mesh)`, whose devices may be absent.
 
     Args:
-      experiment: without phases.
-      validated: the config whose rows the evaluation is of; None: the same.
-      make_model: returns the model in training, as `Start.model`.
+      experiment: a config without phases.
+      validated: the config of the evaluation rows; None: `experiment`.
+      make_model: returns the model in training, as in `Start.model`.
 
     Raises:
-      UserError: a mesh that does not divide the batch or the model, or that its attention cannot run on.
+      UserError: the mesh does not divide the batch or the model, or the attention cannot run on it.
     """
     check_mesh(experiment, mesh)
     train = for_this_machine(experiment.train)
@@ -221,7 +219,7 @@ def build_steps(
 
 
 def _has_answers(experiment: Experiment) -> bool:
-    """Returns True if all targets are answers, of which people ask how many are right as a whole."""
+    """Returns True if all targets are answers, so that sequence accuracy is meaningful."""
     is_encoder = experiment.model.family == "encoder"
     return not is_encoder and all(source.pairs for source in experiment.data.source.components())
 
@@ -234,32 +232,32 @@ def build_run(
     start: Start = FRESH,
     write: Write = no_writer,
 ) -> Run:
-    """Builds a run on data that is prepared, inside `jax.set_mesh(mesh)`; raises as `build_steps`.
+    """Builds a run on prepared data, inside `jax.set_mesh(mesh)`; raises as `build_steps`.
 
-    Of one in phases it returns the first. Phases that differ in their text alone share their steps.
+    For a run in phases, returns the first phase. Phases that differ only in their text share their steps.
 
     Args:
-      start: gives parameters that others have trained.
-      write: writes the answers that a validation may ask for.
+      start: provides pretrained parameters.
+      write: generates the outputs that a validation may require.
     """
     share = share_of(mesh, jax.process_index())
     processes = share.index, share.count
     valid_batches = batches_of(experiment, prepared, "valid", *processes)
-    made: list[tuple[tuple, Steps]] = []
+    built: list[tuple[tuple, Steps]] = []
     runs = []
     batches_of_phases = phase_batches(experiment, prepared, *processes).phases
     for phase, train_batches in zip(phases_of(experiment), batches_of_phases, strict=True):
         e, rows, lengths = phase.experiment, phase.experiment.train.global_batch_size, train_batches.lengths
-        # The first batch may be of a short bucket. What needs a trace, and what is said of it, is of the longest rows.
+        # The first batch may belong to a short bucket, so traces use the longest rows.
         longest = collate([[train_batches.template]], lengths, pad=0)
         first_shapes, longest_shapes = (
             train_step.global_shapes(batch, rows) for batch in (train_batches[phase.start], longest)
         )
         key = (e.model, e.train, e.optimizer, e.schedule, longest_shapes)
-        if (steps := next((steps for known, steps in made if known == key), None)) is None:
+        if (steps := next((steps for built_key, steps in built if built_key == key), None)) is None:
             with naming(phase):
                 steps = build_steps(e, longest_shapes, mesh, experiment, start.model)
-            made.append((key, steps))
+            built.append((key, steps))
         run = Run(
             experiment=experiment,
             prepared=prepared,
@@ -295,33 +293,33 @@ def open_run(
     start: Start = FRESH,
     write: Write = no_writer,
 ) -> Iterator[Run]:
-    """Joins the processes, prepares the data, sets the mesh and builds the run, right after `host.start_jax`.
+    """Connects the processes, prepares the data, sets the mesh and builds the run, right after `host.start_jax`.
 
-    Left by an exception, it ends the other processes of the run too (see `Watchdog`).
+    An exception inside also ends the other processes of the run (see `Watchdog`).
 
     Args:
-      prepare_data: is called in process 0 first, and then in all others, which find done what it did.
-      preemption: is entered once the data is there; until then a signal ends the process.
-      workdir: where a deterministic run keeps what the compiler has chosen.
-      start, write: as of `build_run`.
+      prepare_data: runs in process 0 first, then in the other processes, which reuse its result.
+      preemption: handles signals once the data is prepared; before that, a signal ends the process.
+      workdir: the folder where a deterministic run saves the compiler's choices.
+      start, write: as in `build_run`.
     """
     with contextlib.ExitStack() as stack:
         peers = stack.enter_context(Watchdog(experiment.train.stuck_after))
         if experiment.train.deterministic:
             determinism.ask_for_same_bits(workdir)
-        host.start_devices()  # in all processes together: within `zero_first` they would wait for each other
+        host.start_devices()  # in all processes at once: inside `zero_first` they would wait for each other
         if experiment.train.deterministic and workdir is not None:
             determinism.keep_programs(workdir)
         with peers.zero_first():
             prepared = prepare_data(experiment)
-            batches_of(experiment, prepared, "valid")  # which puts the plan of its rows beside the corpus
+            batches_of(experiment, prepared, "valid")  # writes the row plan next to the corpus
             phase_batches(experiment, prepared)
         mesh = make_mesh(experiment.mesh)
         stack.enter_context(jax.set_mesh(mesh))
         check_same(
-            "the text of config.data.source, or what config.tokenizer makes of it,",
+            "the text of config.data.source, or its tokens by config.tokenizer,",
             f"{prepared.tokenizer.fingerprint[:12]} and {', '.join(c.fingerprint[:12] for c in prepared.corpora)}",
-            "give every host the same files, and models and data sets of the hub by their commits",
+            "give every host the same files, and name models and datasets of the hub by commit",
         )
         if preemption is not None:
             stack.enter_context(preemption)

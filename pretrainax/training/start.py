@@ -1,4 +1,4 @@
-"""The start of a run: a protocol for what packages above training hand in, and the start of fresh parameters."""
+"""The start of a run: the protocol for initial parameters from other packages, and the start from fresh parameters."""
 
 from typing import TYPE_CHECKING, Optional, Protocol
 
@@ -7,52 +7,55 @@ from pretrainax.models import AnyModel
 from pretrainax.training.train_step import Params
 from pretrainax.training.wrapped import trained_model
 
-if TYPE_CHECKING:  # which imports this module
+if TYPE_CHECKING:  # that module imports this module
     from pretrainax.training.run import Run
 
 Row = tuple[str, str]  # name and value in the header of a run
 
 
 class Start(Protocol):
-    """Gives a new run parameters that others have trained, and any run those that it reads and does not train."""
+    """Provides pretrained initial parameters for a new run, and frozen parameters for any run."""
 
     def model(self, experiment: Experiment, train: TrainConfig) -> AnyModel:
-        """Returns the model in training, of which no number is read; train: as `for_this_machine` returns it.
+        """Returns the model in training, without reading parameters.
+
+        Args:
+          train: the result of `for_this_machine`.
 
         Raises:
-          UserError: a teacher is not there, or the model of the config cannot learn from it.
+          UserError: a teacher is missing, or the model of the config cannot learn from it.
         """
         ...
 
     def describe(self, experiment: Experiment, workdir: str) -> list[Row]:
-        """Checks the start of a new run without reading a number of it; returns rows for the header.
+        """Checks the start of a new run without reading parameters; returns rows for the header.
 
-        It takes no data and no device, so that a mistake shows before the text is prepared.
+        The check needs no data and no device, so that mistakes show before the data is prepared.
 
         Raises:
-          UserError: the start or the teacher is not there, or of another model.
+          UserError: the start or the teacher is missing, or belongs to another model.
         """
         ...
 
     def read_frozen(self, run: "Run", workdir: str, is_new: bool) -> None:
-        """Gives a run the parameters that it reads and does not train (`Run.freeze`), as far as they are known.
+        """Loads the frozen parameters of a run and passes them to `Run.freeze`.
 
         Raises:
-          UserError: they are not there any more, or other ones.
+          UserError: the parameters are missing or have changed.
         """
         ...
 
     def params(self, run: "Run", workdir: str) -> Optional[Params]:
-        """Returns the trained parameters of a new run at its start; None: they are drawn.
+        """Returns the initial values of a new run's trained parameters; None: the run draws them.
 
         Raises:
-          UserError: as `describe`.
+          UserError: as in `describe`.
         """
         ...
 
 
 class Fresh(Start):
-    """Starts from parameters that are drawn, and nothing else."""
+    """Starts from randomly drawn parameters."""
 
     def model(self, experiment: Experiment, train: TrainConfig) -> AnyModel:
         self._check(experiment)
@@ -71,11 +74,11 @@ class Fresh(Start):
 
     @staticmethod
     def _check(experiment: Experiment) -> None:
-        asked = {"checkpoint.init_from": experiment.checkpoint.init_from, "distill": experiment.distill}
-        if given := [name for name, value in asked.items() if value]:
+        settings = {"checkpoint.init_from": experiment.checkpoint.init_from, "distill": experiment.distill}
+        if given := [name for name, value in settings.items() if value]:
             raise UserError(
-                f"config.{given[0]} is set, and pretrainax.training alone starts from fresh parameters: train by "
-                "pretrainax.runs.train, or leave it out"
+                f"config.{given[0]} is set, but pretrainax.training supports fresh parameters only: train with "
+                "pretrainax.runs.train, or do not set it"
             )
 
 

@@ -1,4 +1,4 @@
-"""The first rows of a run's header: where it is, what it starts from, what was chosen for its devices."""
+"""The first rows of a run's header: its workdir, its start, and the settings chosen for its devices."""
 
 from typing import Optional
 
@@ -15,23 +15,23 @@ def rows_of_start(
     """Returns the names and values of the rows.
 
     Args:
-      extended: what `claim_workdir` says of a run that goes on past its planned end.
-      remat: that was asked for.
-      loader: None: nothing is known of what the devices need.
+      extended: the line that `claim_workdir` returns for an extended run.
+      remat: the requested setting.
+      loader: the size of the loader; None if the speed of the devices is unknown.
     """
     experiment = run.experiment
     resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
-    shown = "; ".join(tracker.describe(workdir) for tracker in experiment.trackers)
+    trackers = "; ".join(tracker.describe(workdir) for tracker in experiment.trackers)
     chosen = f"auto: {run.model.compute.remat}" if remat == "auto" else ""
-    said = [("steps", extended), ("counts", _uncounted(loop_state)), ("shown in", shown), ("remat", chosen)]
+    optional = [("steps", extended), ("counts", _uncounted(loop_state)), ("shown in", trackers), ("remat", chosen)]
     sent = f", {places.sent_line(workdir)}" if places.is_at_work(workdir) else ""
-    where = places.named(workdir) + resumed + sent
-    rows = [("workdir", where), *run.start.describe(experiment, workdir), *(row for row in said if row[1])]
+    location = places.named(workdir) + resumed + sent
+    rows = [("workdir", location), *run.start.describe(experiment, workdir), *(row for row in optional if row[1])]
     return [*rows, loader.row()] if loader else rows
 
 
 def _uncounted(loop_state: LoopState) -> str:
-    """Returns why the counts of a run are not known; "" where they are."""
+    """Returns the reason for missing counts of a run; "" if it has counts."""
     if loop_state.counts:
         return ""
-    return "not of this run: the version that began it did not count text_tokens, text_bytes, tokens and flops"
+    return "unknown: the version that started this run did not count text_tokens, text_bytes, tokens and flops"

@@ -1,4 +1,4 @@
-"""The callback that sends metrics and texts to trackers."""
+"""The callback that sends metrics and text samples to trackers."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from pretrainax.training.metrics_writer import number
 
 
 class Tracking(Callback):
-    """Sends the metrics of a run to its trackers, from the primary process."""
+    """Sends the metrics and text samples of a run from the primary process to its trackers."""
 
     part = ""  # trackers run in their own threads
 

@@ -1,4 +1,4 @@
-"""Trains a run from its config to its exit code. It knows no objective, no architecture, and no use of a model."""
+"""Trains a run from its config and returns its exit code, independent of objective, architecture and model use."""
 
 import contextlib
 import os
@@ -41,51 +41,51 @@ def train(
     start: Start = FRESH,
     write: Write = no_writer,
 ) -> int:
-    """Trains until `train.steps`, or until a signal. Returns the exit code.
+    """Trains until `train.steps` or a signal. Returns the exit code.
 
     Args:
-      process_age: seconds since the process was started.
-      extend: the run may go on past its planned end, whatever else that changes (see `claim_workdir`).
-      callbacks: beside those of the config.
-      start, write: as of `build_run`.
+      process_age: seconds since the start of the process.
+      extend: allows a run to continue past its planned end, whatever else that changes (see `claim_workdir`).
+      callbacks: callbacks in addition to the callbacks of the config.
+      start, write: as in `build_run`.
     """
     _check(experiment, workdir, start)
     extended, remat = "", experiment.train.remat
     goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
-    called = Callbacks(all_callbacks(experiment, callbacks), goodput)
+    run_callbacks = Callbacks(all_callbacks(experiment, callbacks), goodput)
 
     def prepare_data(experiment: Experiment) -> Prepared:
         nonlocal extended
-        called.call("settle", experiment)
+        run_callbacks.call("settle", experiment)
         with goodput.on("preparing"):
             if jax.process_index() == 0:
-                held.enter_context(WorkdirLock(workdir))
+                outer_stack.enter_context(WorkdirLock(workdir))
             with places.shared(workdir):
                 prepared = prepare(experiment)
                 extended = claim_workdir(workdir, experiment, prepared, extend)
         return prepared
 
-    held = contextlib.ExitStack()  # what outlasts everything else
+    outer_stack = contextlib.ExitStack()  # holds the lock of the workdir, which is released last
     opened = open_run(experiment, prepare_data, preemption, workdir, start, write)
-    with held, opened as run, contextlib.ExitStack() as stack:
-        goodput.primary = run.is_primary  # which JAX knows only now
-        saving = experiment.checkpoint.keep, experiment.select_by, experiment.checkpoint.keeps
-        checkpoints = open_checkpoints(os.path.join(workdir, "checkpoints"), *saving)
+    with outer_stack, opened as run, contextlib.ExitStack() as stack:
+        goodput.primary = run.is_primary  # JAX knows the process index only now
+        options = experiment.checkpoint.keep, experiment.select_by, experiment.checkpoint.keeps
+        checkpoints = open_checkpoints(os.path.join(workdir, "checkpoints"), *options)
         stack.enter_context(contextlib.closing(checkpoints))
         with goodput.on("restoring"):
             state, loop_state = restore_or_init(run, checkpoints)
         writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary, experiment.select_by)
         stack.callback(writer.close)
         if goodput.damaged:
-            writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
-        stack.enter_context(called.closing())
+            writer.note(f"ignored {goodput.damaged} damaged entries of {goodput.path}; the goodput table lacks them")
+        stack.enter_context(run_callbacks.closing())
         with checked_texts(experiment.data, run.prepared.valid_first, writer.note) as check:
-            loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, check, called)
+            loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, check, run_callbacks)
             loop.first_rows = rows_of_start(run, workdir, loop_state, extended, remat, size_loader(run))
             state, exit_code = loop.train(state)
         if exit_code == 0:
             with goodput.on("saving"):
-                checkpoints.share()  # whatever becomes of what follows, the run is whole
+                checkpoints.share()  # the run is complete from now on, even if finish() fails
             with goodput.on("finishing"):
                 finish(loop, state)
             writer.note(goodput.table())
@@ -94,14 +94,14 @@ def train(
 
 
 def all_callbacks(experiment: Experiment, given: Sequence[Callback]) -> list[Callback]:
-    """Returns the callbacks of a run in the order of their calls."""
+    """Returns the callbacks of a run in call order."""
     profiles = [] if any(isinstance(each, Profiles) for each in given) else [Profiles()]
     own = cast(tuple[Callback, ...], experiment.callbacks)
     return [Tracking(experiment.trackers), *own, *given, ExpertBalance(), *profiles]
 
 
 def _check(experiment: Experiment, workdir: str, start: Start) -> None:
-    """Refuses mistakes before anything is prepared; sizes may still be auto."""
+    """Raises UserError for invalid settings before the data is prepared; sizes may still be "auto"."""
     complete(experiment)
     check_trackers(experiment.trackers)
     exact_path(workdir)

@@ -1,6 +1,6 @@
-"""The state of training and the one jitted update: micro-batches, gradients, optimizer.
+"""The training state and the jitted update: micro-batches, gradients, optimizer.
 
-Nothing here waits for the device, and nothing is ever whole on one: parameters are born in shards.
+Nothing here blocks on the device, and no device holds a full parameter: parameters are created in shards.
 """
 
 import dataclasses
@@ -39,21 +39,21 @@ from pretrainax.training.wrapped import Frozen
 
 Shapes = dict[str, jax.ShapeDtypeStruct]  # of a batch
 Keys = dict[str, jax.Array]  # a random key for each use
-_USES: tuple[str, ...] = ("params", "dropout", "sample")  # of random numbers: each has a stream of its own
+_USES: tuple[str, ...] = ("params", "dropout", "sample")  # uses of random numbers, each with a separate stream
 
 
 @flax.struct.dataclass
 class TrainState:
-    """All that an update changes: arrays, or in their places their shapes or shardings."""
+    """The state that an update changes: arrays, or their shapes or shardings."""
 
-    step: PyTree  # int32: updates tried so far, those that were skipped included
+    step: PyTree  # int32: number of updates so far, including skipped updates
     params: Params
     opt_state: optax.OptState
-    ema: Optional[Params] = None  # the moving average of `params`, where `train.ema_decay` asks for one
+    ema: Optional[Params] = None  # moving average of `params`, if `train.ema_decay` is set
 
 
 def global_shapes(batch: HostBatch, global_batch_size: int) -> Shapes:
-    """Returns the shapes [B, …] of the global batch that local rows [b, …] are a part of."""
+    """Returns the shapes [B, …] of the global batch from local rows [b, …]."""
     return {k: jax.ShapeDtypeStruct((global_batch_size, *v.shape[1:]), v.dtype) for k, v in batch.items()}
 
 
@@ -63,12 +63,12 @@ def abstract_params(model: AnyModel, batch_shapes: Shapes) -> Params:
 
 
 def abstract_variables(model: AnyModel, batch_shapes: Shapes) -> dict[str, Params]:
-    """Returns those of all that the model has: "params", and the collections of `Frozen`."""
+    """Returns the shapes and dtypes of all variables: "params", and the collections of `Frozen`."""
     return jax.eval_shape(lambda: _init(model, batch_shapes, seed=0))
 
 
 def abstract_frozen(variables: dict[str, Params], mesh: Mesh) -> Frozen:
-    """Returns the shapes, dtypes and shardings of what a model of these variables has beside its trained parameters."""
+    """Returns the shapes, dtypes and shardings of the variables that are not trained."""
     frozen = {name: tree for name, tree in variables.items() if name != "params"}
     return {name: with_shardings(tree, tree_shardings(mesh, tree)) for name, tree in frozen.items()} or None
 
@@ -76,8 +76,7 @@ def abstract_frozen(variables: dict[str, Params], mesh: Mesh) -> Frozen:
 def abstract_state(
     params: Params, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh, has_ema: bool = False
 ) -> TrainState:
-    """Returns the shapes, dtypes and shardings of the state of parameters of these shapes: what a checkpoint is
-    restored into."""
+    """Returns the shapes, dtypes and shardings of the training state, the target of a checkpoint restore."""
     shapes = jax.eval_shape(lambda params: _state(params, optimizer, has_ema), params)
     return with_shardings(shapes, state_shardings(mesh, optimizer, params, has_ema))
 
@@ -85,7 +84,7 @@ def abstract_state(
 def state_shardings(
     mesh: Mesh, optimizer: optax.GradientTransformationExtraArgs, params: Params, has_ema: bool = False
 ) -> TrainState:
-    """Returns where each array of a state of `params` (arrays or shapes) lives."""
+    """Returns the sharding of each array of a state with `params` (arrays or shapes)."""
     shardings = tree_shardings(mesh, params)
     return TrainState(
         step=NamedSharding(mesh, P()),
@@ -103,7 +102,7 @@ def init_state(
     seed: int,
     has_ema: bool = False,
 ) -> TrainState:
-    """Fresh parameters and moments, computed shard by shard where they will live; the same on any mesh."""
+    """Returns fresh parameters and moments, computed in their shards; the values are the same on any mesh."""
 
     def make():
         state = _state(_init_params(model, batch_shapes, seed), optimizer, has_ema)
@@ -115,7 +114,7 @@ def init_state(
 def fresh_params(
     model: AnyModel, batch_shapes: Shapes, mesh: Mesh, seed: int, paths: Collection[str]
 ) -> dict[str, jax.Array]:
-    """Returns the parameters of these paths as `init_state` draws them, computed where they will live."""
+    """Returns the parameters at these paths as `init_state` draws them, computed in their shards."""
 
     def make():
         params = _init_params(model, batch_shapes, seed)
@@ -129,7 +128,7 @@ def fresh_params(
 def state_from(
     params: Params, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh, has_ema: bool = False
 ) -> TrainState:
-    """Returns a state at step 0 of given parameters, with moments of zero. The parameters are donated to it."""
+    """Returns a state at step 0 with given parameters and zero moments. The buffers of the parameters are donated."""
     shardings = state_shardings(mesh, optimizer, params, has_ema)
     return jax.jit(lambda p: _state(p, optimizer, has_ema), out_shardings=shardings, donate_argnums=0)(params)
 
@@ -144,7 +143,7 @@ def _init_params(model: AnyModel, batch_shapes: Shapes, seed: int) -> Params:
 
 
 def _init(model: AnyModel, batch_shapes: Shapes, seed: int) -> dict[str, Params]:
-    # one row is enough: no parameter depends on the batch size, and the compiler drops the forward pass
+    # One row is enough: no parameter depends on the batch size, and the compiler drops the forward pass.
     row = {name: jnp.zeros((1, *x.shape[1:]), x.dtype) for name, x in batch_shapes.items()}
     return model.init({"params": init_key(seed)}, row, deterministic=True)
 
@@ -162,7 +161,7 @@ def _key(seed: int | np.uint32, use: str) -> jax.Array:
 class Update:
     """The jitted update `(state, batch, frozen=None) -> (state, metrics)`.
 
-    The seeds of its draws are an argument of the program: runs that differ in nothing else share what is compiled.
+    The random seeds are arguments of the program, so runs that differ only in seeds share the compiled program.
     """
 
     jitted: jax.stages.Wrapped  # (state, batch, frozen, seeds) -> (state, metrics)
@@ -174,10 +173,10 @@ class Update:
 
     @functools.cached_property
     def _placed(self) -> dict[str, jax.Array]:
-        return jax.device_put(self.seeds, NamedSharding(self.mesh, P()))  # once: a step sends nothing to the devices
+        return jax.device_put(self.seeds, NamedSharding(self.mesh, P()))  # once, so that a step transfers nothing
 
     def lower(self, state: TrainState, batch: PyTree, frozen: PyTree = None) -> jax.stages.Lowered:
-        """Traces the update for arrays, or shapes; what it compiles to takes all four arguments of `jitted`."""
+        """Traces the update for arrays or shapes; the compiled program takes all four arguments of `jitted`."""
         return self.jitted.lower(state, batch, frozen, self.seeds)
 
 
@@ -190,23 +189,23 @@ def make_train_step(
     chosen: Optional[Optimizer] = None,
     layers: Optional[LayersConfig] = None,
 ) -> Update:
-    """Returns the update.
+    """Returns the jitted update.
 
-    The state it is given is donated: its buffers become those of the new one; `frozen` stays (see `Frozen`). An update
-    whose objective or gradient norm is not finite changes neither parameters nor moments; the step advances, and the
-    moving average.
+    The input state is donated, and the new state reuses its buffers; `frozen` is not donated (see `Frozen`). If the
+    objective or the gradient norm is not finite, the update leaves parameters and moments unchanged, but advances the
+    step and the moving average.
 
     Args:
-      optimizer: what an optimizer of pretrainax.optim builds (its update takes `step`).
-      schedule: gives the learning rate that is reported.
-      chosen: of the config, which says where gradients are taken and whether more of them are asked for; None: at the
-        parameters, and no.
-      layers: of the config, which says what is frozen: its gradient is zero; None: nothing is.
+      optimizer: built by an optimizer of pretrainax.optim (its update takes `step`).
+      schedule: returns the reported learning rate.
+      chosen: the optimizer of the config, which selects the point of the gradients and may request more gradients;
+        None: gradients at the parameters only.
+      layers: the layers of the config, which select frozen parameters, with zero gradient; None: nothing is frozen.
 
-    Metrics, all on the device: "sums" {name: (sum, count)}; "text", the tokens and bytes of text that the batch is made
-    of, where it says so; "gradient_norm", before clipping; "learning_rate"; "finite", whether the update was made;
-    "bad_parameter", the place in tree order (`param_paths.parameter_names`) of the first parameter whose gradient is
-    not finite, -1 if none.
+    The metrics are on the device: "sums" {name: (sum, count)}; "text", text tokens and bytes of the batch, if it has
+    these counts; "gradient_norm", before clipping; "learning_rate"; "finite", True if the update was applied.
+    "bad_parameter" is the index in tree order (`param_paths.parameter_names`) of the first parameter with a non-finite
+    gradient, or -1.
     """
     compute_gradients = _make_gradients(model, train, mesh)
     chosen, layers = chosen or Optimizer(), layers or LayersConfig()
@@ -216,18 +215,18 @@ def make_train_step(
         point = chosen.gradient_point(state.params, state.opt_state)
         gradients, (loss, sums) = compute_gradients(point, batch, keys, frozen)
         gradients = only_trained(layers, gradients)
-        again = lambda at: compute_gradients(at, batch, keys, frozen)[0]  # noqa: E731
-        more = {"gradients_at": again} if chosen.asks_for_gradients else {}
+        gradients_at = lambda at: compute_gradients(at, batch, keys, frozen)[0]  # noqa: E731
+        extra = {"gradients_at": gradients_at} if chosen.asks_for_gradients else {}
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
         norm, bad = jnp.sqrt(jnp.sum(squares)), ~jnp.isfinite(squares)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
 
         with jax.named_scope("optimizer"):
-            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step, **more)
-            made = steered(model.config.experts, layers, optax.apply_updates(state.params, updates), sums)
-            made, unchanged = (made, opt_state), (state.params, state.opt_state)
-            params, opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), made, unchanged)
-            new = TrainState(state.step + 1, params, opt_state, _moved(state, params, train.ema_decay))
+            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step, **extra)
+            updated = steered(model.config.experts, layers, optax.apply_updates(state.params, updates), sums)
+            updated, unchanged = (updated, opt_state), (state.params, state.opt_state)
+            params, opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, unchanged)
+            new = TrainState(state.step + 1, params, opt_state, _updated_ema(state, params, train.ema_decay))
         metrics = {
             "sums": {**sums, "padding_fraction": padding(batch)},
             "text": {name: batch[name].sum() for name in ("text_tokens", "text_bytes") if name in batch},
@@ -239,14 +238,16 @@ def make_train_step(
         shardings = state_shardings(mesh, optimizer, new.params, new.ema is not None)
         return jax.lax.with_sharding_constraint(new, shardings), metrics
 
-    seeds = {"dropout": train.seed_of("dropout"), "sample": train.seed_of("mask")}  # ELECTRA's draws are masks
+    seeds = {"dropout": train.seed_of("dropout"), "sample": train.seed_of("mask")}  # ELECTRA's samples are masks
     return Update(jax.jit(step, donate_argnums=0), {use: np.uint32(seed % 2**32) for use, seed in seeds.items()}, mesh)
 
 
-def _moved(state: TrainState, params: Params, decay: Optional[float]) -> Optional[Params]:
-    """Returns the moving average after an update to `params`: after step t the mean of the parameters after each step
-    s <= t, weighted by decay^(t - s); after one that was skipped they are what they were. What they were before the
-    first step has no part in it, as in Adam's means."""
+def _updated_ema(state: TrainState, params: Params, decay: Optional[float]) -> Optional[Params]:
+    """Returns the moving average of the parameters after an update to `params`.
+
+    After step t it is the mean of the parameters after each step s <= t, weighted by decay^(t - s). A skipped step
+    counts with unchanged parameters. The initial parameters have no weight, as in Adam's bias-corrected means.
+    """
     if state.ema is None or decay is None:
         return None
     weights = -jnp.expm1((state.step + 1) * math.log(decay)) / (1.0 - decay)  # 1 + decay + … + decay^step
@@ -258,25 +259,25 @@ def _make_gradients(
 ) -> Callable[[Params, Batch, Keys, Frozen], tuple[Params, tuple[jax.Array, losses.Sums]]]:
     """Returns `(params, batch, keys, frozen) -> (gradients, (objective, sums))` over all micro-batches.
 
-    Each loss is sum / count over all rows of all micro-batches, so that neither the number of devices nor
-    `train.accumulate` changes it, whatever the loss weights of each row. The counts are known before the first
-    micro-batch: they are the batch's alone.
+    Each loss is sum / count over all rows of all micro-batches, so it depends neither on the number of devices nor on
+    `train.accumulate`, whatever the loss weights of each row. The counts depend only on the batch, so they are computed
+    before the first micro-batch.
     """
 
     def objective(params, batch, counts, keys, frozen):
-        def of_outputs(outputs, asked):
+        def loss_of_outputs(outputs, labels):
             losses.check_labels(outputs, batch)
             with jax.named_scope("loss"):
-                return losses.objective(outputs, asked, counts, **loss_options(train))
+                return losses.objective(outputs, labels, counts, **loss_options(train))
 
         variables = {"params": params, **(frozen or {})}
         if turns_round(train, mesh.shape):
-            return cast(Decoder, model).apply(variables, batch, of_outputs, rngs=keys, method="turned_round")
-        return of_outputs(model.apply(variables, batch, deterministic=False, rngs=keys), batch)
+            return cast(Decoder, model).apply(variables, batch, loss_of_outputs, rngs=keys, method="turned_round")
+        return loss_of_outputs(model.apply(variables, batch, deterministic=False, rngs=keys), batch)
 
     def micro_step(params, batch, counts, keys, frozen):
         values, gradients = jax.value_and_grad(objective, has_aux=True)(params, batch, counts, keys, frozen)
-        # each micro-batch leaves its gradient in shards: a device never holds, or adds to, the whole of it
+        # The gradient of each micro-batch is sharded: no device holds or accumulates the full gradient.
         return jax.lax.with_sharding_constraint(gradients, tree_shardings(mesh, gradients)), values
 
     def compute_gradients(params, batch, keys, frozen):
@@ -298,10 +299,10 @@ def _make_gradients(
 
 
 def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh, sequences: bool = False) -> jax.stages.Wrapped:
-    """Returns the jitted evaluation of one batch: `(params, batch, frozen=None) -> {name: (sum, count)}`, without
-    dropout.
+    """Returns the jitted evaluation of a batch without dropout, `(params, batch, frozen=None) -> {name: (sum, count)}`.
 
-    sequences: counts the sequences whose every target is right too.
+    Args:
+      sequences: also count the sequences whose targets are all predicted correctly.
     """
     options: LossOptions = {**loss_options(train), "sequences": sequences}
 
@@ -315,12 +316,12 @@ def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh, sequences: b
 def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.stages.Wrapped:
     """Returns the jitted evaluation of a batch of a task: `(params, batch, frozen=None) -> (sums, answers)`.
 
-    The sums are those of `make_eval_step`. The answers of its head, arrays [B, …], are whole on each device.
+    The sums are as in `make_eval_step`. The answers are the head's outputs, arrays [B, …], replicated on each device.
     """
 
     def answer_step(params, batch, frozen=None):
         outputs = model.apply({"params": params, **(frozen or {})}, batch, deterministic=True)
-        (name,) = outputs.heads  # a model of a task has one
+        (name,) = outputs.heads  # the model of a task has one head
         answers = HEADS[name].answers(outputs.heads[name], batch)
         return losses.objective(outputs, batch, losses.counts(batch), **loss_options(train))[1], answers
 
@@ -328,12 +329,12 @@ def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.sta
 
 
 def loss_options(train: TrainConfig) -> LossOptions:
-    """Returns the arguments of `losses.objective` that are fields of `config.train`."""
+    """Returns the arguments of `losses.objective` from `config.train`."""
     return {"z_loss": train.z_loss, "label_smoothing": train.label_smoothing, "chunk": train.loss_chunk}
 
 
 def _keys(seeds: dict[str, np.uint32], step: jax.Array) -> Keys:
-    """Returns keys that no other step has. That of dropout hashes: it draws more than all others."""
+    """Returns random keys unique to a step. The dropout key uses a hash generator, because dropout draws the most."""
     keys = _folded({use: _key(seed, use) for use, seed in seeds.items()}, step)
     return keys | {"dropout": hashed_key(keys["dropout"])}
 
@@ -343,7 +344,7 @@ def _folded(keys: Keys, number: int | jax.Array) -> Keys:
 
 
 def split(batch: Batch, micro_batches: int, mesh: Mesh) -> Batch:
-    """Cuts a batch into micro-batches. Micro-batch a takes rows a, a + A, a + 2 A, …, so that no row changes device."""
+    """Splits a batch into A micro-batches. Micro-batch a has rows a, a + A, a + 2 A, …, so that no row moves."""
 
     def one(x):
         x = x.reshape(x.shape[0] // micro_batches, micro_batches, *x.shape[1:])  # [B, …] -> [B/A, A, …]

@@ -1,4 +1,4 @@
-"""The validation of a run: which rows of the validation split, and the metrics of a model on them."""
+"""The validation of a run: the rows of the validation split, and the metrics of a model on them."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from pretrainax.training.train_step import Frozen, Params
 
 @dataclasses.dataclass
 class Validation:
-    """Asks a model about the validation split: the same rows of a run each time, with the same masks."""
+    """Evaluates a model on the validation split, with the same rows and masks each time."""
 
     experiment: Experiment  # of the run, without phases
     valid_batches: Batches
@@ -30,39 +30,39 @@ class Validation:
     answer_step: jax.stages.Wrapped  # (params, batch, frozen) -> ({name: (sum, count)}, answers [B, …])
     mesh: jax.sharding.Mesh
     peers: Watchdog
-    frozen: Frozen = dataclasses.field(default=None, repr=False)  # as of the run
+    frozen: Frozen = dataclasses.field(default=None, repr=False)  # the frozen parameters of the run
 
     def batches(self, batches: Optional[Batches] = None) -> Iterator[HostBatch]:
-        """Yields the batches of a validation: this process's rows, or those of `batches`."""
+        """Yields the batches of a validation, from `batches` or from this process's rows."""
         batches, size = batches or self.valid_batches, self.experiment.train.global_batch_size
         for i in range(self.sizes[0]):
             self.peers.progress()
             if self.experiment.validation_objective.unit != "records":
                 yield batches[i]
-            else:  # each record once, and empty rows after the last
+            else:  # each record once, then empty rows to fill the last batch
                 yield batches.of_stream(0, range(i * size, min((i + 1) * size, batches.rows_per_epoch)))
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Returns how many batches a validation takes, and how many the split has."""
+        """Returns the number of batches of a validation, and of the whole split."""
         rows, size = self.valid_batches.rows_per_epoch, self.experiment.train.global_batch_size
         of_records = self.experiment.validation_objective.unit == "records"
-        whole = -(-rows // size) if of_records else max(rows // size, 1)
-        return min(self.experiment.evaluate.batches or whole, whole), whole
+        total = -(-rows // size) if of_records else max(rows // size, 1)
+        return min(self.experiment.evaluate.batches or total, total), total
 
     @functools.cached_property
     def parts(self) -> list[tuple[str, ...]]:
-        """Names the parts that each stream of `valid_batches` is of, as `parts_of_streams` does."""
+        """Returns the names of the parts of each stream of `valid_batches`; see `parts_of_streams`."""
         return parts_of_streams(self.experiment.data.source.components(), self.experiment.validation_objective)
 
     @functools.cached_property
     def rows(self) -> list[int]:
-        """Counts the rows that a validation takes of each stream."""
+        """Returns the number of validation rows from each stream."""
         rows = self.sizes[0] * self.experiment.train.global_batch_size
         return self.valid_batches.schedule.before(rows).tolist()
 
     def by_part(self) -> Iterator[tuple[tuple[str, ...], HostBatch]]:
-        """Yields the rows of `batches`, those of each stream in batches of their own, with its parts."""
+        """Yields the rows of `batches` in separate batches for each stream, with the parts of the stream."""
         if not any(self.parts):
             yield from (((), batch) for batch in self.batches())
             return
@@ -73,24 +73,24 @@ class Validation:
     def metrics(self, params: Params) -> dict[str, float]:
         """Returns the metrics of the heads: sums and counts added over all batches, then divided once.
 
-        Where there are several sources or objectives, those of each are beside them, {"loss/source=wiki": …}.
+        With several sources or objectives, the result also has metrics for each, {"loss/source=wiki": …}.
         """
         parts, sums = [], []
-        for of_batch, batch in self.by_part():
-            parts.append(of_batch)
+        for batch_parts, batch in self.by_part():
+            parts.append(batch_parts)
             sums.append(self.eval_step(params, put_batch(batch, self.mesh), self.frozen))
         sums = jax.device_get(sums)
         return summarize(add_up(sums)) | summarize_parts(parts, sums)
 
     def answers(self, params: Params) -> tuple[dict[str, float], PyTree, list[Note]]:
-        """Returns the answers of the model's head to the records of the validation split, in their order.
+        """Returns the outputs of the model's head for the records of the validation split, in order.
 
         Returns:
-          The metrics of the head; the answers, NumPy arrays [n, …]; the n notes.
+          The metrics of the head; the head outputs, NumPy arrays [n, …]; the n notes.
         """
-        found = [self.answer_step(params, put_batch(batch, self.mesh), self.frozen) for batch in self.batches()]
-        sums, answers = zip(*jax.device_get(found), strict=True)
+        outputs = [self.answer_step(params, put_batch(batch, self.mesh), self.frozen) for batch in self.batches()]
+        sums, answers = zip(*jax.device_get(outputs), strict=True)
         (stream,) = self.valid_batches.streams
-        count = min(len(found) * self.experiment.train.global_batch_size, self.valid_batches.rows_per_epoch)
-        whole = jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *answers)
-        return summarize(add_up(sums)), whole, [stream.note(n) for n in range(count)]
+        count = min(len(outputs) * self.experiment.train.global_batch_size, self.valid_batches.rows_per_epoch)
+        joined = jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *answers)
+        return summarize(add_up(sums)), joined, [stream.note(n) for n in range(count)]

@@ -1,4 +1,4 @@
-"""The work of a step: its tokens and FLOPs, and the share of the chip's peak that they reach."""
+"""The work of a step: its tokens and FLOPs, and its model FLOPs utilization."""
 
 import dataclasses
 import functools
@@ -18,11 +18,11 @@ from pretrainax.training.wrapped import teacher_config
 
 @dataclasses.dataclass
 class Work:
-    """Counts the work of one update of a phase, over all devices."""
+    """The work of one update of a phase, over all devices."""
 
     experiment: Experiment  # of the phase
     model: AnyModel
-    attention_specs: list[AttentionSpec]  # of all that the model computes, in its order
+    attention_specs: list[AttentionSpec]  # of all attentions of the model, in order
     lengths: Lengths  # of the longest rows
     batch_shapes: dict[str, jax.ShapeDtypeStruct]  # of the global batch
     batches: Batches
@@ -30,43 +30,43 @@ class Work:
 
     @functools.cached_property
     def tokens_per_step(self) -> int:
-        """Counts the tokens that enter the model in one update, padding included; encoder's and decoder's."""
+        """Returns the number of tokens that encoder and decoder read in one update, padding included."""
         return tokens_read(self.batch_shapes)
 
     @functools.cached_property
     def flops_per_step(self) -> float:
-        """Counts the FLOPs of one update, as `flops.flops_per_step` does."""
+        """Returns the FLOPs of one update, as counted by `flops.flops_per_step`."""
         return self.flops_at(self.lengths)
 
     @functools.cached_property
     def flops_done_per_step(self) -> float:
-        """Counts those of them that are done on these devices, as `flops.flops_done` does."""
+        """Returns the FLOPs that these devices compute in one update, as counted by `flops.flops_done`."""
         return self._flops_done(self.lengths)
 
     def flops_of(self, step: int) -> float:
-        """Counts those of one step, whose batch may be of a shorter bucket."""
+        """Returns the FLOPs of one step, whose batch may belong to a shorter bucket."""
         return self.flops_at(self.batches.lengths_of(step))
 
     def flops_done_of(self, step: int) -> float:
-        """Counts those of one step that are done."""
+        """Returns the FLOPs that these devices compute in one step."""
         return self._flops_done(self.batches.lengths_of(step))
 
     def mfu(self, flops: float, seconds: float) -> Optional[float]:
-        """Returns the model FLOPs utilisation; None where the chip's peak is unknown."""
+        """Returns the model FLOPs utilization; None if the chip's peak is unknown."""
         peak = peak_flops(jax.devices()[0].device_kind)
         return peak and flops / (seconds * peak * self.devices)
 
     def least_seconds(self, mfu: float) -> Optional[float]:
-        """Returns the seconds of a step that reaches `mfu`; None where the chip's peak is unknown."""
-        of_a_second = self.mfu(self.flops_done_per_step, 1.0)
-        return of_a_second and of_a_second / mfu
+        """Returns the seconds of a step that reaches `mfu`; None if the chip's peak is unknown."""
+        mfu_in_one_second = self.mfu(self.flops_done_per_step, 1.0)
+        return mfu_in_one_second and mfu_in_one_second / mfu
 
     def flops_at(self, lengths: Lengths) -> float:
-        """Counts the FLOPs of an update on rows of these lengths."""
+        """Returns the FLOPs of an update on rows of these lengths."""
         return flops.flops_per_step(*self._step(lengths), teacher=self.teacher, passes=self.experiment.passes)
 
     def _flops_done(self, lengths: Lengths) -> float:
-        if not self.attention_specs:  # nothing is skipped; or the model is a user's, of which nothing is known
+        if not self.attention_specs:  # no attention skips anything, or it is a user's model with unknown attention
             return self.flops_at(lengths)
         done = flops.work_of(self.attention_specs, self.model.compute.attention, platform())
         return flops.flops_done(*self._step(lengths), done, teacher=self.teacher, passes=self.experiment.passes)
@@ -76,5 +76,5 @@ class Work:
 
     @property
     def teacher(self) -> Optional[ModelConfig]:
-        """Returns the config of the teacher; None: there is no teacher."""
+        """Returns the config of the teacher, or None."""
         return teacher_config(self.model)

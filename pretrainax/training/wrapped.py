@@ -1,4 +1,4 @@
-"""The model of a run in training: that of its config, or one that wraps it, as a tuning or a teacher does."""
+"""The model of a run in training: the model of its config, or a wrapper around it, for a tuning or a teacher."""
 
 import abc
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from pretrainax.layers.compute import Compute, compute_for
 from pretrainax.models import AnyModel
 from pretrainax.sharding.param_paths import PyTree
 
-if TYPE_CHECKING:  # which imports this module
+if TYPE_CHECKING:  # that module imports this module
     from pretrainax.training.run import Run
 
-Frozen = Optional[dict[str, PyTree]]  # collections of parameters that no update changes; None: there are none
+Frozen = Optional[dict[str, PyTree]]  # variable collections of frozen parameters, or None
 
 
 class Wrapped(AnyModel, abc.ABC):
-    """Base of such models, which are used like the model inside. Its parameters may be other ones than the model's."""
+    """Base class of wrappers, used like the wrapped model. The parameters may differ from the model's parameters."""
 
     @property
     @abc.abstractmethod
@@ -36,20 +36,20 @@ class Wrapped(AnyModel, abc.ABC):
 
     @abc.abstractmethod
     def start(self, params: PyTree, key: jax.Array) -> PyTree:
-        """Returns the parameters that are trained, at their start.
+        """Returns the initial values of the trained parameters.
 
         Args:
-          params: of the plain model.
-          key: of those that are drawn.
+          params: parameters of the plain model.
+          key: random key for new parameters.
         """
 
     @abc.abstractmethod
     def frozen(self, params: PyTree) -> Frozen:
-        """Returns the collections that follow from the parameters of the plain model; arrays, or shapes."""
+        """Returns the frozen collections for parameters of the plain model; arrays, or shapes."""
 
     @abc.abstractmethod
     def merged(self, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
-        """Returns the model that is used after training and its parameters."""
+        """Returns the model for use after training, and its parameters."""
 
     @abc.abstractmethod
     def counted(self, params: PyTree, frozen: Frozen) -> PyTree:
@@ -57,7 +57,7 @@ class Wrapped(AnyModel, abc.ABC):
 
     @property
     def teacher_config(self) -> Optional[ModelConfig]:
-        """Returns the config of a second model that computes in each step; None: there is no such model."""
+        """Returns the config of the teacher, which also computes in each step, or None."""
         return None
 
     @abc.abstractmethod
@@ -66,11 +66,11 @@ class Wrapped(AnyModel, abc.ABC):
 
 
 def trained_model(experiment: Experiment, train: TrainConfig, teacher: Optional[ModelConfig] = None) -> AnyModel:
-    """Returns the model of a run in training: plain, under a tuning, or beside a teacher.
+    """Returns the model of a run in training: plain, or wrapped for a tuning or a teacher.
 
     Args:
-      train: as `for_this_machine` returns it.
-      teacher: the config of the model that `config.distill` names; None: there is none.
+      train: the result of `for_this_machine`.
+      teacher: the config of the model that `config.distill` names, or None.
     """
     if experiment.wrapper is None:
         return models.build(experiment.model, compute_for(train))
@@ -78,12 +78,12 @@ def trained_model(experiment: Experiment, train: TrainConfig, teacher: Optional[
 
 
 def plain(model: AnyModel) -> AnyModel:
-    """Returns the model of the config without what wraps it in training."""
+    """Returns the model of the config without its training wrapper."""
     return model.plain if isinstance(model, Wrapped) else model
 
 
 def merged(model: AnyModel, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
-    """Returns the model that is used after training and its parameters."""
+    """Returns the model for use after training, and its parameters."""
     return model.merged(params, frozen) if isinstance(model, Wrapped) else (model, params)
 
 
@@ -93,5 +93,5 @@ def counted(model: AnyModel, params: PyTree, frozen: Frozen) -> PyTree:
 
 
 def teacher_config(model: AnyModel) -> Optional[ModelConfig]:
-    """Returns the config of a second model that computes in each step; None: there is no such model."""
+    """Returns the config of the teacher, which also computes in each step, or None."""
     return model.teacher_config if isinstance(model, Wrapped) else None

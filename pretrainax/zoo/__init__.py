@@ -1,4 +1,4 @@
-"""Published architectures: rows of data, one file a family, with its Hugging Face name table.
+"""Published architectures: one module per family, with its sizes and its Hugging Face name table.
 
 zoo.preset("bert_base"), zoo.preset("t5_v1_0_small"), zoo.preset("gpt2_124m"), zoo.preset("llama3_8b")
 """
@@ -48,14 +48,14 @@ FAMILIES: tuple[Family, ...] = tuple(
     for family in module.FAMILIES
 )
 
-# "bert_base" -> family and variant
+# Preset name, "bert_base" -> family and variant.
 PRESETS: dict[str, tuple[Family, str]] = {
     family.prefix + variant: (family, variant) for family in FAMILIES for variant in family.sizes
 }
 
 
 def preset(name: str) -> ModelConfig:
-    """Returns a fresh config of a published model; UserError with the nearest names where there is none."""
+    """Returns a new config of a published model; raises UserError with the nearest names for an unknown name."""
     if name not in PRESETS:
         raise UserError(f"the zoo has no model {name!r}, {nearest(name, PRESETS)}")
     family, variant = PRESETS[name]
@@ -63,6 +63,6 @@ def preset(name: str) -> ModelConfig:
 
 
 def ledger_of(name: str) -> str:
-    """Returns the file that says where the numbers of a preset come from: that beside its module."""
+    """Returns the path of the TOML file next to a preset's module, which lists the sources of the preset's numbers."""
     module = PRESETS[name][0].preset.__module__.rpartition(".")[2]
     return os.path.join(os.path.dirname(__file__), f"{module}.toml")

@@ -1,6 +1,7 @@
-"""`python -m pretrainax.zoo [--only=gemma] [--markdown]`: every published architecture of this house.
+"""Prints the table of published architectures: `python -m pretrainax.zoo [--only=gemma] [--markdown]`.
 
-Parameters are counted by `eval_shape`: nothing is allocated. The differences are measured by tests/support/parity.py.
+`jax.eval_shape` counts the parameters, so nothing is allocated. tests/support/parity.py measures the differences from
+transformers.
 """
 
 import json
@@ -18,12 +19,12 @@ from pretrainax.reporting import tables
 
 COLUMNS = "family row config parameters layers width heads context objective paper logits gradients".split()
 LEGEND = (
-    "Config: what trains it, --config=…; none: no config of this house does. Parameters count a tied matrix once; of "
-    "a mixture of experts in brackets those that a token uses. "
-    "Layers: of each stack, and so width and heads where these differ; heads: of queries, and of keys where they are "
-    "fewer. Logits: the largest difference from transformers', or where it has no such model from a reference written "
-    "of its paper, on tiny models of random weights, in float32; gradients: the largest relative difference of a "
-    "parameter's gradient of the pretraining loss. An empty cell: there is neither."
+    "Config: the value of `--config` that trains the model; none: this repository has no config for it. Parameters: a "
+    "tied matrix counts once; the number in brackets is the parameters per token of a mixture of experts. Layers: of "
+    "each stack. Width and heads: of each stack if the stacks differ. Heads: query heads / key heads if these differ. "
+    "Logits: the largest difference from the logits of transformers, in float32, on tiny models with random weights. "
+    "The reference is an implementation of the paper if transformers lacks the model. Gradients: the largest relative "
+    "difference of a parameter's gradient of the pretraining loss. An empty cell: there is no reference."
 )
 
 
@@ -50,7 +51,7 @@ def rows(only: str = "") -> Iterator[tuple[str, ...]]:
 
 
 def count(config: ModelConfig) -> int:
-    """Counts the trained numbers of a model; of one with a generator those that are kept, as papers count them."""
+    """Returns the number of trained parameters; excludes generators, as the papers do."""
     config = discriminator_config(config) if config.generator else config
     return sum(math.prod(x.shape) for x in jax.tree.leaves(models.abstract_params(config)))
 
@@ -64,27 +65,27 @@ def _context(config: ModelConfig) -> str:
 
 
 def markdown(table: list[tuple[str, ...]]) -> str:
-    """Returns the table as a page."""
+    """Returns the table as a Markdown page."""
     return f"# The zoo\n\n{LEGEND}\n\n" + tables.markdown(COLUMNS, table, padded=False)
 
 
 def text(table: list[tuple[str, ...]]) -> str:
-    """Returns the table in columns, for a terminal."""
+    """Returns the table as aligned columns for a terminal."""
     return f"{tables.text_table([COLUMNS, *table])}\n\n{LEGEND}\n"
 
 
 def main() -> None:
     from absl import flags
 
-    from pretrainax import cli  # defines flags, and stands above the zoo
+    from pretrainax import cli  # Imported here because it defines flags and depends on the zoo.
 
-    only = flags.DEFINE_string("only", "", "Start of the names of the rows to print: gemma, t5_v1_0")
-    as_markdown = flags.DEFINE_bool("markdown", False, "Print docs/zoo.md")
+    only = flags.DEFINE_string("only", "", "Prefix of the names of the presets to print: gemma, t5_v1_0")
+    as_markdown = flags.DEFINE_bool("markdown", False, "Print the table as the Markdown page docs/zoo.md")
 
     def run() -> int:
         table = list(rows(only.value))
         if not table:
-            raise UserError(f"--only={only.value}: no row has a name that starts so")
+            raise UserError(f"--only={only.value}: no preset has a name with this prefix")
         print((markdown if as_markdown.value else text)(table), end="")
         return 0
 

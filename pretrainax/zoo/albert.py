@@ -16,7 +16,8 @@ from pretrainax.zoo.family import (
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, dropout, activation); the feed-forward is 4 x the width, embeddings are 128 wide
-# NOTE The authors' code computes "gelu" by tanh for version 1 too; what transformers released for it says exact gelu.
+# NOTE The authors' code computes "gelu" by tanh for version 1 too; the config.json files of transformers for version 1
+# name the exact gelu.
 SIZES = {
     "v1_base": (12, 768, 12, 0.1, "gelu"),
     "v1_large": (24, 1024, 16, 0.1, "gelu"),
@@ -31,7 +32,7 @@ SIZES = {
 
 
 def albert(variant: str = "base") -> ModelConfig:
-    """Returns ALBERT 2, or 1 (`v1_…`), with both heads; UserError for an unknown variant."""
+    """Returns ALBERT version 2, or version 1 (`v1_…`), with both heads; raises UserError for an unknown variant."""
     num_layers, d_model, num_heads, dropout_rate, activation = pick("albert", variant, SIZES)
     return ModelConfig(
         family="encoder",
@@ -58,7 +59,7 @@ def albert(variant: str = "base") -> ModelConfig:
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
     """Returns the name table of AlbertForPreTraining, or of AlbertForMaskedLM for a config without a pair_head."""
-    block, layer = "encoder/blocks", "albert.encoder.albert_layer_groups.0.albert_layers.{layer}"  # there is one layer
+    block, layer = "encoder/blocks", "albert.encoder.albert_layer_groups.0.albert_layers.{layer}"  # the one layer
     rows = [
         Row("token_embedding/embedding", "albert.embeddings.word_embeddings.weight"),
         Row("position_embedding/embedding", "albert.embeddings.position_embeddings.weight"),
@@ -84,7 +85,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 
 
 def _base() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent: xxlarge."""
+    """Returns the defaults of transformers for keys that config.json lacks, which are those of xxlarge."""
     return albert("xxlarge")
 
 
@@ -118,7 +119,7 @@ FAMILIES = (
                 "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
                 "predictions.decoder.bias": "predictions.bias",
             },
-            # The file of a masked LM may hold the pair head that it was pretrained with.
+            # The file of a masked LM may hold the pair head of its pretraining.
             ignored=(r"albert\.embeddings\.(position|token_type)_ids", r"albert\.pooler\..*", r"sop_classifier\..*"),
         ),
     ),

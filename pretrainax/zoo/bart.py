@@ -16,7 +16,7 @@ from pretrainax.zoo.family import (
 )
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers of each stack, width, heads); the feed-forward is 4 x the width
+# variant -> (layers of each stack, width, heads); the feed-forward is 4 x the width..
 SIZES = {
     "base": (6, 768, 12),
     "large": (12, 1024, 16),
@@ -24,7 +24,7 @@ SIZES = {
 
 
 def bart(variant: str = "base") -> ModelConfig:
-    """Returns BART; UserError for an unknown variant."""
+    """Returns BART; raises UserError for an unknown variant."""
     num_layers, d_model, num_heads = pick("bart", variant, SIZES)
     return ModelConfig(
         family="encoder_decoder",
@@ -33,19 +33,19 @@ def bart(variant: str = "base") -> ModelConfig:
         d_model=d_model,
         d_ff=4 * d_model,
         num_heads=num_heads,
-        position=LearnedPositions(1024, offset=2),  # fairseq counts from the padding's id, which is 1, plus 1
+        position=LearnedPositions(1024, offset=2),  # fairseq starts at the padding id, 1, plus 1
         norm="layer",
         norm_at="post",
         norm_epsilon=1e-5,
         activation="gelu",
         embedding_norm=True,
         dropout_rate=0.1,
-        attention_dropout_rate=0.1,  # of the released config.json; the architecture in fairseq leaves it to the run
+        attention_dropout_rate=0.1,  # from the released config.json; fairseq's architecture does not set it
     )
 
 
 def block_names(prefix: str) -> list[Row]:
-    """Returns the rows of both stacks' blocks, of the classes that transformers made after BartModel."""
+    """Returns the rows of the blocks of both stacks for the classes that transformers derived from BartModel."""
     rows = []
     for stack, kinds in (
         ("encoder", {"self": "self_attn"}),
@@ -64,7 +64,7 @@ def block_names(prefix: str) -> list[Row]:
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
     """Returns the name table of transformers' BartForConditionalGeneration."""
-    del config  # the same for all
+    del config  # unused
     return [
         Row("token_embedding/embedding", "model.shared.weight"),
         Row("position_embedding/embedding", "model.encoder.embed_positions.weight"),
@@ -78,7 +78,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 # --- config.json ---------------------------------------------------------------------------------------------------
 
 
-FIELDS = {  # of the config.json of BART and of Marian
+FIELDS = {  # in the config.json of BART and of Marian
     "vocab_size": "vocab_size",
     "d_model": "d_model",
     "encoder_layers": "num_layers",
@@ -94,7 +94,7 @@ CONSTANTS = {
     "is_encoder_decoder": True,
     "is_decoder": False,
     "tie_word_embeddings": True,
-    # of transformers 3, which had one class for BART, mBART and Marian
+    # Keys of transformers 3, which had one class for BART, mBART and Marian.
     "normalize_before": False,
     "add_final_layer_norm": False,
     "add_bias_logits": False,
@@ -102,7 +102,7 @@ CONSTANTS = {
 
 
 def read_decoder(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads the second stack, which differs from the first in its depth at most."""
+    """Reads the decoder stack, which may differ from the encoder only in its number of layers."""
     layers = json.get("decoder_layers", 12)
     config.num_decoder_layers = None if layers == config.num_layers else layers
     for key, default, needed in (
@@ -110,12 +110,12 @@ def read_decoder(json: ConfigJson, config: ModelConfig) -> None:
         ("decoder_attention_heads", 16, config.num_heads),
     ):
         if json.get(key, default) != needed:
-            raise UserError(f"config.json has {key} {json.get(key, default)}; only the encoder's, {needed}, is known")
+            raise UserError(f"config.json has {key} {json.get(key, default)}; it must be {needed}, as in the encoder")
 
 
 def write_decoder(config: ModelConfig) -> ConfigJson:
     return {
-        "forced_eos_token_id": 2,  # what a text that is cut ends with; of BART's vocabulary, as are its other ids
+        "forced_eos_token_id": 2,  # ends truncated output; an id of BART's vocabulary, like the default ids
         "decoder_layers": config.last_stack.num_layers,
         "decoder_ffn_dim": config.d_ff,
         "decoder_attention_heads": config.num_heads,
@@ -123,7 +123,7 @@ def write_decoder(config: ModelConfig) -> ConfigJson:
 
 
 def tied(config: ModelConfig) -> dict[str, str]:
-    del config  # the same for all
+    del config  # unused
     copies = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
     return dict.fromkeys(copies, "model.shared.weight")
 
@@ -159,7 +159,7 @@ FAMILIES = (
             write=write_decoder,
             tied=tied,
             zeros=zeros,
-            ignored=(r"model\.(encoder|decoder)\.version",),  # of fairseq's file format
+            ignored=(r"model\.(encoder|decoder)\.version",),  # version of fairseq's file format
         ),
     ),
 )

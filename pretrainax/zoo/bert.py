@@ -46,17 +46,17 @@ DISTILBERT_SIZES = {
 
 
 def bert(variant: str = "base") -> ModelConfig:
-    """Returns BERT with both heads, the masked LM and the pair of sentences; UserError for an unknown variant."""
+    """Returns BERT with its masked LM head and its pair head; raises UserError for an unknown variant."""
     return _encoder(*pick("bert", variant, SIZES))
 
 
 def macbert(variant: str = "base") -> ModelConfig:
-    """Returns MacBERT, which is BERT pretrained in another way; UserError for an unknown variant."""
+    """Returns MacBERT, which is BERT with another pretraining task; raises UserError for an unknown variant."""
     return _encoder(*pick("macbert", variant, MACBERT_SIZES))
 
 
 def distilbert(variant: str = "base") -> ModelConfig:
-    """Returns DistilBERT, without token types and pair head; UserError for an unknown variant."""
+    """Returns DistilBERT, without token types and without a pair head; raises UserError for an unknown variant."""
     config = _encoder(*pick("distilbert", variant, DISTILBERT_SIZES))
     config.num_token_types, config.pair_head = 0, False
     return config
@@ -85,7 +85,7 @@ def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> 
 
 
 def encoder_names(prefix: str) -> list[Row]:
-    """Returns the rows of embeddings and blocks of the classes that transformers made after BertModel."""
+    """Returns the rows of embeddings and blocks for the classes that transformers derived from BertModel."""
     block, layer = "encoder/blocks", f"{prefix}.encoder.layer.{{layer}}"
     return [
         Row("token_embedding/embedding", f"{prefix}.embeddings.word_embeddings.weight"),
@@ -119,7 +119,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 
 def distilbert_names(config: ModelConfig) -> list[Row]:
     """Returns the name table of transformers' DistilBertForMaskedLM."""
-    del config  # the same for all
+    del config  # unused
     block, layer = "encoder/blocks", "distilbert.transformer.layer.{layer}"
     return [
         Row("token_embedding/embedding", "distilbert.embeddings.word_embeddings.weight"),
@@ -140,22 +140,25 @@ def distilbert_names(config: ModelConfig) -> list[Row]:
 
 
 def read_pair_head(pretraining: str, masked_lm: str, bare: str) -> Callable[[ConfigJson, ModelConfig], None]:
-    """Returns a `HuggingFace.read` of three classes: the first, with both heads, where config.json is silent.
+    """Returns the `HuggingFace.read` of a family with three classes.
 
-    `bare` is without heads, which are told to be missing where the tensors are looked at.
+    Args:
+      pretraining: the class with both heads, which is the default if config.json names no class.
+      masked_lm: the class without the pair head.
+      bare: the class without heads. The conversion of its weights reports the missing heads.
     """
 
     def read(json: ConfigJson, config: ModelConfig) -> None:
         known = (pretraining, masked_lm, bare)
         architecture = (json.get("architectures") or known)[0]
         if architecture not in known:
-            raise UserError(f"config.json has architectures {[architecture]}; known: {', '.join(known)}")
+            raise UserError(f"config.json has architectures {[architecture]}; supported: {', '.join(known)}")
         config.pair_head = architecture != masked_lm
 
     return read
 
 
-FIELDS = {  # of the config.json of BERT and of those made after it
+FIELDS = {  # in the config.json of BERT and of the models derived from it
     "vocab_size": "vocab_size",
     "hidden_size": "d_model",
     "num_hidden_layers": "num_layers",
@@ -192,7 +195,7 @@ HUGGINGFACE = HuggingFace(
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
-    # The file of a masked LM may hold the pair head that it was pretrained with.
+    # The file of a masked LM may hold the pair head of its pretraining.
     ignored=(r"bert\.embeddings\.(position|token_type)_ids", r"bert\.pooler\.dense\..*", r"cls\.seq_relationship\..*"),
 )
 

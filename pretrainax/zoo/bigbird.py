@@ -1,7 +1,7 @@
-"""BigBird (Zaheer et al. 2020, arXiv 2007.14062): BERT that meets blocks of a row, for rows of 4,096 tokens.
+"""BigBird (Zaheer et al. 2020, arXiv 2007.14062): BERT with block-sparse attention, for rows of 4,096 tokens.
 
-NOTE transformers' class drops embeddings before their norm, and no weights of attention in blocks; and where it
-evaluates, all random blocks are the first one (layers/sparse_attention/blocks.py).
+NOTE The class of transformers applies dropout to embeddings before their norm, and none to the weights of block-sparse
+attention. In evaluation mode it uses the first block for all random blocks (layers/sparse_attention/blocks.py).
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ SIZES = {"base": (12, 768, 12), "large": (24, 1024, 16)}  # variant -> (layers, 
 
 
 def bigbird(variant: str = "base") -> ModelConfig:
-    """Returns BigBird, whose pair head the paper has not trained; UserError for an unknown variant."""
+    """Returns BigBird without a pair head, which the paper does not train; raises UserError for an unknown variant."""
     num_layers, d_model, num_heads = pick("bigbird", variant, SIZES)
     return dataclasses.replace(
         bert.bert("base"),
@@ -55,7 +55,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     _CLASSES(json, config)
     kind = json.get("attention_type", "block_sparse")
     if kind not in ("block_sparse", "original_full"):
-        raise UserError(f"config.json has attention_type {kind!r}; known: block_sparse, original_full")
+        raise UserError(f"config.json has attention_type {kind!r}; supported: block_sparse, original_full")
     if kind == "original_full":
         config.sparse_attention = None
 
@@ -92,7 +92,7 @@ FAMILIES = (
             fields=bert.FIELDS
             | {"block_size": "sparse_attention.size", "num_random_blocks": "sparse_attention.random"},
             table=huggingface_names,
-            # Choices lie in one row, and blocks are of one text.
+            # There is no class for choices: all choices of a question share one row, and blocks assume one document.
             classifier=Classifier(
                 "BigBirdForSequenceClassification", Classify(hidden="model"), "classifier.out_proj", "classifier.dense"
             ),

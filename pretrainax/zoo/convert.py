@@ -1,7 +1,7 @@
-"""Published weights and our tree of parameters: one is a view of the other, by the family's table of rows.
+"""Converts between published weights and our parameter tree, by the family's name table.
 
-A `Row` says which of their tensors one of ours is, and `view` how: their tensor, seen in our shape. Reading copies out
-of the view, writing copies into it, so that the way back is the way there and bits stay as they are.
+A `Row` names the published tensor of one of our parameters. `view` returns the published tensor as a view in our shape.
+Reading copies from the view and writing copies into it, so both directions share one mapping and preserve all bits.
 """
 
 import math
@@ -17,15 +17,15 @@ from pretrainax.config import ModelConfig, UserError
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.zoo.family import Row
 
-# A tensor of theirs, and which of ours it is: (layer, expert), (layer,), or () where ours is not stacked.
+# The name of a published tensor and its index in our array: (layer, expert), (layer,), or () if ours is not stacked.
 Place: TypeAlias = tuple[str, tuple[int, ...]]
 _STACKED = ("layer", "expert")  # outermost first
-# The row and the shape of each of our parameters, by its path.
+# Path of each of our parameters -> its row and its shape.
 Rows: TypeAlias = Mapping[str, tuple[Row, tuple[int, ...]]]
 
 
 def rows_of(table: Sequence[Row], tree: PyTree) -> Rows:
-    """Finds the row of each leaf; ValueError where the table and the tree do not have the same parameters."""
+    """Returns the row of each leaf; raises ValueError if the table and the tree have different parameters."""
     rows, names = {row.path: row for row in table}, parameter_names(tree)
     if rows.keys() != set(names):
         raise ValueError(f"the name table and the model differ in {sorted(rows.keys() ^ set(names))}")
@@ -33,7 +33,7 @@ def rows_of(table: Sequence[Row], tree: PyTree) -> Rows:
 
 
 def places(row: Row, shape: tuple[int, ...]) -> Iterator[Place]:
-    """Yields where the numbers of one of our parameters are: a tensor for each layer, or each expert of it, or one."""
+    """Yields the published tensors of one of our parameters: one per layer, one per expert of a layer, or one."""
     for index in np.ndindex(shape[: stacked_axes(row)]):
         first = row.first if index[:1] == (0,) else None
         numbers = dict(zip(_STACKED, index, strict=False))
@@ -43,16 +43,16 @@ def places(row: Row, shape: tuple[int, ...]) -> Iterator[Place]:
 
 
 def stacked_axes(row: Row) -> int:
-    """Counts the axes of ours along which there is a tensor of theirs for each."""
+    """Returns the number of leading axes of our array that have a separate published tensor per index."""
     return sum(f"{{{name}}}" in row.name for name in _STACKED)
 
 
 def their_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of their tensor. `shape`: of ours, without the axes that are stacked."""
-    if _is_of_experts(row):  # side by side in one of theirs
+    """Returns the shape of the published tensor; shape: of our parameter without its stacked axes."""
+    if _holds_all_experts(row):  # the published tensor holds all experts, and perhaps several matrices side by side
         return *shape[:-1], row.part.whole(shape[-1])
     if row.path.endswith("/kernel") and (row.transposed or len(shape) != 2 or row.part.pieces > 1):
-        if _is_convolution(row):  # [width, in, out] of [out, in, width]
+        if _is_convolution(row):  # ours is [width, in, out], theirs [out, in, width]
             return shape[::-1]
         inputs = _inputs(row)
         matrix = math.prod(shape[:inputs]), row.part.whole(math.prod(shape[inputs:]))
@@ -63,7 +63,7 @@ def their_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def view(row: Row, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns their tensor in our shape (without stacked axes), sharing its memory: to be read, or written to."""
+    """Returns a view of the published tensor in our shape, without stacked axes; reads and writes share its memory."""
     if _is_convolution(row):
         return theirs.T
     if not row.transposed:
@@ -78,7 +78,7 @@ def _is_convolution(row: Row) -> bool:
     return row.path.endswith("convolution/kernel")
 
 
-def _is_of_experts(row: Row) -> bool:
+def _holds_all_experts(row: Row) -> bool:
     return "/experts_" in row.path and "{expert}" not in row.name
 
 
@@ -87,7 +87,7 @@ def _has_heads(row: Row) -> bool:
 
 
 def _inputs(row: Row) -> int:
-    """Counts the axes of a kernel that are summed over."""
+    """Returns the number of input axes of a kernel."""
     return 2 if _has_heads(row) and row.path.endswith("out/kernel") else 1
 
 
@@ -95,13 +95,13 @@ def from_huggingface(table: Sequence[Row], state: Mapping[str, np.ndarray], conf
     """Returns the parameters of `config` as float32 NumPy arrays, from a Hugging Face state dict.
 
     Raises:
-      UserError: `state` lacks tensors, or has them in other shapes; names all of them.
-      ValueError: the table and the model do not have the same parameters.
+      UserError: `state` lacks tensors or has tensors of other shapes; the message lists all of them.
+      ValueError: the table and the model have different parameters.
     """
     shapes = models.abstract_params(config)
     rows = rows_of(table, shapes)
     if problems := shape_problems(rows, {name: np.shape(x) for name, x in state.items()}):
-        raise UserError(f"the weights are not those of this config.model: {'; '.join(problems)}")
+        raise UserError(f"the weights do not match config.model: {'; '.join(problems)}")
     leaves = []
     for row, shape in rows.values():
         ours = np.empty(shape, np.float32)
@@ -113,7 +113,7 @@ def from_huggingface(table: Sequence[Row], state: Mapping[str, np.ndarray], conf
 
 
 def to_huggingface(table: Sequence[Row], params: PyTree) -> dict[str, np.ndarray]:
-    """Returns a Hugging Face state dict, as `from_huggingface` takes it, without their copies of tied tensors."""
+    """Returns a Hugging Face state dict, the inverse of `from_huggingface`, without copies of tied tensors."""
     state = {}
     for (row, shape), x in zip(rows_of(table, params).values(), jax.tree.leaves(params), strict=True):
         for name, index in places(row, shape):
@@ -124,7 +124,7 @@ def to_huggingface(table: Sequence[Row], params: PyTree) -> dict[str, np.ndarray
 
 
 def shape_problems(rows: Rows, found: Mapping[str, tuple[int, ...]], unknown: Sequence[str] = ()) -> list[str]:
-    """Names every tensor that is missing, unknown, or of another shape than wanted, each with what is wrong."""
+    """Returns one message for each tensor that is missing, unknown or of the wrong shape."""
     problems = {name: f"{name} is unknown" for name in unknown}
     for row, shape in rows.values():
         for name, index in places(row, shape):
@@ -132,5 +132,5 @@ def shape_problems(rows: Rows, found: Mapping[str, tuple[int, ...]], unknown: Se
             if name not in found:
                 problems[name] = f"{name} {list(wanted)} is missing"
             elif tuple(found[name]) != wanted:
-                problems[name] = f"{name} is {list(found[name])}, wanted {list(wanted)}"
+                problems[name] = f"{name} is {list(found[name])}, expected {list(wanted)}"
     return list(problems.values())

@@ -1,17 +1,19 @@
-"""Returns DeBERTa v2 and v3 (He et al. 2020, arXiv 2006.03654; He et al. 2021, arXiv 2111.09543).
+"""DeBERTa v2 and v3 (He et al. 2020, arXiv 2006.03654; He et al. 2021, arXiv 2111.09543).
 
-transformers has one model for both: a class for the masked LM, without the mask decoder, and one without heads. The
-authors' files hold more, under the names of their own classes. `architectures` of config.json says which one it is:
+transformers has one model type for both: a class for the masked LM, without the mask decoder, and a class without
+heads. The authors' files hold more tensors, under the names of the authors' classes. `architectures` of config.json
+selects the class:
 
     DebertaV2ForMaskedLM         transformers' masked LM
     DebertaV2Model               no head
     MaskedLanguageModel          the authors' masked LM: v2, and the generators of v3
     ReplacedTokenDetectionModel  the authors' discriminator: v3
 
-Where it says nothing, as in the released files, a model with a convolution is v2 and one without is v3. Beside the
-discriminator, released files of v3 hold what goes on with its pretraining: `lm_predictions.*` and position embeddings,
-which the mask decoder has, and `…_embeddings._weight`, the differences to the generator's embeddings, which are added
-in `…_embeddings.weight` already (from the released code, and from lists of the tensors: the files were not at hand).
+The released files have no `architectures`. Then a model with a convolution is v2, and a model without is v3. The
+released files of v3 hold the discriminator and tensors for continued pretraining: `lm_predictions.*` and position
+embeddings, which belong to the mask decoder, and `…_embeddings._weight`, the differences from the generator's
+embeddings. `…_embeddings.weight` includes these differences already. (Sources: the released code and lists of the
+tensors; the files were not available.)
 """
 
 from pretrainax.config import Classify, DisentangledPositions, Generator, ModelConfig, UserError
@@ -31,7 +33,7 @@ from pretrainax.zoo.family import (
 )
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads); the feed-forward is 4 x the width, a head 64 wide
+# variant -> (layers, width, heads); the feed-forward is 4 x the width, a head is 64 wide.
 V2_SIZES = {
     "xlarge": (24, 1536, 24),
     "xxlarge": (48, 1536, 24),
@@ -48,7 +50,7 @@ V3_SIZES = {
 
 
 def deberta_v2(variant: str = "xlarge") -> ModelConfig:
-    """Returns DeBERTa v2 with its mask decoder; UserError for an unknown variant."""
+    """Returns DeBERTa v2 with its mask decoder; raises UserError for an unknown variant."""
     num_layers, d_model, num_heads = pick("deberta_v2", variant, V2_SIZES)
     config = _base()
     config.num_layers, config.d_model, config.d_ff, config.num_heads = num_layers, d_model, 4 * d_model, num_heads
@@ -58,9 +60,10 @@ def deberta_v2(variant: str = "xlarge") -> ModelConfig:
 
 
 def deberta_v3(variant: str = "base") -> ModelConfig:
-    """Returns DeBERTa v3, with its generator: as wide, half as deep (He et al. 2021, section 3.1; rtd_base.json).
+    """Returns DeBERTa v3 with an equally wide generator of half the depth (He et al. 2021, section 3.1; rtd_base.json).
 
-    The generator has the mask decoder, the discriminator has none (released code). UserError for an unknown variant.
+    The generator has the mask decoder, the discriminator has none (released code). Raises UserError for an unknown
+    variant.
     """
     num_layers, d_model, num_heads, vocab_size = pick("deberta_v3", variant, V3_SIZES)
     config = _base()
@@ -79,7 +82,7 @@ def deberta_v3(variant: str = "base") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent, without a head."""
+    """Returns the defaults of transformers for keys that config.json lacks, without a head."""
     return ModelConfig(
         family="encoder",
         vocab_size=128_100,
@@ -117,7 +120,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
         *layer_norm(f"{block}/mlp_norm", f"{layer}.output.LayerNorm"),
     ]
     if config.input_convolution is not None:
-        # [tokens, in, out] is a torch.nn.Conv1d's [out, in, tokens], transposed
+        # Ours is [tokens, in, out], the transpose of torch.nn.Conv1d's [out, in, tokens].
         rows += linear("encoder/convolution", f"{base}encoder.conv.conv", bias=True)
         rows += layer_norm("encoder/convolution/norm", f"{base}encoder.conv.LayerNorm")
     if architecture == "ReplacedTokenDetectionModel":
@@ -143,7 +146,7 @@ def _architecture(config: ModelConfig) -> str:
     return "DebertaV2ForMaskedLM" if config.masked_lm_head else "DebertaV2Model"
 
 
-# What config.json has to say; where it is silent, transformers would compute something else.
+# The keys and values that config.json must have: with its defaults, transformers computes another function.
 _REQUIRED = {
     "relative_attention": True,
     "position_biased_input": False,
@@ -155,28 +158,26 @@ _REQUIRED = {
 def _read(json: ConfigJson, config: ModelConfig) -> None:
     for key, value in _REQUIRED.items():
         if json.get(key) != value:
-            raise UserError(f"config.json has {key} {json.get(key)!r}; of 'deberta-v2' models only {value!r} runs")
+            raise UserError(f"config.json has {key} {json.get(key)!r}; only {value!r} is supported for 'deberta-v2'")
     kinds = json.get("pos_att_type")
     if not kinds or sorted(kinds.split("|") if isinstance(kinds, str) else kinds) != ["c2p", "p2c"]:
-        raise UserError(f"config.json has pos_att_type {kinds!r}; of 'deberta-v2' models only 'p2c|c2p' runs")
+        raise UserError(f"config.json has pos_att_type {kinds!r}; only 'p2c|c2p' is supported for 'deberta-v2'")
     position = config.position
     position.num_buckets = json.get("position_buckets", -1)
     if position.num_buckets < 1:
-        raise UserError(f"config.json has position_buckets {position.num_buckets}; only models with buckets run")
+        raise UserError(f"config.json has position_buckets {position.num_buckets}; it must be at least 1")
     farthest = json.get("max_relative_positions", -1)
     position.max_distance = position.max_length if farthest < 1 else farthest
     for key, value in (("embedding_size", config.d_model), ("attention_head_size", config.dim_per_head)):
         if json.get(key, value) != value:
-            raise UserError(
-                f"config.json has {key} {json[key]!r}; of 'deberta-v2' models only hidden_size's, {value}, runs"
-            )
+            raise UserError(f"config.json has {key} {json[key]!r}; only {value} is supported for 'deberta-v2'")
     width = json.get("conv_kernel_size", 0)
     config.input_convolution = width if width > 0 else None
     if width > 0 and (width % 2 == 0 or json.get("conv_groups", 1) != 1):
-        raise UserError(f"config.json has conv_kernel_size {width}, conv_groups {json.get('conv_groups', 1)}; of "
-                        "'deberta-v2' models only odd sizes with one group run")  # fmt: skip
+        raise UserError(f"config.json has conv_kernel_size {width}, conv_groups {json.get('conv_groups', 1)}; only "
+                        "odd sizes with one group are supported for 'deberta-v2'")  # fmt: skip
     if width > 0 and json.get("conv_act", "tanh") != json.get("hidden_act", "gelu"):
-        raise UserError(f"config.json has conv_act {json.get('conv_act', 'tanh')!r}; only hidden_act's runs")
+        raise UserError(f"config.json has conv_act {json.get('conv_act', 'tanh')!r}; it must equal hidden_act")
     released = "ReplacedTokenDetectionModel" if config.input_convolution is None else "MaskedLanguageModel"
     architecture = (json.get("architectures") or [released])[0]
     config.replaced_token_head = config.replaced_token_context = architecture == "ReplacedTokenDetectionModel"
@@ -184,7 +185,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     config.masked_lm_head = architecture in ("MaskedLanguageModel", "DebertaV2ForMaskedLM")
     refuse_untied(json, config)
     if _architecture(config) != architecture:
-        raise UserError(f"config.json has architectures {[architecture]}, which is none that runs (see zoo/deberta.py)")
+        raise UserError(f"config.json has architectures {[architecture]}, which is not supported (see zoo/deberta.py)")
 
 
 def _write(config: ModelConfig) -> ConfigJson:

@@ -1,5 +1,5 @@
 """DeepSeekMoE (Dai et al. 2024, arXiv 2401.06066), DeepSeek-V2 (DeepSeek-AI 2024, arXiv 2405.04434), and DeepSeek-V3
-(2024, arXiv 2412.19437), of which R1 (2025, arXiv 2501.12948) has the architecture."""
+(2024, arXiv 2412.19437), whose architecture R1 (2025, arXiv 2501.12948) shares."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ SIZES_3 = {"v3": (61, 7168, 18_432, 128), "r1": (61, 7168, 18_432, 128)}
 
 
 def deepseek(variant: str = "v3") -> ModelConfig:
-    """Returns DeepSeek with the context that it is released for; UserError for an unknown variant."""
+    """Returns DeepSeek with the context length of its release; raises UserError for an unknown variant."""
     layers, width, d_ff, heads = pick("deepseek", variant, SIZES_MOE | SIZES_2 | SIZES_3)
     of_variant = _moe() if variant in SIZES_MOE else _third() if variant in SIZES_3 else _second(variant)
     return llama.decoder(layers, width, d_ff, heads, heads, norm_epsilon=1e-6, tie_embeddings=False, **of_variant)
@@ -81,7 +81,7 @@ def _stretched(weight: float) -> RotaryPositions:
     return RotaryPositions(163_840, scaling=scaling, neighbours=True)
 
 
-# --- as files have it ------------------------------------------------------------------------------------------------
+# --- Hugging Face ---------------------------------------------------------------------------------------------------
 
 
 def _latent_rows(config: ModelConfig) -> list[Row]:
@@ -144,7 +144,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     mixture, latent = config.experts, config.latent_attention
     assert mixture is not None
     if json.get("moe_layer_freq", 1) != 1:
-        raise UserError(f"config.json has moe_layer_freq {json['moe_layer_freq']}; only 1 is known")
+        raise UserError(f"config.json has moe_layer_freq {json['moe_layer_freq']}; only 1 is supported")
     llama.read_rotary(json, config)
     if latent is not None:
         config.head_dim = json.get("qk_nope_head_dim", 128) + latent.rotary_dim
@@ -182,7 +182,7 @@ def _write_second(config: ModelConfig) -> ConfigJson:
 
 
 def _base(variant: str, **mixture: object) -> Callable[[], ModelConfig]:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns a function that makes the defaults of transformers for keys that config.json lacks."""
 
     def base() -> ModelConfig:
         config = deepseek(variant)
@@ -206,7 +206,7 @@ FAMILIES = (
         configs=trained_by("deepseek", SIZES_MOE),
         huggingface=HuggingFace(
             model_type="deepseek",
-            architecture="DeepseekForCausalLM",  # of the release's own code
+            architecture="DeepseekForCausalLM",  # a class of the released code, not of transformers
             base=_base("moe_16b", first_dense=None),
             fields=_FIELDS,
             table=_names,
@@ -258,7 +258,7 @@ FAMILIES = (
             tied=llama.tied,
             classifier=Classifier("DeepseekV3ForSequenceClassification", LAST),
             token_classifier=token_classifier("DeepseekV3ForCausalLM", "score"),
-            ignored=(r"model\.layers\.61\..*",),  # which predicts the token after the next
+            ignored=(r"model\.layers\.61\..*",),  # the layer that predicts the token after the next
         ),
     ),
 )

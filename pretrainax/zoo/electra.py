@@ -1,13 +1,13 @@
 """ELECTRA (Clark et al. 2020, arXiv 2003.10555).
 
-A preset is the model that is pretrained: discriminator and generator. transformers has a class for each of the two
-and none for both, so `HUGGINGFACE` is for their own configs, which `models.electra` gives with their parameters:
+A preset is the pretraining model, with its discriminator and its generator. transformers has a class for each, and no
+class for both. `HUGGINGFACE` converts the config of either one, which `models.electra` extracts with its parameters:
 
     config, params = models.electra.discriminator(config, params)   # written as ElectraForPreTraining
     config, params = models.electra.generator(config, params)       # written as ElectraForMaskedLM
-    params = models.electra.join(config, discriminator_params, generator_params)   # and back, from both
+    params = models.electra.join(config, discriminator_params, generator_params)   # the inverse, from both
 
-A config.json read from transformers is that of one of the two, and has no generator.
+A config.json of transformers describes one of the two, so the config that is read from it has no generator.
 """
 
 from pretrainax.config import Classify, Generator, ModelConfig, UserError
@@ -27,8 +27,8 @@ from pretrainax.zoo.family import (
 )
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads, width of the embeddings, share of the width that the generator has). A feed-forward
-# is 4 x the width, a head 64 wide; the generator is as deep.
+# variant -> (layers, width, heads, width of the embeddings, width of the generator / width). A feed-forward is 4 x the
+# width, a head is 64 wide, and the generator has the same number of layers.
 SIZES = {
     "small": (12, 256, 4, 128, 1 / 4),
     "base": (12, 768, 12, 768, 1 / 3),
@@ -37,7 +37,7 @@ SIZES = {
 
 
 def electra(variant: str = "base") -> ModelConfig:
-    """Returns ELECTRA, uncased, with its generator; UserError for an unknown variant."""
+    """Returns ELECTRA, uncased, with its generator; raises UserError for an unknown variant."""
     num_layers, d_model, num_heads, embedding_dim, share = pick("electra", variant, SIZES)
     width = round(d_model * share)
     config = _base()
@@ -48,7 +48,7 @@ def electra(variant: str = "base") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns the small discriminator, which is what transformers takes where config.json is silent."""
+    """Returns the small discriminator, the defaults of transformers for keys that config.json lacks."""
     config = bert("base")
     config.d_model, config.d_ff, config.num_heads, config.embedding_dim = 256, 1024, 4, 128
     config.masked_lm_head, config.pair_head, config.replaced_token_head = False, False, True
@@ -79,17 +79,17 @@ def _architecture(config: ModelConfig) -> str:
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
-    known = ("ElectraForPreTraining", "ElectraForMaskedLM", "ElectraModel")  # the last has no head to read
+    known = ("ElectraForPreTraining", "ElectraForMaskedLM", "ElectraModel")  # ElectraModel has no head
     architecture = (json.get("architectures") or known)[0]
     if architecture not in known:
-        raise UserError(f"config.json has architectures {[architecture]}; of ELECTRA {', '.join(known)} run")
+        raise UserError(f"config.json has architectures {[architecture]}; supported for 'electra': {', '.join(known)}")
     config.masked_lm_head = architecture == "ElectraForMaskedLM"
     config.replaced_token_head = not config.masked_lm_head
     width = json.get("embedding_size", config.embedding_dim)
-    config.embedding_dim = None if width == config.d_model else width  # a map only where the widths differ
+    config.embedding_dim = None if width == config.d_model else width  # a projection exists only if the widths differ
     refuse_untied(json, config)
-    if config.masked_lm_head and config.activation != "gelu":  # which the head of theirs has, whatever config.json says
-        raise UserError(f"config.json has hidden_act {json['hidden_act']!r}; of ElectraForMaskedLM only 'gelu' runs")
+    if config.masked_lm_head and config.activation != "gelu":  # their head is always GELU
+        raise UserError(f"config.json has hidden_act {json['hidden_act']!r}; ElectraForMaskedLM supports only 'gelu'")
 
 
 def _write(config: ModelConfig) -> ConfigJson:

@@ -1,20 +1,20 @@
-"""ELMo (Peters et al. 2018, arXiv 1802.05365): no Transformer, two LSTMs over words that are read by their characters.
+"""ELMo (Peters et al. 2018, arXiv 1802.05365): not a Transformer, but two LSTMs over words encoded by their characters.
 
-Published counts (93.6 M, 28.0 M, 13.6 M) are of what others took up: all but the softmax over words, which is
-`unembedding` here, 407 M more parameters of `original`. The released weights are HDF5 of TensorFlow, which an import
-reads (`interop/elmo_files.py`); transformers has no class for them, so that there is no export.
+The published parameter counts (93.6 M, 28.0 M, 13.6 M) exclude the softmax over words, `unembedding` here, which has
+407 M more parameters in `original`. The released weights are HDF5 files of TensorFlow, which `interop/elmo_files.py`
+imports. There is no export, because transformers has no class for them.
 """
 
 from pretrainax.config import ModelConfig, NoPositions, Recurrent
 from pretrainax.zoo.family import Family, trained_by
 from pretrainax.zoo.variants import pick
 
-# variant -> (width of what an LSTM says, width of its memory, highway layers)
+# variant -> (width of the output of an LSTM, width of its cell state, highway layers)
 SIZES = {"original": (512, 4096, 2), "medium": (256, 2048, 1), "small": (128, 1024, 1)}
 
 
 def elmo(variant: str = "original") -> ModelConfig:
-    """Returns ELMo; UserError for an unknown variant."""
+    """Returns ELMo; raises UserError for an unknown variant."""
     d_model, d_ff, highways = pick("elmo", variant, SIZES)
     return ModelConfig(
         family="recurrent",

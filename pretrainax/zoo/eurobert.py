@@ -1,4 +1,4 @@
-"""EuroBERT (Boizard et al. 2025, arXiv 2503.05500): LLaMA's blocks, of which every token sees the whole text."""
+"""EuroBERT (Boizard et al. 2025, arXiv 2503.05500): LLaMA's blocks with bidirectional attention."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ SIZES = {
 
 
 def eurobert(variant: str = "210m") -> ModelConfig:
-    """Returns EuroBERT, for a context of 8,192; UserError for an unknown variant."""
+    """Returns EuroBERT, with a context of 8,192 tokens; raises UserError for an unknown variant."""
     config = llama.decoder(
         *pick("eurobert", variant, SIZES),
         vocab_size=128_256,
@@ -34,7 +34,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 
 
 def _base() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns the defaults of transformers for keys that config.json lacks."""
     config = eurobert("210m")
     config.num_kv_heads, config.position.theta = None, 10_000.0
     return config
@@ -59,7 +59,7 @@ FAMILIES = (
             base=_base,
             fields=llama.FIELDS,
             table=huggingface_names,
-            # Its class of whole rows takes the mean of what it says of each token, which no head here does.
+            # No `classifier`: its class for rows averages the logits of all tokens, which no head here does.
             token_classifier=token_classifier("EuroBertForMaskedLM"),
             constants={"attention_bias": False, "mlp_bias": False},
             read=llama.read_rotary,

@@ -1,4 +1,4 @@
-"""Mixtures of experts as transformers writes them down: names of tensors, and the weight of the balance loss."""
+"""Mixtures of experts in transformers: the names of their tensors, and the weight of the balance loss."""
 
 from collections.abc import Callable
 
@@ -9,32 +9,37 @@ from pretrainax.zoo.llama import BLOCK, LAYER, huggingface_names
 
 
 def names(module: str, gate: str, up: str, down: str) -> Callable[[ModelConfig], list[Row]]:
-    """Returns the name table of a class with experts in all layers; arguments as of `rows`."""
+    """Returns a function that gives the name table of a class with experts in all layers; arguments as in `rows`."""
     return lambda config: huggingface_names(config, lambda _: rows(module, gate, up, down))
 
 
 def rows(module: str, gate: str, up: str, down: str) -> list[Row]:
-    """Returns the rows of router and experts as the released files have them: a tensor for each expert.
+    """Returns the rows of the router and the experts for files with one tensor per expert.
 
-    module: in a layer, "mlp"; gate, up, down: the names of an expert's matrices.
+    Args:
+      module: name of the mixture in a layer, "mlp".
+      gate, up, down: names of the matrices of an expert.
     """
     theirs = f"{LAYER}.{module}"
-    found = linear(f"{BLOCK}/mlp/router", f"{theirs}.gate", bias=False)
+    table = linear(f"{BLOCK}/mlp/router", f"{theirs}.gate", bias=False)
     for ours, name in (("gate", gate), ("up", up), ("down", down)):
-        found += linear(f"{BLOCK}/mlp/experts_{ours}", f"{theirs}.experts.{{expert}}.{name}", bias=False)
-    return found
+        table += linear(f"{BLOCK}/mlp/experts_{ours}", f"{theirs}.experts.{{expert}}.{name}", bias=False)
+    return table
 
 
 def of_kind(kind: Kind, stack: str, rows: list[Row]) -> list[Row]:
-    """Returns the rows of a stack's blocks as those of its layers of a kind; none, if it has no such layers."""
+    """Returns the rows of a stack restricted to its layers of one kind; none if it has no such layers."""
     path = f"{stack}/{kind.part}/blocks" if kind.part else f"{stack}/blocks"
     placed = [row._replace(path=row.path.replace(f"{stack}/blocks", path), layers=kind.numbers) for row in rows]
     return placed if kind.numbers else []
 
 
 def read(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads how many experts there are, by the name that transformers writes since version 5; and the weight of a loss
-    that is top_k times as large as ours: of each token they count all of its experts."""
+    """Reads the number of experts, under its key of transformers 5, and the weight of the balance loss.
+
+    The loss of transformers counts each of the top_k experts of a token and is top_k times ours, so our weight is
+    top_k times theirs.
+    """
     assert config.experts is not None
     config.experts.num_experts = json.get("num_local_experts", config.experts.num_experts)
     if "router_aux_loss_coef" in json:

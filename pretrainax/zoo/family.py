@@ -1,4 +1,7 @@
-"""A published family: its rows, and how transformers writes it down (config.json and tensor names)."""
+"""Published families: their sizes, and the conversion to and from transformers (config.json and tensor names).
+
+In names and comments, "ours" is this package and "theirs" is transformers.
+"""
 
 import copy
 import dataclasses
@@ -22,11 +25,11 @@ from pretrainax.config import (
 )
 from pretrainax.files.json_files import JsonObject
 
-# The contents of a config.json, whatever it holds: each family's `read` checks the values that it uses.
+# The unchecked contents of a config.json: the `read` of each family checks the values that it uses.
 ConfigJson: TypeAlias = JsonObject
 _Part = TypeVar("_Part", HeadConfig, MixtureOfExperts, SparseAttention)
 
-# config.json's names of activations, where they are not ours; several of theirs may be one of ours
+# Our names of activations -> those of config.json. Several names of transformers may be one activation of ours.
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_tanh": "gelu_pytorch_tanh",
@@ -40,34 +43,34 @@ _THEIR_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish"
 
 
 class Part(NamedTuple):
-    """Says what of a matrix of theirs is ours: of so many equal pieces of its outputs, `count`, from `first` on."""
+    """Selects contiguous outputs of a matrix of theirs: `count` of `pieces` equal pieces, starting at piece `first`."""
 
     first: int = 0
     count: int = 1
     pieces: int = 1
 
     def of(self, size: int) -> slice:
-        """Returns where ours are among `size` outputs of theirs."""
+        """Returns the slice of our outputs among the `size` outputs of theirs."""
         piece = size // self.pieces
         return slice(self.first * piece, (self.first + self.count) * piece)
 
     def whole(self, size: int) -> int:
-        """Returns how many outputs theirs has, where ours has `size`."""
+        """Returns the number of outputs of theirs for `size` outputs of ours."""
         return size // self.count * self.pieces
 
 
 class Every(NamedTuple):
-    """Says that ours is each so many-th output of theirs, from `first` on (gpt-oss: gate and up in turns)."""
+    """Selects every `pieces`-th output of a matrix of theirs, starting at `first` (gpt-oss interleaves gate and up)."""
 
     first: int
     pieces: int
 
     def of(self, size: int) -> slice:
-        """Returns where ours are among `size` outputs of theirs."""
+        """Returns the slice of our outputs among the `size` outputs of theirs."""
         return slice(self.first, size, self.pieces)
 
     def whole(self, size: int) -> int:
-        """Returns how many outputs theirs has, where ours has `size`."""
+        """Returns the number of outputs of theirs for `size` outputs of ours."""
         return size * self.pieces
 
 
@@ -75,18 +78,18 @@ WHOLE = Part()
 
 
 class Row(NamedTuple):
-    """The place of one of our parameters in a Hugging Face state dict."""
+    """Maps one of our parameters to its tensors in a Hugging Face state dict."""
 
     path: str  # ours
-    name: str  # theirs; "{layer}" where ours stacks all layers on its first axis, "{expert}" the same of the next
-    transposed: bool = False  # theirs is torch.nn.Linear's [out, in]; ours is [in, out], each perhaps cut into heads
-    part: Part | Every = WHOLE  # which of their outputs are ours (GPT-2's query | key | value); else all
-    first: Optional[str] = None  # the name in layer 0, where it is another
-    layers: Optional[Sequence[int]] = None  # the numbers that theirs have of the layers of ours; None: 0, 1, …
+    name: str  # theirs; has "{layer}" if our first axis stacks layers, and "{expert}" if the next axis stacks experts
+    transposed: bool = False  # theirs is torch.nn.Linear's [out, in]; ours is [in, out], each perhaps split into heads
+    part: Part | Every = WHOLE  # the outputs of theirs that are ours (GPT-2: query | key | value)
+    first: Optional[str] = None  # the name in layer 0 if it differs
+    layers: Optional[Sequence[int]] = None  # their numbers of our stacked layers; None: 0, 1, …
 
 
 def linear(path: str, name: str, bias: bool, part: Part = WHOLE) -> list[Row]:
-    """Returns the rows of a linear map that theirs is a torch.nn.Linear of."""
+    """Returns the rows of a linear map that is a torch.nn.Linear in transformers."""
     rows = [Row(f"{path}/kernel", f"{name}.weight", transposed=True, part=part)]
     return rows + [Row(f"{path}/bias", f"{name}.bias", part=part)] if bias else rows
 
@@ -100,21 +103,21 @@ _MODULES = {Classify: "classifier", Tag: "tagger", Extract: "extractor"}
 
 
 class Classifier(NamedTuple):
-    """Says how transformers' class for a family writes down a head of a whole row, of its words, or of its tokens."""
+    """Describes a class of transformers with a task head for sequences, tokens or answer spans."""
 
     architecture: str  # "BertForSequenceClassification"
-    head: TaskHead  # as that class has it
-    output: str = "score"  # their name of the last map; of decoders this one
-    dense: str = ""  # of the hidden layer
-    norm: str = ""  # of its norm
-    prefix: str = ""  # before the names of all that is no head
-    base: str = ""  # how those begin, up to a point, where it is with another word than in the class of pretraining
-    family: str = ""  # of the model that has it, where that is a part of the one that is pretrained: "encoder"
-    changes: Mapping[str, object] = MappingProxyType({})  # fields of the model that have another value in this class
-    more: tuple[Row, ...] = ()  # of what the head has beside
+    head: TaskHead  # the head of that class, in our terms
+    output: str = "score"  # their name of the output layer; "score" in decoders
+    dense: str = ""  # their name of the hidden layer
+    norm: str = ""  # their name of its norm
+    prefix: str = ""  # before the names of all tensors outside the head
+    base: str = ""  # replaces the first component of these names if it differs from the pretraining class
+    family: str = ""  # family of the model with the head if it is a part of the pretrained model: "encoder"
+    changes: Mapping[str, object] = MappingProxyType({})  # fields of the model with another value in this class
+    more: tuple[Row, ...] = ()  # further rows of the head
 
     def of_model(self, config: ModelConfig) -> ModelConfig:
-        """Returns a model with the fields that have another value in this class, and objects of its own there."""
+        """Returns a model with the changed fields of this class; copies their values."""
         return dataclasses.replace(config, **copy.deepcopy(dict(self.changes)))
 
     def rows(self, head: TaskHead) -> list[Row]:
@@ -126,28 +129,29 @@ class Classifier(NamedTuple):
         return rows + ([Row(f"{module}/norm/scale", f"{self.norm}.weight")] if head.hidden_norm else [])
 
     def name_of(self, row: Row) -> Row:
-        """Returns the row of a parameter that is of no head."""
+        """Returns the row of a parameter outside the head, with its name in this class."""
         rest = row.name.partition(".")[2]
         return row._replace(name=f"{self.base}.{rest}" if self.base else self.prefix + row.name)
 
 
 def extractor(architecture: str, **names) -> Classifier:
-    """Returns the same of the class for question answering beside another of the same model."""
+    """Returns the question-answering class of the model that `architecture`, another of its classes, names."""
     return Classifier(f"{architecture.partition('For')[0]}ForQuestionAnswering", Extract(), "qa_outputs", **names)
 
 
 def token_classifier(architecture: str, output: str = "classifier", **names) -> Classifier:
-    """Returns how the class for token classification beside another of the same model writes down its head."""
+    """Returns the token-classification class of the model that `architecture`, another of its classes, names."""
     return Classifier(f"{architecture.partition('For')[0]}ForTokenClassification", Tag(), output, **names)
 
 
-LAST = Classify(pooling="last", hidden="none", output_bias=False)  # of every decoder
+LAST = Classify(pooling="last", hidden="none", output_bias=False)  # the head of all decoders
 _PROBLEMS = {"single": "single_label_classification", "multi": "multi_label_classification", "regression": "regression"}
-_OF_PRETRAINING = ("masked_lm_head", "unembedding", "pair_head", "replaced_token_head")  # what a task's model has not
+# modules that a model with a task head lacks
+_PRETRAINING_MODULES = ("masked_lm_head", "unembedding", "pair_head", "replaced_token_head")
 
 
 def without_heads(config: ModelConfig) -> ModelConfig:
-    """Returns an architecture without the heads of its pretraining, and what only they need."""
+    """Returns an architecture without its pretraining heads and the fields that only these heads use."""
     plain = copy.deepcopy(config)
     plain.masked_lm_head = plain.pair_head = plain.replaced_token_head = plain.replaced_token_context = False
     plain.enhanced_mask_decoder = False
@@ -163,53 +167,56 @@ def _nothing_to_write(config: ModelConfig) -> ConfigJson:
 
 
 def refuse_untied(json: ConfigJson, config: ModelConfig) -> None:
-    """Raises a UserError where a masked LM has an output matrix of its own; without that head there is none to tie."""
+    """Raises UserError if a masked LM has an untied output matrix; without this head there is none to tie."""
     if config.masked_lm_head and not json.get("tie_word_embeddings", True):
-        raise UserError("config.json has tie_word_embeddings False; only True is known for a masked LM")
+        raise UserError("config.json has tie_word_embeddings False; only True is supported for a masked LM")
 
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFace:
-    """Says how transformers writes a family down. `read_config` and `write_config` are its two directions."""
+    """Converts a family to and from the formats of transformers, by `read_config`, `write_config` and `names`."""
 
     model_type: str  # of config.json
     architecture: str | Callable[[ModelConfig], str]  # the class whose logits are ours
-    base: Callable[[], ModelConfig]  # a fresh config with all that config.json does not say
-    fields: Mapping[str, str]  # their key -> field of ModelConfig, "position.max_length" for a field of a field
-    table: Callable[[ModelConfig], list[Row]]  # of a model that is pretrained: see `names`
-    constants: ConfigJson = dataclasses.field(default_factory=dict)  # their key -> the one value we compute
-    # What takes more than a name: `read` sets fields of the config, `write` gives keys of config.json.
+    base: Callable[[], ModelConfig]  # a new config with the defaults for keys that config.json lacks
+    fields: Mapping[str, str]  # their key -> field of ModelConfig, "position.max_length" for a nested field
+    table: Callable[[ModelConfig], list[Row]]  # the name table of a pretraining model: see `names`
+    constants: ConfigJson = dataclasses.field(default_factory=dict)  # their key -> the only value that is supported
+    # Conversions that `fields` cannot express: `read` sets fields of the config, `write` returns keys of config.json.
     read: Callable[[ConfigJson, ModelConfig], None] = _nothing_to_read
     write: Callable[[ModelConfig], ConfigJson] = _nothing_to_write
-    tied: Callable[[ModelConfig], dict[str, str]] = lambda config: {}  # copies that a file may hold -> the original
-    zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda config: {}  # theirs only, and always zero
-    ignored: tuple[str, ...] = ()  # expressions for tensors that hold no weights (masks, frequencies), or unused heads
+    tied: Callable[[ModelConfig], dict[str, str]] = lambda config: {}  # copies that a file may hold -> their original
+    zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda config: {}  # zeros that only they have
+    ignored: tuple[str, ...] = ()  # expressions for tensors without weights (masks, frequencies), unused heads
 
-    classifier: Optional[Classifier] = None  # the class of transformers with a head of a whole row
-    token_classifier: Optional[Classifier] = None  # that with a head of each word
-    chooser: Optional[Classifier] = None  # the one that gives each of several rows a number
-    extractor: Optional[Classifier] = None  # the one that finds an answer in a row
+    classifier: Optional[Classifier] = None  # ForSequenceClassification
+    token_classifier: Optional[Classifier] = None  # ForTokenClassification
+    chooser: Optional[Classifier] = None  # ForMultipleChoice
+    extractor: Optional[Classifier] = None  # ForQuestionAnswering
 
     @property
     def classifiers(self) -> list[Classifier]:
-        """Returns the classes of transformers that have heads of tasks."""
+        """Returns the classes of transformers with task heads."""
         classes = (self.classifier, self.token_classifier, self.chooser, self.extractor)
-        return [found for found in classes if found is not None]
+        return [classifier for classifier in classes if classifier is not None]
 
     def classifier_of(self, head: Optional[HeadConfig]) -> Optional[Classifier]:
-        """Returns the class of transformers with such a head; None: it has none. Of a head without parameters it is
-        that of a whole row, as what it names below its head has the names of the class without any."""
+        """Returns the class of transformers with this kind of head; None if there is no such class.
+
+        For a head without parameters this is the sequence classifier: below its head it names tensors like the class
+        without a head.
+        """
         if isinstance(head, Embed):
             return self.classifier
-        return next((found for found in self.classifiers if _alike(found.head, head)), None)
+        return next((classifier for classifier in self.classifiers if _is_same_kind(classifier.head, head)), None)
 
     def names(self, config: ModelConfig) -> list[Row]:
-        """Returns the name table of a model, with the heads that it has and transformers too."""
+        """Returns the name table of a model, with its heads as far as transformers has them."""
         rows, classifier, head = self.table(config), self.classifier_of(config.head), config.head
         if head is None:
             return rows
-        rows = [row for row in rows if row.path.partition("/")[0] not in _OF_PRETRAINING]
-        if config.family == "encoder":  # perhaps that of an encoder-decoder
+        rows = [row for row in rows if row.path.partition("/")[0] not in _PRETRAINING_MODULES]
+        if config.family == "encoder":  # perhaps the encoder of an encoder-decoder
             rows = [row for row in rows if not row.path.startswith("decoder")]
         if classifier is None:
             return rows
@@ -217,19 +224,19 @@ class HuggingFace:
         return rows + classifier.rows(head) if isinstance(head, TaskHead) else rows
 
     def read_config(self, json: ConfigJson) -> ModelConfig:
-        """Returns the architecture that a config.json describes; UserError where it is none that we compute."""
-        named = (json.get("architectures") or [""])[0]
+        """Returns the architecture that a config.json describes; raises UserError if it is not supported."""
+        architecture = (json.get("architectures") or [""])[0]
         for classifier in self.classifiers:
-            if named == classifier.architecture:
-                whole = {"is_encoder_decoder": True} if classifier.family else {}  # which it may say no longer
+            if architecture == classifier.architecture:
+                whole = {"is_encoder_decoder": True} if classifier.family else {}  # such a file may have False
                 config = without_heads(self.read_config({**json, "architectures": None, **whole}))
                 config.head = _read_head(json, classifier.head)
                 config.family = classifier.family or config.family  # pyright: ignore[reportAttributeAccessIssue]
                 return classifier.of_model(config)
         config = self.base()
         for key, value in self.constants.items():
-            if json.get(key, value) != value and not (json[key] is None and _null_is(value)):
-                raise UserError(f"config.json has {key} {json[key]!r}; only {value!r} is known for {self.model_type!r}")
+            if json.get(key, value) != value and not (json[key] is None and _null_means(value)):
+                raise UserError(f"config.json has {key} {json[key]!r}; {self.model_type!r} supports only {value!r}")
         for key, path in self.fields.items():
             if key in json:
                 _set_field(config, path, _our_value(path, key, json[key]))
@@ -237,13 +244,15 @@ class HuggingFace:
         return config
 
     def read_as(self, json: ConfigJson, config: ModelConfig) -> ModelConfig:
-        """Returns what `read_config` does of the config.json of `config`: with its head, where that has no parameters,
-        and transformers' class is the one without any head."""
+        """Returns the architecture of `json`, the config.json of `config`.
+
+        A head without parameters is taken from `config`, because transformers' class for it has no head.
+        """
         read = self.read_config(json)
         return dataclasses.replace(without_heads(read), head=config.head) if isinstance(config.head, Embed) else read
 
     def class_of(self, config: ModelConfig) -> str:
-        """Returns the class of transformers whose logits are those of `config`."""
+        """Returns the name of the transformers class that computes the logits of `config`."""
         if config.head is not None:
             if (classifier := self.classifier_of(config.head)) is None:
                 raise UserError(f"{self.model_type!r} of transformers has no class with the head {config.head}")
@@ -252,12 +261,12 @@ class HuggingFace:
         return self.architecture if isinstance(self.architecture, str) else self.architecture(config)
 
     def write_config(self, config: ModelConfig) -> ConfigJson:
-        """Returns the config.json of `config`; UserError where this family of transformers cannot compute it.
+        """Returns the config.json of `config`; raises UserError if transformers cannot compute it.
 
-        Biases that theirs has and `config` has not are no obstacle: `read_config` says which, and they are zero.
+        Biases that transformers has and `config` lacks are allowed: they are written as zeros.
         """
         architecture = self.class_of(config)
-        if (config.experts is None) != (self.base().experts is None):  # whose fields there would be none to ask for
+        if (config.experts is None) != (self.base().experts is None):  # then `fields` would name missing attributes
             raise UserError(f"{architecture} of transformers has no way to say config.model.experts={config.experts!r}")
         json = {"model_type": self.model_type, "architectures": [architecture], **self.constants}
         for key, path in self.fields.items():
@@ -273,30 +282,32 @@ class HuggingFace:
         if different:
             raise UserError(
                 f"{architecture} of transformers has no way to say "
-                + ", ".join(said for name in different for said in _said(config, theirs, name))
+                + ", ".join(value for name in different for value in _differing_values(config, theirs, name))
             )
         return json
 
 
-def _said(config: ModelConfig, theirs: ModelConfig, name: str) -> Iterable[str]:
-    """Returns a field of a model that theirs has otherwise, with its value; of a head its fields."""
+def _differing_values(config: ModelConfig, theirs: ModelConfig, name: str) -> Iterable[str]:
+    """Returns "config.model.field=value" for a differing field; for a head, its differing fields."""
     head, other = config.head, theirs.head
     if name == "head" and head is not None and type(head) is type(other):
-        fields = [field for field, x in vars(_computed(head)).items() if x != vars(_computed(other))[field]]
+        fields = [
+            field for field, x in vars(_without_training(head)).items() if x != vars(_without_training(other))[field]
+        ]
         return (f"config.model.head.{field}={getattr(head, field)!r}" for field in fields)
     return (f"config.model.{name}={getattr(config, name)!r}",)
 
 
-def _alike(a: HeadConfig, b: Optional[HeadConfig]) -> bool:
-    """Returns True if heads are of one kind; that of a choice is another one than that of classes."""
+def _is_same_kind(a: HeadConfig, b: Optional[HeadConfig]) -> bool:
+    """Returns True if two heads are of the same kind; multiple choice and classification are different kinds."""
     chooses = [isinstance(head, Classify) and head.kind == "choice" for head in (a, b)]
     return type(a) is type(b) and chooses[0] == chooses[1]
 
 
 def _read_head(json: ConfigJson, usual: TaskHead) -> TaskHead:
-    """Returns the head that a config.json describes: as many labels as are named, two where none are.
+    """Returns the head that a config.json describes, with the number of labels in id2label, or two if it is absent.
 
-    Of a choice these are the texts to choose from, which change no weight.
+    For multiple choice the labels are the candidates, which do not change the weights.
     """
     labels = len(json.get("id2label") or ()) or 2
     if isinstance(usual, Extract):
@@ -306,12 +317,12 @@ def _read_head(json: ConfigJson, usual: TaskHead) -> TaskHead:
     kinds = {theirs: ours for ours, theirs in _PROBLEMS.items()}
     kind = kinds.get(json.get("problem_type"), "regression" if labels == 1 else "single")
     kind = "choice" if usual.kind == "choice" else kind
-    pooling = json.get("classifier_pooling", usual.pooling)  # of ModernBERT
+    pooling = json.get("classifier_pooling", usual.pooling)  # a key of ModernBERT
     return dataclasses.replace(usual, num_labels=labels, kind=kind, pooling=pooling)
 
 
 def _write_head(head: TaskHead) -> ConfigJson:
-    """Returns what config.json says of a head; the labels have numbers for names until somebody names them."""
+    """Returns the keys of config.json for a head, with the labels LABEL_0, LABEL_1, …"""
     if isinstance(head, Extract):
         return {}
     names = [f"LABEL_{i}" for i in range(head.num_labels)]
@@ -325,12 +336,12 @@ def _write_head(head: TaskHead) -> ConfigJson:
     return {**json, "problem_type": _PROBLEMS.get(head.kind), **pooling}
 
 
-def _null_is(value: object) -> bool:
-    """Returns True if null says the same as `value`, of a constant: no, or a word that is not said."""
+def _null_means(value: object) -> bool:
+    """Returns True if null is equivalent to the constant `value`, which is False or a string."""
     return value is False or isinstance(value, str)
 
 
-# Of training, not of the function that is computed: config.json may be silent about them.
+# Fields of training, which do not change the logits: config.json may lack them.
 _TRAINING = ("dropout_rate", "attention_dropout_rate", "init_stddev", "scale_residual_init")
 
 
@@ -338,42 +349,41 @@ _BIASES = ("use_bias", "qkv_bias")
 
 
 def biases(config: ModelConfig) -> tuple[bool, bool]:
-    """Says whether a model has biases, and whether its maps to queries, keys and values have them."""
+    """Returns (use_bias, qkv_bias) of a model; the latter is for the query, key and value projections."""
     return config.use_bias, config.use_bias if config.qkv_bias is None else config.qkv_bias
 
 
 def differences(a: ModelConfig, b: ModelConfig) -> list[str]:
-    """Names the fields in which two architectures compute something else."""
+    """Returns the names of the fields in which two architectures compute different functions."""
     return [f.name for f in dataclasses.fields(a) if _differ(a, b, f.name)]
 
 
 def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
-    if name == "num_kv_heads":  # None and the number that it stands for are the same
+    if name == "num_kv_heads":  # None is equivalent to its default
         return a.kv_heads != b.kv_heads
     if name == "head_dim":
         return a.dim_per_head != b.dim_per_head
-    of_a, of_b = getattr(a, name), getattr(b, name)
-    if name in ("head", "experts", "sparse_attention") and of_a is not None and of_b is not None:
-        return _computed(of_a) != _computed(of_b)
+    value_a, value_b = getattr(a, name), getattr(b, name)
+    if name in ("head", "experts", "sparse_attention") and value_a is not None and value_b is not None:
+        return _without_training(value_a) != _without_training(value_b)
     if name == "num_decoder_layers":
         return "encoder_decoder" in (a.family, b.family) and a.last_stack.num_layers != b.last_stack.num_layers
-    if name == "decoder" and of_a != of_b:
+    if name == "decoder" and value_a != value_b:
         return any(_differ(a.last_stack, b.last_stack, size) for size in DecoderSizes.__dataclass_fields__)
-    return name not in _TRAINING and of_a != of_b
+    return name not in _TRAINING and value_a != value_b
 
 
-def _computed(part: _Part) -> _Part:
-    """Returns a head, experts or sparse attention without what is of training, of what is said in the end, or of how
-    long a question may be, and not of the logits."""
-    of_training = {"dropout_rate": None, "follows": (), "capacity": None, "balance_weight": 0.0, "z_weight": 0.0}
-    of_training |= {"balance_over": "batch", "longest_question": 0}
-    if getattr(part, "bias_rate", None) is not None:  # of a bias that is computed with
-        of_training["bias_rate"] = 0.0
-    return dataclasses.replace(part, **{name: x for name, x in of_training.items() if name in vars(part)})
+def _without_training(part: _Part) -> _Part:
+    """Returns a head, experts or sparse attention with defaults for all fields that do not change the logits."""
+    training = {"dropout_rate": None, "follows": (), "capacity": None, "balance_weight": 0.0, "z_weight": 0.0}
+    training |= {"balance_over": "batch", "longest_question": 0}
+    if getattr(part, "bias_rate", None) is not None:  # then the logits depend on the bias, though not on its rate
+        training["bias_rate"] = 0.0
+    return dataclasses.replace(part, **{name: x for name, x in training.items() if name in vars(part)})
 
 
 def _field(config: ModelConfig, path: str) -> object:
-    """Returns the value of a field, or of a field of a field: "position.max_length"."""
+    """Returns the value of a field or of a nested field, "position.max_length"."""
     return functools.reduce(getattr, path.split("."), config)
 
 
@@ -386,24 +396,24 @@ def _our_value(path: str, key: str, value: object) -> object:
     if path != "activation":
         return value
     if value not in _THEIR_ACTIVATIONS:
-        raise UserError(f"config.json has {key} {value!r}; known: {', '.join(sorted(_THEIR_ACTIVATIONS))}")
+        raise UserError(f"config.json has {key} {value!r}; supported: {', '.join(sorted(_THEIR_ACTIVATIONS))}")
     return _THEIR_ACTIVATIONS[value]
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One line of a paper's history: `preset(variant)` for each variant of `sizes`."""
+    """One family of published models: `preset(variant)` returns the config of each variant of `sizes`."""
 
-    name: str  # as people say it
-    prefix: str  # of its presets: "bert_" + "base"
+    name: str  # for display
+    prefix: str  # of the names of its presets: "bert_" + "base"
     preset: Callable[[str], ModelConfig]
-    sizes: Mapping[str, object]  # variant -> what `preset` makes it of
+    sizes: Mapping[str, object]  # variant -> its row of the size table
     paper: str
-    objective: str  # of its pretraining, in words
-    huggingface: Optional[HuggingFace]  # None where transformers has no such model
-    configs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # variant -> what trains it, as --config takes
+    objective: str  # the pretraining objective, for display
+    huggingface: Optional[HuggingFace]  # None if transformers has no such model
+    configs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # variant -> the value of --config
 
 
 def trained_by(config: str, variants: Iterable[str]) -> dict[str, str]:
-    """Returns a `Family.configs`: of these variants, which a file of configs/ calls the same."""
+    """Returns a `Family.configs` for variants that a file of configs/ has under the same names."""
     return {variant: f"configs/{config}.py:{variant}" for variant in variants}

@@ -1,8 +1,8 @@
 """Gemma 1, 2 and 3, the language models (Gemma team 2024, arXiv 2403.08295 and 2408.00118; 2025, arXiv 2503.19786).
 
-NOTE transformers rounds sqrt(d_model), which multiplies the embeddings, to the dtype of the computation (in bfloat16
-55.4256 becomes 55.5), as the released code does; here the product is taken in float32 and rounded after it. In float32
-the two are the same.
+NOTE transformers and the released code round sqrt(d_model), the scale of the embeddings, to the compute dtype (in
+bfloat16 55.4256 becomes 55.5). Here the product is computed in float32 and rounded afterwards. In float32 the two are
+equal.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ SIZES = SIZES_1 | SIZES_2 | SIZES_3
 
 
 def gemma(variant: str = "2_2b") -> ModelConfig:
-    """Returns Gemma, `release_size`; UserError for an unknown variant."""
+    """Returns Gemma, `release_size`; raises UserError for an unknown variant."""
     *sizes, head_dim = pick("gemma", variant, SIZES)
     fields = {"1": _first, "2": _second, "3": _third}[variant[0]](variant)
     config = llama.decoder(
@@ -47,12 +47,12 @@ def gemma(variant: str = "2_2b") -> ModelConfig:
         **fields,
     )
     if variant in ("2_27b", "3_27b"):
-        config.attention_scale = (config.d_model // config.num_heads) ** -0.5  # the others: of head_dim, which is 256
+        config.attention_scale = (config.d_model // config.num_heads) ** -0.5  # the others use head_dim, 256
     return config
 
 
 def _first(variant: str) -> dict[str, object]:
-    """Returns the fields of Gemma 1. Its vocabulary is the released file's: the paper counts 128 rows more, unused."""
+    """Returns the fields of Gemma 1. The paper counts 128 unused rows more than the vocabulary of the released file."""
     return dict(vocab_size=256_000, position=RotaryPositions(8192))
 
 
@@ -69,12 +69,12 @@ def _second(variant: str) -> dict[str, object]:
 
 
 def _third(variant: str) -> dict[str, object]:
-    """Returns the fields of Gemma 3: small ones are trained to 32 k tokens, others stretched to 128 k (section 2)."""
+    """Returns the fields of Gemma 3: 32 k tokens of context for small variants, else 128 k (section 2)."""
     small = variant in ("3_270m", "3_1b")
     position = RotaryPositions(32_768 if small else 131_072, theta=1_000_000.0, local_theta=10_000.0)
     position.scaling = None if small else LinearScaling(8.0)
     return dict(
-        vocab_size=262_144 if small else 262_208,  # 64 rows more, of images, in the released files of the others
+        vocab_size=262_144 if small else 262_208,  # 64 more rows, for images
         position=position,
         norm_at="both",
         qk_norm=True,
@@ -87,7 +87,7 @@ def _third(variant: str) -> dict[str, object]:
 
 
 def _base_of_third() -> ModelConfig:
-    """Returns what transformers takes where config.json of a Gemma 3 is silent; of the others that is 1_7b and 2_2b."""
+    """Returns the defaults of transformers for Gemma 3; for Gemma 1 and 2 the defaults are 1_7b and 2_2b."""
     config = gemma("3_4b")
     config.num_layers, config.d_model, config.d_ff, config.window = 26, 2304, 9216, 4096
     return config
@@ -95,16 +95,20 @@ def _base_of_third() -> ModelConfig:
 
 def _refuse_both_sides(json: ConfigJson) -> None:
     if json.get("use_bidirectional_attention"):
-        raise UserError("config.json has use_bidirectional_attention True; only causal attention is known for Gemma")
+        raise UserError(
+            "config.json has use_bidirectional_attention True; for Gemma only causal attention is supported"
+        )
 
 
 def _read_first(json: ConfigJson, config: ModelConfig) -> None:
     _refuse_both_sides(json)
     llama.read_rotary(json, config)
-    if json.get("hidden_act") == "gelu":  # so the first files have it, and mean the approximation
+    if json.get("hidden_act") == "gelu":  # in the first files, which mean the tanh approximation
         config.activation = "gelu_tanh"
     if json.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
-        raise UserError(f"config.json has hidden_activation {json['hidden_activation']!r}; known: gelu_pytorch_tanh")
+        raise UserError(
+            f"config.json has hidden_activation {json['hidden_activation']!r}; supported: gelu_pytorch_tanh"
+        )
 
 
 def _read_scale(json: ConfigJson, config: ModelConfig) -> None:
@@ -127,8 +131,8 @@ def _read_second(json: ConfigJson, config: ModelConfig) -> None:
 def _read_third(json: ConfigJson, config: ModelConfig) -> None:
     if "text_config" in json:
         raise UserError(
-            "config.json is of a Gemma 3 that reads images (it has a text_config): only its language model is known "
-            "here; save that alone, as Gemma3ForCausalLM"
+            "config.json is of a Gemma 3 that reads images (it has a text_config); only its language model is "
+            "supported: save that alone, as Gemma3ForCausalLM"
         )
     _refuse_both_sides(json)
     _read_scale(json, config)
@@ -139,17 +143,21 @@ def _read_third(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def _read_rotary_of_third(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads both thetas and the scaling of the global layers, from keys of their own or from `rope_parameters`."""
+    """Reads both thetas and the scaling of the global layers, from separate keys or from `rope_parameters`."""
     parameters, position = json.get("rope_parameters") or {}, config.position
     if unknown := set(parameters) - {"full_attention", "sliding_attention"}:
-        raise UserError(f"config.json has rope_parameters {sorted(unknown)}; known: full_attention, sliding_attention")
+        raise UserError(
+            f"config.json has rope_parameters {sorted(unknown)}; supported: full_attention, sliding_attention"
+        )
     far = {**(parameters.get("full_attention") or {}), **(json.get("rope_scaling") or {})}
     near = parameters.get("sliding_attention") or {}
     position.theta = far.get("rope_theta", json.get("rope_theta", 1_000_000.0))
     position.local_theta = near.get("rope_theta", json.get("rope_local_base_freq", 10_000.0))
     position.scaling = llama.read_scaling(json, far, position.max_length)
     if llama.read_scaling(json, near, position.max_length) is not None:
-        raise UserError(f"config.json scales the positions of sliding_attention, {near}; known: of full_attention")
+        raise UserError(
+            f"config.json scales the positions of sliding_attention, {near}; only full_attention supports it"
+        )
 
 
 def _write(config: ModelConfig) -> ConfigJson:
@@ -224,7 +232,7 @@ FAMILIES = (
         architecture="Gemma3ForCausalLM",
         base=_base_of_third,
         fields=_FIELDS,
-        constants={"attention_bias": False, "attn_logit_softcapping": None},  # theirs has the key and no such cap
+        constants={"attention_bias": False, "attn_logit_softcapping": None},  # transformers has the key but ignores it
         read=_read_third,
         write=_write_third,
     ),

@@ -24,7 +24,7 @@ from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width
 GPT1_SIZES = {"117m": (12, 768, 12)}
-GPT2_SIZES = {  # named by the parameters of the released files: the paper's counts are off
+GPT2_SIZES = {  # named by the parameter counts of the released files; the counts in the paper are wrong
     "124m": (12, 768, 12),
     "355m": (24, 1024, 16),
     "774m": (36, 1280, 20),
@@ -48,19 +48,19 @@ GPT_NEO_SIZES = {
 
 
 def gpt1(variant: str = "117m") -> ModelConfig:
-    """Returns GPT-1, whose norms come after the residual sum; UserError for an unknown variant."""
+    """Returns GPT-1, whose norms come after the residual sum; raises UserError for an unknown variant."""
     config = _decoder(*pick("gpt1", variant, GPT1_SIZES), context=512)
     config.vocab_size, config.norm_at, config.scale_residual_init = 40_478, "post", False
     return config
 
 
 def gpt2(variant: str = "124m") -> ModelConfig:
-    """Returns GPT-2; UserError for an unknown variant."""
+    """Returns GPT-2; raises UserError for an unknown variant."""
     return _decoder(*pick("gpt2", variant, GPT2_SIZES), context=1024)
 
 
 def gpt3(variant: str = "125m") -> ModelConfig:
-    """Returns GPT-3: GPT-2 with every other layer local, as wide as GPT-Neo's; UserError for an unknown variant."""
+    """Returns GPT-3: GPT-2 with GPT-Neo's window in every other layer; raises UserError for an unknown variant."""
     config = _decoder(*pick("gpt3", variant, GPT3_SIZES), context=2048)
     config.layer_pattern, config.window = ("global", "local"), 256
     config.dropout_rate = config.attention_dropout_rate = 0.0
@@ -68,7 +68,7 @@ def gpt3(variant: str = "125m") -> ModelConfig:
 
 
 def gpt_neo(variant: str = "125m") -> ModelConfig:
-    """Returns GPT-Neo, which does not scale attention logits; UserError for an unknown variant."""
+    """Returns GPT-Neo, which does not scale attention logits; raises UserError for an unknown variant."""
     config = _decoder(*pick("gpt_neo", variant, GPT_NEO_SIZES), context=2048)
     config.layer_pattern, config.window = ("global", "local"), 256
     config.dropout_rate = config.attention_dropout_rate = 0.0
@@ -99,7 +99,7 @@ def _decoder(num_layers: int, d_model: int, num_heads: int, context: int) -> Mod
 
 
 def _conv(path: str, name: str, part: Part = WHOLE) -> list[Row]:
-    """Returns the rows of transformers' Conv1D, whose kernel is [in, out] as ours."""
+    """Returns the rows of transformers' Conv1D, whose kernel is [in, out], as ours is."""
     return [Row(f"{path}/kernel", f"{name}.weight", part=part), Row(f"{path}/bias", f"{name}.bias", part=part)]
 
 
@@ -162,7 +162,7 @@ def gpt_neo_names(config: ModelConfig) -> list[Row]:
     ]
 
 
-_FIELDS = {  # of GPT-1 and GPT-2
+_FIELDS = {  # in the config.json of GPT-1 and GPT-2
     "vocab_size": "vocab_size",
     "n_embd": "d_model",
     "n_layer": "num_layers",
@@ -185,12 +185,12 @@ def _read_gpt1(json: ConfigJson, config: ModelConfig) -> None:
     config.d_ff = 4 * config.d_model  # config.json has no key for it
     if "afn" in json:
         if json["afn"] not in _GPT1_ACTIVATIONS:
-            raise UserError(f"config.json has afn {json['afn']!r}; known: {', '.join(_GPT1_ACTIVATIONS)}")
+            raise UserError(f"config.json has afn {json['afn']!r}; supported: {', '.join(_GPT1_ACTIVATIONS)}")
         config.activation = _GPT1_ACTIVATIONS[json["afn"]]
 
 
 def _write_gpt1(config: ModelConfig) -> ConfigJson:
-    theirs = {"gelu_tanh": "gelu"}  # the exact one, which it has not, is read back as another, and refused
+    theirs = {"gelu_tanh": "gelu"}  # "gelu" reads back as gelu_tanh, so write_config rejects the exact gelu
     return {"afn": theirs.get(config.activation, config.activation), "embd_pdrop": config.dropout_rate}
 
 
@@ -201,13 +201,13 @@ def _read_gpt2(json: ConfigJson, config: ModelConfig) -> None:
 def _read_gpt_neo(json: ConfigJson, config: ModelConfig) -> None:
     config.d_ff = json.get("intermediate_size") or 4 * config.d_model
     types = json.get("attention_types") or [[["global", "local"], 12]]
-    said = [kind for period, times in types for kind in period * times]
-    if len(said) != config.num_layers or set(said) - {"global", "local"}:
+    layers = [kind for period, times in types for kind in period * times]
+    if len(layers) != config.num_layers or set(layers) - {"global", "local"}:
         raise UserError(f"config.json has attention_types {types}: not {config.num_layers} layers, 'global' or 'local'")
-    if json.get("attention_layers") not in (None, said):
-        raise UserError(f"config.json has attention_types {types}, and attention_layers that are not those")
-    config.layer_pattern = shortest(said, usual=config.layer_pattern)
-    config.window = json.get("window_size", 256) if "local" in said else None
+    if json.get("attention_layers") not in (None, layers):
+        raise UserError(f"config.json has attention_types {types}, and other attention_layers")
+    config.layer_pattern = shortest(layers, usual=config.layer_pattern)
+    config.window = json.get("window_size", 256) if "local" in layers else None
 
 
 def _write_gpt_neo(config: ModelConfig) -> ConfigJson:
@@ -279,8 +279,8 @@ FAMILIES = (
         paper="Brown et al. 2020, arXiv 2005.14165",
         objective="causal language modelling",
         configs=trained_by("gpt3", GPT3_SIZES),
-        # GPT-2 of transformers has no local layers; GPT-Neo has, and neither biases of queries, keys and values nor
-        # scaled logits.
+        # In transformers, GPT-2 has no local layers, and GPT-Neo has neither biases of queries, keys and values nor
+        # scaled attention logits.
         huggingface=None,
     ),
     Family(

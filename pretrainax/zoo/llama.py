@@ -1,5 +1,5 @@
 """LLaMA 1, 2, 3, 3.1 and 3.2 (Touvron et al. 2023, arXiv 2302.13971 and 2307.09288; Grattafiori et al. 2024,
-arXiv 2407.21783), and what config.json of the decoders made after it has in common."""
+arXiv 2407.21783), and the parts of config.json that derived decoders share."""
 
 import copy
 import dataclasses
@@ -64,10 +64,10 @@ RELEASES = {
 
 
 def llama(variant: str = "3_8b") -> ModelConfig:
-    """Returns LLaMA, `release_size`; UserError for an unknown variant."""
+    """Returns LLaMA, `release_size`; raises UserError for an unknown variant."""
     sizes, release = pick("llama", variant, SIZES), variant.rpartition("_")[0]
     vocab_size, epsilon, position = RELEASES[release]
-    if variant == "1_65b":  # as released, unlike the smaller ones
+    if variant == "1_65b":  # as released; the smaller variants have 1e-6
         epsilon = 1e-5
     return decoder(
         *sizes,
@@ -79,7 +79,7 @@ def llama(variant: str = "3_8b") -> ModelConfig:
 
 
 def decoder(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_heads: int, **fields) -> ModelConfig:
-    """Returns LLaMA's architecture; what Mistral, Qwen and Gemma change of it is in `fields`."""
+    """Returns LLaMA's architecture with `fields` changed, as Mistral, Qwen and Gemma do."""
     usual = dict(norm="rms", norm_at="pre", activation="silu", gated=True, use_bias=False)
     return ModelConfig(
         family="decoder",
@@ -92,14 +92,14 @@ def decoder(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_hea
     )
 
 
-# norm_at -> their names of the norms of both sublayers. One of them is of attention's result, where that has one, else
-# of what the MLP reads.
+# norm_at -> their names of the norms of attention and of the MLP. "post_attention_layernorm" normalizes the output of
+# attention if norm_at is "both" or "after", and the input of the MLP if it is "pre".
 _NORMS = {
     "pre": ("input_layernorm", "post_attention_layernorm"),
     "both": ("input_layernorm", "pre_feedforward_layernorm"),
     "after": ("post_attention_layernorm", "post_feedforward_layernorm"),
 }
-BLOCK, LAYER = "decoder/blocks", "model.layers.{layer}"  # ours and theirs
+BLOCK, LAYER = "decoder/blocks", "model.layers.{layer}"  # our and their prefix of a block
 
 
 RowsOf: TypeAlias = Callable[[ModelConfig], list[Row]]
@@ -128,7 +128,7 @@ def attention_rows(config: ModelConfig) -> list[Row]:
 
 
 def block_rows(config: ModelConfig, attention: RowsOf, feed_forward: RowsOf) -> list[Row]:
-    """Returns the rows of the layers: those of both sublayers, and the norms around them."""
+    """Returns the rows of the layers: both sublayers and their norms."""
     attention_norm, mlp_norm = _NORMS[config.norm_at]
     rows = [
         Row(f"{BLOCK}/self_attention_norm/scale", f"{LAYER}.{attention_norm}.weight"),
@@ -143,7 +143,7 @@ def block_rows(config: ModelConfig, attention: RowsOf, feed_forward: RowsOf) -> 
 
 
 def around_rows(config: ModelConfig) -> list[Row]:
-    """Returns the rows of what is before and after the layers."""
+    """Returns the rows of the embeddings, the final norm and the unembedding."""
     rows = [
         Row("token_embedding/embedding", "model.embed_tokens.weight"),
         Row("decoder/final_norm/scale", "model.norm.weight"),
@@ -152,10 +152,9 @@ def around_rows(config: ModelConfig) -> list[Row]:
 
 
 def huggingface_names(config: ModelConfig, feed_forward: RowsOf = feed_forward_rows) -> list[Row]:
-    """Returns the name table of transformers' LlamaForCausalLM and of those made after it, of which some have another
-    feed-forward.
+    """Returns the name table of transformers' LlamaForCausalLM and derived classes, some with another feed-forward.
 
-    Their rotary planes are ours (Meta's own files pair them differently).
+    transformers pairs rotary dimensions as we do; Meta's own files pair them differently.
     """
     return around_rows(config) + block_rows(config, attention_rows, feed_forward)
 
@@ -181,18 +180,18 @@ FIELDS = {
 }
 IGNORED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)  # frequencies, in files of 2023
 
-# Which ids are special is the tokenizer's to say; those that some classes assume need their released vocabulary.
+# The tokenizer defines the special ids; the defaults of some classes assume their released vocabulary.
 NO_TOKENS: ConfigJson = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
 
 
 def write_heads(config: ModelConfig) -> ConfigJson:
-    """Says in full what may be None in ours; the model of Qwen 2 reads head_dim, its config has none."""
+    """Returns the fields that may be None in ours. Qwen 2 reads head_dim, though its config class lacks it."""
     return {"num_key_value_heads": config.kv_heads, "head_dim": config.dim_per_head}
 
 
 # --- rotary positions ----------------------------------------------------------------------------------------------
 
-_SCALINGS = {  # their rope_type -> our class, and their names of its fields
+_SCALINGS = {  # their rope_type -> (our class, their name -> our field)
     "linear": (LinearScaling, {"factor": "factor"}),
     "llama3": (
         LongContextScaling,
@@ -225,27 +224,25 @@ _SCALINGS = {  # their rope_type -> our class, and their names of its fields
         },
     ),
 }
-_USUAL = {"yarn": {"beta_fast": 32, "beta_slow": 1, "truncate": True}}  # what may be left out
+_DEFAULTS = {"yarn": {"beta_fast": 32, "beta_slow": 1, "truncate": True}}  # defaults of optional keys
 
 
 def read_rotary(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads `rope_theta` and `rope_scaling`, or what transformers writes since version 5, `rope_parameters`."""
+    """Reads `rope_theta` and `rope_scaling`, or `rope_parameters`, which replaces them since transformers 5."""
     parameters = json.get("rope_scaling") or json.get("rope_parameters") or {}
     position = config.position
     position.theta = parameters.get("rope_theta", json.get("rope_theta", position.theta))
     position.scaling = read_scaling(json, parameters, position.max_length)
     latent, scaling = config.latent_attention, position.scaling
     if latent is None and isinstance(scaling, YarnScaling) and scaling.logit_weight:
-        raise UserError(
-            f"config.json has mscale_all_dim {scaling.logit_weight}, which only DeepSeek's classes sharpen attention by"
-        )
+        raise UserError(f"config.json has mscale_all_dim {scaling.logit_weight}, which only DeepSeek models support")
 
 
 _FRACTION = "partial_rotary_factor"
 
 
 def read_partial_rotary(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads the same of a class whose heads may turn in part: a key beside them, or since version 5 one of them."""
+    """Reads the same keys and the rotated fraction of a head, a key of `rope_parameters` since transformers 5."""
     parameters = json.get("rope_parameters") or {}
     fraction = parameters.get(_FRACTION) or json.get(_FRACTION) or config.position.fraction
     config.position.fraction = None if fraction == 1.0 else fraction
@@ -253,58 +250,58 @@ def read_partial_rotary(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def read_scaling(json: ConfigJson, parameters: ConfigJson, max_length: int) -> RotaryScaling | None:
-    """Returns the scaling that `parameters`, a part of `json`, describes; UserError for one that we do not compute."""
+    """Returns the scaling in `parameters`, a part of `json`; raises UserError if it is not supported."""
     if any(isinstance(value, Mapping) for value in parameters.values()):
-        raise UserError(f"config.json has rotary positions for each of {sorted(parameters)}; here all layers have one")
+        raise UserError(f"config.json has rotary positions for each of {sorted(parameters)}; all layers must share one")
     for rotated in (json.get(_FRACTION), parameters.get(_FRACTION)):
         if rotated not in (None, 1.0):
-            raise UserError(f"config.json has {_FRACTION} {rotated!r}; only heads that rotate in full are known")
+            raise UserError(f"config.json has {_FRACTION} {rotated!r}; only 1.0 is supported")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return None
     if kind not in _SCALINGS:
         raise UserError(f"config.json has rotary positions of rope_type {kind!r}; {nearest(str(kind), _SCALINGS)}")
     cls, names = _SCALINGS[kind]
-    said = {"original_max_position_embeddings": max_length, **_USUAL.get(kind, {}), **parameters}
+    values = {"original_max_position_embeddings": max_length, **_DEFAULTS.get(kind, {}), **parameters}
     if kind == "yarn":
-        said |= _yarn_weights(parameters)
+        values |= _yarn_weights(parameters)
     if kind == "longrope":
-        said |= _long_rope(json, parameters, max_length)
-    if missing := set(names) - set(said):
+        values |= _long_rope(json, parameters, max_length)
+    if missing := set(names) - set(values):
         raise UserError(f"config.json has rotary positions of rope_type {kind!r} without {sorted(missing)}")
-    return cls(**{ours: said[theirs] for theirs, ours in names.items()})
+    return cls(**{ours: values[theirs] for theirs, ours in names.items()})
 
 
 _FACTORS = "short_factor", "long_factor"
 
 
 def _long_rope(json: ConfigJson, parameters: ConfigJson, max_length: int) -> ConfigJson:
-    """Returns what LongRoPE's files say beside its numbers, or let follow from two contexts."""
+    """Returns the keys of LongRoPE; its factor defaults to the ratio of the two context lengths."""
     if parameters.get("attention_factor") is not None:
         raise UserError(
-            f"config.json has attention_factor {parameters['attention_factor']!r}; only that of the paper is known"
+            f"config.json has attention_factor {parameters['attention_factor']!r}; only the paper's is supported"
         )
-    beside = json.get("original_max_position_embeddings")
-    original = parameters.get("original_max_position_embeddings", max_length) if beside is None else beside
+    top_level = json.get("original_max_position_embeddings")
+    original = parameters.get("original_max_position_embeddings", max_length) if top_level is None else top_level
     numbers = {name: tuple(map(float, parameters[name])) for name in _FACTORS if parameters.get(name)}
     factor = parameters.get("factor") or max_length / original
     return {**numbers, "factor": factor, "original_max_position_embeddings": original}
 
 
 def _yarn_weights(parameters: ConfigJson) -> ConfigJson:
-    """Returns both weights of YaRN: the paper's, unless both are given."""
+    """Returns mscale and mscale_all_dim of YaRN; the paper's values unless `parameters` has both."""
     factor = parameters.get("attention_factor")
     if factor is not None and not math.isclose(factor, 0.1 * math.log(parameters["factor"]) + 1.0, rel_tol=1e-6):
         raise UserError(
-            f"config.json has attention_factor {parameters['attention_factor']!r}; only that of the paper, or mscale "
-            "and mscale_all_dim, are known"
+            f"config.json has attention_factor {parameters['attention_factor']!r}; only the paper's value, or mscale "
+            "and mscale_all_dim, are supported"
         )
     both = {name: parameters.get(name) or 0.0 for name in ("mscale", "mscale_all_dim")}
     return both if all(both.values()) else {"mscale": 1.0, "mscale_all_dim": 0.0}
 
 
 def write_rotary(config: ModelConfig) -> ConfigJson:
-    """Writes what transformers has up to version 4, which all later ones read."""
+    """Returns the keys of transformers 4, which later versions read too."""
     scaling = config.position.scaling
     for kind, (cls, names) in _SCALINGS.items():
         if type(scaling) is cls:
@@ -312,7 +309,7 @@ def write_rotary(config: ModelConfig) -> ConfigJson:
             if isinstance(scaling, YarnScaling) and not scaling.logit_weight:
                 described = {name: x for name, x in described.items() if not name.startswith("mscale")}
             json: ConfigJson = {"rope_theta": config.position.theta, "rope_scaling": {"rope_type": kind, **described}}
-            if isinstance(scaling, LongRopeScaling):  # whose classes look for the old context beside it
+            if isinstance(scaling, LongRopeScaling):  # its classes read the original context at the top level
                 json["rope_scaling"] |= {name: list(described[name]) for name in _FACTORS}
                 json["original_max_position_embeddings"] = scaling.original_length
             return json
@@ -328,7 +325,7 @@ def write_partial_rotary(config: ModelConfig) -> ConfigJson:
 
 
 def _base() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns the defaults of transformers for keys that config.json lacks."""
     config = llama("1_7b")
     config.num_kv_heads = None
     return config

@@ -1,11 +1,11 @@
-"""Longformer (Beltagy et al. 2020, arXiv 2004.05150): RoBERTa whose tokens see a window, and the first one of a text.
+"""Longformer (Beltagy et al. 2020, arXiv 2004.05150): RoBERTa with sliding windows and a global first token.
 
-NOTE The released models were pretrained without a global token, after which the maps that are its own became copies of
-the others (section 5); which tokens are global is an argument of each call in transformers. Here it is a field, as
-everything that changes what a model computes: `sparse_attention.global_tokens`, "first" for what is read from a file.
-LongformerForTokenClassification is the exception, as there none is global where a call does not say so: it is read as
-"none", and its maps for global tokens, which nothing uses, are left out. LongformerForQuestionAnswering makes the
-tokens of the question global, and is read as "question".
+NOTE The released models were pretrained without a global token; afterwards the projections of global tokens became
+copies of the others (section 5). In transformers, each call names its global tokens. Here a field does, like everything
+that changes the function of a model: `sparse_attention.global_tokens`, which is "first" for most files.
+LongformerForTokenClassification has no global tokens by default, so the value is "none", and its unused projections for
+global tokens are left out. LongformerForQuestionAnswering makes the tokens of the question global, so the value is
+"question".
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ SIZES = dict(roberta.SIZES)  # variant -> (layers, width, heads)
 
 
 def longformer(variant: str = "base") -> ModelConfig:
-    """Returns Longformer, for a context of 4,096; UserError for an unknown variant."""
+    """Returns Longformer, with a context of 4,096 tokens; raises UserError for an unknown variant."""
     return dataclasses.replace(
         roberta.roberta(variant),
         position=LearnedPositions(4096, offset=2),
@@ -40,7 +40,7 @@ def longformer(variant: str = "base") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns the defaults of transformers for keys that config.json lacks."""
     config = longformer("base")
     config.vocab_size, config.norm_epsilon, config.num_token_types = 30_522, 1e-12, 2
     return config
@@ -63,7 +63,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     if len(each) != config.num_layers or len(set(each)) != 1 or not isinstance(each[0], int) or each[0] % 2:
         raise UserError(
             f"config.json has attention_window {windows!r} for {config.num_layers} num_hidden_layers; only one even "
-            "number for all layers is known"
+            "number for all layers is supported"
         )
     config.window = each[0]
 
@@ -87,11 +87,11 @@ FAMILIES = (
             base=_base,
             fields=FIELDS,
             table=huggingface_names,
-            # That of choices makes the tokens of each question global, of which a row of ours has several.
+            # No `chooser`: its class makes the tokens of the question global, and our rows have one copy per choice.
             classifier=Classifier(
                 "LongformerForSequenceClassification", Classify(), "classifier.out_proj", "classifier.dense"
             ),
-            # Where nobody says which are, no token is global in this class: so it has no maps for these.
+            # This class has no global tokens by default, so its projections for them are unused.
             token_classifier=token_classifier(
                 "LongformerForMaskedLM", changes={"sparse_attention": SlidingWindows("none")}
             ),

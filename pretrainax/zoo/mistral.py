@@ -22,12 +22,12 @@ SIZES = {
 
 
 def mistral(variant: str = "7b") -> ModelConfig:
-    """Returns Mistral 7B, version 0.1 or 0.3; UserError for an unknown variant."""
+    """Returns Mistral 7B, version 0.1 or 0.3; raises UserError for an unknown variant."""
     *sizes, vocab_size, theta, window = pick("mistral", variant, SIZES)
     return llama.decoder(
         *sizes,
         vocab_size=vocab_size,
-        position=RotaryPositions(32_768, theta=theta),  # the released config.json; the paper's table has 8,192
+        position=RotaryPositions(32_768, theta=theta),  # from the released config.json; the paper's table has 8,192
         layer_pattern=_pattern(window),
         window=window,
         norm_epsilon=1e-5,
@@ -40,7 +40,7 @@ def _pattern(window: int | None) -> tuple[str, ...]:
 
 
 def _base() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns the defaults of transformers for keys that config.json lacks."""
     config = mistral("7b")
     config.norm_epsilon, config.position.max_length = 1e-6, 131_072
     return config
@@ -48,7 +48,7 @@ def _base() -> ModelConfig:
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
     if json.get("layer_types") is not None:
-        raise UserError("config.json has layer_types, which a Mistral model does not read: all its layers are alike")
+        raise UserError("config.json has layer_types, which a Mistral model does not read: all layers are alike")
     llama.read_rotary(json, config)
     config.layer_pattern = _pattern(config.window)
 

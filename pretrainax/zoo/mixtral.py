@@ -1,4 +1,4 @@
-"""Mixtral (Jiang et al. 2024, arXiv 2401.04088): Mistral with eight experts, of which a token passes through two."""
+"""Mixtral (Jiang et al. 2024, arXiv 2401.04088): Mistral with eight experts, two per token."""
 
 from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions
 from pretrainax.zoo import experts, llama
@@ -22,7 +22,7 @@ SIZES = {
 
 
 def mixtral(variant: str = "8x7b") -> ModelConfig:
-    """Returns Mixtral, version 0.1; UserError for an unknown variant."""
+    """Returns Mixtral, version 0.1; raises UserError for an unknown variant."""
     *sizes, positions, balance = pick("mixtral", variant, SIZES)
     return llama.decoder(
         *sizes,
@@ -35,7 +35,7 @@ def mixtral(variant: str = "8x7b") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns the defaults of transformers for keys that config.json lacks."""
     config = mixtral("8x7b")
     config.position.max_length = 131_072
     assert config.experts is not None

@@ -20,12 +20,12 @@ SIZES = {
     "large": (28, 1024, 2624, 16),
 }
 
-# Which ids are special is the tokenizer's to say; those that transformers assumes need the released vocabulary.
+# The tokenizer defines the special ids; the defaults of transformers assume the released vocabulary.
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
 
 def modernbert(variant: str = "base") -> ModelConfig:
-    """Returns ModernBERT, for a context of 8,192; UserError for an unknown variant."""
+    """Returns ModernBERT, with a context of 8,192 tokens; raises UserError for an unknown variant."""
     num_layers, d_model, d_ff, num_heads = pick("modernbert", variant, SIZES)
     return ModelConfig(
         family="encoder",
@@ -50,11 +50,11 @@ def modernbert(variant: str = "base") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of ModernBertForMaskedLM. The norm of its first layer is that of the embeddings."""
-    del config  # the same for all
+    """Returns the name table of ModernBertForMaskedLM, where the norm of the first layer is that of the embeddings."""
+    del config  # unused
     block, layer = "encoder/blocks", "model.layers.{layer}"
 
-    def third(name, i):  # of the map to queries, keys and values
+    def third(name, i):  # of the fused projection to queries, keys and values
         return linear(f"{block}/self_attention/{name}", f"{layer}.attn.Wqkv", bias=False, part=Part(i, 1, 3))
 
     return [
@@ -78,8 +78,8 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 def _read(json: ConfigJson, config: ModelConfig) -> None:
     if json.get("classifier_activation", "gelu") != json.get("hidden_activation", "gelu"):
         raise UserError(
-            f"config.json has classifier_activation {json.get('classifier_activation', 'gelu')!r}; only what "
-            f"hidden_activation is runs, {json.get('hidden_activation', 'gelu')!r}"
+            f"config.json has classifier_activation {json.get('classifier_activation', 'gelu')!r}; it must equal "
+            f"hidden_activation, {json.get('hidden_activation', 'gelu')!r}"
         )
     config.layer_pattern = _pattern(json, config)
     if "local" not in config.layer_pattern:
@@ -90,12 +90,12 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def _pattern(json: ConfigJson, config: ModelConfig) -> tuple[str, ...]:
-    """Finds the pattern of `layer_types`, or of what older files say: every how many layers one is global."""
+    """Returns the pattern of `layer_types`, or that of `global_attn_every_n_layers` in older files."""
     types = json.get("layer_types")
     if types is None:
         return ("global", *["local"] * (json.get("global_attn_every_n_layers", 3) - 1))
     if unknown := set(types) - set(patterns.KINDS):
-        raise UserError(f"config.json has layer_types {sorted(unknown)}; known: {', '.join(patterns.KINDS)}")
+        raise UserError(f"config.json has layer_types {sorted(unknown)}; supported: {', '.join(patterns.KINDS)}")
     if len(types) != config.num_layers:
         raise UserError(f"config.json has {len(types)} layer_types for {config.num_layers} num_hidden_layers")
     return patterns.shortest([patterns.KINDS[kind] for kind in types], usual=config.layer_pattern)
@@ -104,7 +104,7 @@ def _pattern(json: ConfigJson, config: ModelConfig) -> tuple[str, ...]:
 def _theta(json: ConfigJson, kind: str, default: float) -> float:
     parameters = (json.get("rope_parameters") or {}).get(kind) or {}
     if parameters.get("rope_type", "default") != "default":
-        raise UserError(f"config.json has rope_parameters {parameters}; of 'modernbert' models only 'default' ones run")
+        raise UserError(f"config.json has rope_parameters {parameters}; only rope_type 'default' is supported")
     return parameters.get("rope_theta", default)
 
 

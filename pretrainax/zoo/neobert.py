@@ -1,7 +1,7 @@
 """NeoBERT (Le Breton et al. 2025, arXiv 2502.19587): BERT base, deeper, with LLaMA's blocks.
 
-NOTE The released file pairs neighbouring dimensions for the rotation, and keeps queries, keys and values of a head side
-by side: a permutation of the rows of these kernels. transformers has no class for it, and nothing here reads that file.
+NOTE The released file rotates neighbouring dimensions, and stores queries, keys and values of each head side by side: a
+permutation of the rows of these kernels. transformers has no class for it, and nothing here reads that file.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ SIZES = {"base": (28, 768, 2048, 12, 12)}  # variant -> (layers, width, feed-for
 
 
 def neobert(variant: str = "base") -> ModelConfig:
-    """Returns NeoBERT, for a context of 4,096; UserError for an unknown variant."""
+    """Returns NeoBERT, with a context of 4,096 tokens; raises UserError for an unknown variant."""
     config = llama.decoder(
         *pick("neobert", variant, SIZES),
         vocab_size=30_522,

@@ -16,11 +16,11 @@ SIZES_2 = {
     "2_32b": (64, 5120, 27648, 40, 8),
 }
 SIZES_3 = {"3_7b": SIZES_2["2_7b"], "3_32b": SIZES_2["2_32b"]}
-SIZES_MOE = {"1b_7b": (16, 2048, 1024, 16, 16)}  # the feed-forward is that of each of 64 experts
+SIZES_MOE = {"1b_7b": (16, 2048, 1024, 16, 16)}  # the feed-forward is one of 64 experts
 
 
 def olmo(variant: str = "2_7b") -> ModelConfig:
-    """Returns OLMo 2, `release_size`; UserError for an unknown variant."""
+    """Returns OLMo 2, `release_size`; raises UserError for an unknown variant."""
     return llama.decoder(
         *pick("olmo", variant, SIZES_2),
         vocab_size=100_352,
@@ -34,9 +34,9 @@ def olmo(variant: str = "2_7b") -> ModelConfig:
 
 
 def olmo3(variant: str = "3_7b") -> ModelConfig:
-    """Returns OLMo 3 as released, with 65,536 tokens of context; UserError for an unknown variant.
+    """Returns OLMo 3 as released, with 65,536 tokens of context; raises UserError for an unknown variant.
 
-    Three layers of four are local. YaRN stretches the positions of the others alone.
+    Three of four layers are local. YaRN scales only the positions of the global layers.
     """
     pick("olmo", variant, SIZES_3)
     return dataclasses.replace(
@@ -51,7 +51,7 @@ def olmo3(variant: str = "3_7b") -> ModelConfig:
 
 
 def olmoe(variant: str = "1b_7b") -> ModelConfig:
-    """Returns OLMoE, version 0924; UserError for an unknown variant."""
+    """Returns OLMoE, version 0924; raises UserError for an unknown variant."""
     return llama.decoder(
         *pick("olmoe", variant, SIZES_MOE),
         vocab_size=50_304,
@@ -65,7 +65,7 @@ def olmoe(variant: str = "1b_7b") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns the defaults of transformers for keys that config.json lacks."""
     config = olmo("2_7b")
     config.vocab_size, config.norm_epsilon, config.num_kv_heads = 50_304, 1e-5, None
     config.position = RotaryPositions(2048)
@@ -73,7 +73,7 @@ def _base() -> ModelConfig:
 
 
 def _base_3() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns the defaults of transformers for keys that config.json lacks."""
     config = olmo3("3_7b")
     config.vocab_size, config.norm_epsilon, config.num_kv_heads = 50_304, 1e-5, None
     config.position = RotaryPositions(2048, theta=500_000.0)
@@ -81,11 +81,11 @@ def _base_3() -> ModelConfig:
 
 
 def _base_moe() -> ModelConfig:
-    """Returns the same of OLMoE."""
+    """Returns the defaults of transformers for OLMoE."""
     config = olmoe()
     config.d_ff, config.num_kv_heads = 2048, None
     assert config.experts is not None
-    config.experts.z_weight = 0.0  # of which config.json knows nothing
+    config.experts.z_weight = 0.0  # config.json has no key for it
     return config
 
 
@@ -94,28 +94,28 @@ def _write(config: ModelConfig) -> ConfigJson:
 
 
 def _read_3(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads the positions of both kinds of layers: of local ones without a scaling, as their class computes them."""
+    """Reads the positions of both kinds of layers; local ones have no scaling in the class of transformers."""
     parameters = json.get("rope_parameters") or {}
-    if not any(isinstance(value, dict) for value in parameters.values()):  # files of before transformers 5
+    if not any(isinstance(value, dict) for value in parameters.values()):  # written before transformers 5
         llama.read_rotary(json, config)
         config.position.local_theta = config.position.theta
     else:
         far, near = (parameters.get(kind) or {} for kind in ("full_attention", "sliding_attention"))
         if near.get("rope_type", "default") != "default":
             raise UserError(
-                f"config.json has {near['rope_type']!r} positions in sliding layers; only 'default' is known"
+                f"config.json has {near['rope_type']!r} positions in sliding layers; only 'default' is supported"
             )
         llama.read_rotary({**json, "rope_scaling": None, "rope_parameters": far}, config)
         config.position.local_theta = near.get("rope_theta", 500_000.0)
     otherwise = ["global" if (i + 1) % 4 == 0 else "local" for i in range(config.num_layers)]
     patterns.read(json, config, json.get("sliding_window", 4096), otherwise)
     position = config.position
-    if config.window is None or (position.scaling, position.local_theta) == (None, position.theta):  # as all others
+    if config.window is None or (position.scaling, position.local_theta) == (None, position.theta):  # all the same
         position.local_theta = None
 
 
 def _write_3(config: ModelConfig) -> ConfigJson:
-    """Returns positions in both forms: transformers 5 takes another theta for local layers from the older one."""
+    """Returns positions in both forms: transformers 5 reads another theta for local layers from the older form."""
     json, position = _write(config) | patterns.write(config), config.position
     local = position.theta if position.local_theta is None else position.local_theta
     far = {"rope_type": "default", **(json["rope_scaling"] or {}), "rope_theta": position.theta}
@@ -128,7 +128,7 @@ def _read_moe(json: ConfigJson, config: ModelConfig) -> None:
     experts.read(json, config)
 
 
-_FIELDS = {key: path for key, path in llama.FIELDS.items() if key != "head_dim"}  # which follows from the width
+_FIELDS = {key: path for key, path in llama.FIELDS.items() if key != "head_dim"}  # OLMo derives head_dim from the width
 FAMILIES = (
     Family(
         name="OLMo 2",

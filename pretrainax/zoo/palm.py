@@ -1,4 +1,4 @@
-"""PaLM (Chowdhery et al. 2022, arXiv 2204.02311): parallel blocks, one head of keys and values, no biases."""
+"""PaLM (Chowdhery et al. 2022, arXiv 2204.02311): parallel blocks, multi-query attention, no biases."""
 
 from pretrainax.config import ModelConfig, RotaryPositions
 from pretrainax.zoo.family import Family, trained_by
@@ -9,7 +9,7 @@ SIZES = {"8b": (32, 4096, 16), "62b": (64, 8192, 32), "540b": (118, 18432, 48)}
 
 
 def palm(variant: str = "8b") -> ModelConfig:
-    """Returns PaLM; UserError for an unknown variant."""
+    """Returns PaLM; raises UserError for an unknown variant."""
     num_layers, d_model, num_heads = pick("palm", variant, SIZES)
     return ModelConfig(
         family="decoder",
@@ -27,8 +27,8 @@ def palm(variant: str = "8b") -> ModelConfig:
         activation="silu",
         gated=True,
         use_bias=False,
-        scale_tied_logits=True,  # section 5: logits are divided by the root of the width
-        init_stddev=None,  # section 5: by fan-in, embeddings with a deviation of 1
+        scale_tied_logits=True,  # section 5: logits are divided by sqrt(width)
+        init_stddev=None,  # section 5: by fan-in; embeddings with a standard deviation of 1
     )
 
 

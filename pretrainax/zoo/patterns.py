@@ -1,4 +1,4 @@
-"""Local and global layers: `ModelConfig.layer_pattern`, and what config.json says of each layer."""
+"""Local and global layers: `ModelConfig.layer_pattern`, and `layer_types` of config.json."""
 
 from collections.abc import Sequence
 from typing import Optional
@@ -6,7 +6,7 @@ from typing import Optional
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.zoo.family import ConfigJson
 
-KINDS = {"full_attention": "global", "sliding_attention": "local"}  # theirs, in `layer_types` -> ours
+KINDS = {"full_attention": "global", "sliding_attention": "local"}  # of `layer_types` -> ours
 
 
 def kinds(config: ModelConfig) -> list[str]:
@@ -15,18 +15,18 @@ def kinds(config: ModelConfig) -> list[str]:
 
 
 def shortest(kinds: Sequence[str], usual: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the pattern that, repeated, gives the kinds of all layers: `usual`, or else the shortest."""
+    """Returns a pattern whose repetition gives the kinds of all layers: `usual` if it does, else the shortest."""
     wanted, count = tuple(kinds), len(kinds)
     candidates = (usual, *(wanted[:n] for n in range(1, count + 1)))
     return next(candidate for candidate in candidates if (candidate * count)[:count] == wanted)
 
 
 def read(json: ConfigJson, config: ModelConfig, window: Optional[int], otherwise: Sequence[str]) -> None:
-    """Sets `layer_pattern` by `layer_types`, and `window` where a layer is local.
+    """Sets `layer_pattern` from `layer_types`, and `window` if a layer is local.
 
     Args:
-      window: what config.json says of it.
-      otherwise: the kind of each layer where config.json has no `layer_types`.
+      window: the window of config.json, in tokens.
+      otherwise: the kind of each layer if config.json has no `layer_types`.
     """
     types = json.get("layer_types")
     if types is not None:
@@ -47,6 +47,6 @@ def write(config: ModelConfig) -> ConfigJson:
 
 
 def layer_types(config: ModelConfig) -> list[str]:
-    """Returns the kind of each layer as config.json names it."""
+    """Returns `layer_types` of config.json, the kind of each layer."""
     theirs = {ours: kind for kind, ours in KINDS.items()}
     return [theirs[kind] for kind in kinds(config)]

@@ -1,8 +1,8 @@
 """Phi-1, 1.5 and 2 (Gunasekar et al. 2023, arXiv 2306.11644; Li et al. 2023, arXiv 2309.05463; Javaheripi and Bubeck
-2023): parallel blocks with biases everywhere, of whose heads a part is turned. Phi-3 and 4 (Abdin et al. 2024, arXiv
-2404.14219 and 2412.08905): LLaMA, whose queries, keys and values are one matrix in released files.
+2023): parallel blocks with biases everywhere and partial rotary positions. Phi-3 and 4 (Abdin et al. 2024, arXiv
+2404.14219 and 2412.08905): LLaMA, whose queries, keys and values are one matrix in the released files.
 
-Phi-3.5-mini and Phi-4-mini are stretched from 4,096 tokens to 131,072 by LongRoPE.
+LongRoPE extends Phi-3.5-mini and Phi-4-mini from 4,096 to 131,072 tokens.
 """
 
 import itertools
@@ -27,20 +27,21 @@ from pretrainax.zoo.family import (
 )
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads, part of a head that is turned: 32 dimensions of each)
+# variant -> (layers, width, heads, rotated fraction of a head: 32 dimensions)
 SIZES = {"1": (24, 2048, 32, 0.5), "1_5": (24, 2048, 32, 0.5), "2": (32, 2560, 32, 0.4)}
-# variant -> (layers, width, feed-forward, heads, key heads, vocabulary, positions, their base, window)
+# variant -> (layers, width, feed-forward, heads, key heads, vocabulary, positions, rotary base, window)
 SIZES_3 = {
     "3_3_8b": (32, 3072, 8192, 32, 32, 32_064, 4096, 10_000.0, 2047),
     "3_14b": (40, 5120, 17920, 40, 10, 32_064, 4096, 10_000.0, 2047),
     "4_14b": (40, 5120, 17920, 40, 10, 100_352, 16_384, 250_000.0, None),
 }
-# variant -> the same, but for the window, which is longer than all rows
+# variant -> the same without the window, which is longer than all rows
 SIZES_LONG = {
     "3_5_3_8b": (32, 3072, 8192, 32, 32, 32_064, 131_072, 10_000.0),
     "4_3_8b": (32, 3072, 8192, 24, 8, 200_064, 131_072, 10_000.0),
 }
-# what each plane is stretched by, in texts of up to 4,096 tokens and in longer ones; Phi-3.5's file has float32 in full
+# variant -> factors of each rotary plane, for contexts up to 4,096 tokens and for longer ones. Phi-3.5's file has them
+# in full float32 precision.
 _FACTORS = {
     "3_5_3_8b": (
         (
@@ -202,7 +203,7 @@ DROPOUT = {"1": 0.1, "1_5": 0.0, "2": 0.1}
 
 
 def phi(variant: str = "1_5") -> ModelConfig:
-    """Returns Phi; UserError for an unknown variant."""
+    """Returns Phi; raises UserError for an unknown variant."""
     sizes = pick("phi", variant, SIZES | SIZES_3 | SIZES_LONG)
     if variant in SIZES:
         return _first(variant, *sizes)
@@ -280,7 +281,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 
 
 def fused_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' Phi3ForCausalLM: LLaMA's, but for two matrices of several."""
+    """Returns the name table of transformers' Phi3ForCausalLM: LLaMA's with two fused matrices."""
     return llama.around_rows(config) + llama.block_rows(config, _attention_rows, _feed_forward_rows)
 
 
@@ -306,7 +307,7 @@ def _feed_forward_rows(config: ModelConfig) -> list[Row]:
 
 
 def _base_3() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns the defaults of transformers for keys that config.json lacks."""
     config = phi("3_3_8b")
     config.layer_pattern, config.window, config.num_kv_heads = ("global",), None, None
     return config
@@ -315,7 +316,7 @@ def _base_3() -> ModelConfig:
 def _read_3(json: ConfigJson, config: ModelConfig) -> None:
     llama.read_partial_rotary(json, config)
     if config.window is not None and config.window >= config.position.max_length:
-        config.window = None  # of which no row would see an end
+        config.window = None  # longer than any row, so it has no effect
     config.layer_pattern = _pattern(config.window)
 
 

@@ -28,7 +28,7 @@ SIZES_2 = {
     "2_5_32b": (64, 5120, 27648, 40, 8, 152_064, False, 1e-5),
     "2_5_72b": (80, 8192, 29568, 64, 8, 152_064, False, 1e-5),
 }
-SIZES_3 = {  # a head is 128 wide, whatever the width of the model
+SIZES_3 = {  # a head is 128 wide in all variants
     "3_0_6b": (28, 1024, 3072, 16, 8, 151_936, True, 1e-6),
     "3_1_7b": (28, 2048, 6144, 16, 8, 151_936, True, 1e-6),
     "3_4b": (36, 2560, 9728, 32, 8, 151_936, True, 1e-6),
@@ -36,7 +36,7 @@ SIZES_3 = {  # a head is 128 wide, whatever the width of the model
     "3_14b": (40, 5120, 17408, 40, 8, 151_936, False, 1e-6),
     "3_32b": (64, 5120, 25600, 64, 8, 151_936, False, 1e-6),
 }
-# The width is that of a feed-forward which none of their layers has: all have experts.
+# No layer has the feed-forward of this width: all layers have experts.
 SIZES_3_MOE = {
     "3_30b_a3b": (48, 2048, 6144, 32, 4, 151_936, False, 1e-6),
     "3_235b_a22b": (94, 4096, 12288, 64, 4, 151_936, False, 1e-6),
@@ -45,13 +45,13 @@ EXPERT_WIDTHS = {"3_30b_a3b": 768, "3_235b_a22b": 1536}
 
 
 def qwen(variant: str = "2_5_0_5b") -> ModelConfig:
-    """Returns Qwen, `release_size`; UserError for an unknown variant."""
+    """Returns Qwen, `release_size`; raises UserError for an unknown variant."""
     *sizes, vocab_size, tie, epsilon = pick("qwen", variant, SIZES_2 | SIZES_3 | SIZES_3_MOE)
     third = variant not in SIZES_2
     return llama.decoder(
         *sizes,
         vocab_size=vocab_size,
-        # The context that all are pretrained to; larger numbers in released files are of YaRN, an affair of inference.
+        # The context of the pretraining; larger values in released files are for YaRN at inference.
         position=RotaryPositions(32_768, theta=1_000_000.0),
         norm_epsilon=epsilon,
         tie_embeddings=tie,
@@ -67,7 +67,7 @@ def _experts(width: int) -> MixtureOfExperts:
 
 
 def _base(variant: str) -> ModelConfig:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns the defaults of transformers for keys that config.json lacks."""
     config = qwen(variant)
     config.num_layers, config.d_model, config.d_ff, config.num_heads, config.num_kv_heads = 32, 4096, 22016, 32, 32
     config.vocab_size, config.tie_embeddings, config.position.theta = 151_936, False, 10_000.0
@@ -77,7 +77,7 @@ def _base(variant: str) -> ModelConfig:
 def _read(json: ConfigJson, config: ModelConfig) -> None:
     llama.read_rotary(json, config)
     window = json.get("sliding_window", 4096) if json.get("use_sliding_window") else None
-    first = config.num_layers if window is None else json.get("max_window_layers", 28)  # local layer
+    first = config.num_layers if window is None else json.get("max_window_layers", 28)  # the first local layer
     kinds = ["local" if i >= first else "global" for i in range(config.num_layers)]
     patterns.read(json, config, window, otherwise=kinds)
 
@@ -88,7 +88,7 @@ def _write(config: ModelConfig) -> ConfigJson:
 
 
 def _base_moe() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns the defaults of transformers for keys that config.json lacks."""
     config = qwen("3_30b_a3b")
     config.num_layers, config.head_dim, config.position.theta = 24, None, 10_000.0
     assert config.experts is not None
@@ -100,7 +100,7 @@ def _read_moe(json: ConfigJson, config: ModelConfig) -> None:
     if json.get("decoder_sparse_step", 1) != 1 or json.get("mlp_only_layers"):
         raise UserError(
             f"config.json has decoder_sparse_step {json.get('decoder_sparse_step', 1)} and mlp_only_layers "
-            f"{json.get('mlp_only_layers')}; only models with experts in all layers are known"
+            f"{json.get('mlp_only_layers')}; only models with experts in all layers are supported"
         )
     _read(json, config)
     experts.read(json, config)

@@ -27,12 +27,12 @@ XLM_SIZES = dict(SIZES)
 
 
 def roberta(variant: str = "base") -> ModelConfig:
-    """Returns RoBERTa; UserError for an unknown variant."""
+    """Returns RoBERTa; raises UserError for an unknown variant."""
     return _encoder(*pick("roberta", variant, SIZES), vocab_size=50_265)
 
 
 def xlm_roberta(variant: str = "base") -> ModelConfig:
-    """Returns XLM-R; UserError for an unknown variant."""
+    """Returns XLM-R; raises UserError for an unknown variant."""
     return _encoder(*pick("xlm_roberta", variant, XLM_SIZES), vocab_size=250_002)
 
 
@@ -44,7 +44,7 @@ def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> 
         d_model=d_model,
         d_ff=4 * d_model,
         num_heads=num_heads,
-        position=LearnedPositions(512, offset=2),  # fairseq counts from the padding's id, which is 1, plus 1
+        position=LearnedPositions(512, offset=2),  # fairseq starts at the padding id, 1, plus 1
         norm="layer",
         norm_at="post",
         norm_epsilon=1e-5,
@@ -58,7 +58,7 @@ def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> 
 
 
 def _base() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns the defaults of transformers for keys that config.json lacks."""
     config = roberta("base")
     config.norm_epsilon, config.num_token_types, config.position = 1e-12, 2, LearnedPositions(510, offset=2)
     return config
@@ -72,12 +72,12 @@ def _xlm_base() -> ModelConfig:
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
     """Returns the name table of transformers' RobertaForMaskedLM and XLMRobertaForMaskedLM."""
-    del config  # the same for all
+    del config  # unused
     return masked_lm_names("roberta")
 
 
 def masked_lm_names(prefix: str) -> list[Row]:
-    """Returns the rows of the classes for masked language modelling that transformers made after RoBERTa's."""
+    """Returns the rows of the masked LM classes that transformers derived from RoBERTa's."""
     return [
         *encoder_names(prefix),
         *linear("masked_lm_head/dense", "lm_head.dense", bias=True),
@@ -87,14 +87,16 @@ def masked_lm_names(prefix: str) -> list[Row]:
 
 
 def read_positions(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets the positions by the rows of their table; UserError for a padding that they cannot be counted from."""
+    """Sets the positions from the rows of their table; raises UserError for an invalid pad_token_id."""
     padding = json.get("pad_token_id", 1)
     rows = config.position.max_length if "max_position_embeddings" in json else 512
     if not isinstance(padding, int) or not 0 <= padding < rows - 1:
-        raise UserError(f"config.json has pad_token_id {padding!r}: positions are counted from it")
+        raise UserError(
+            f"config.json has pad_token_id {padding!r}: it must be an int below max_position_embeddings - 1"
+        )
     config.position = LearnedPositions(rows - padding - 1, offset=padding + 1)
-    if config.activation != "gelu":  # which the head of theirs has, whatever config.json says
-        raise UserError(f"config.json has hidden_act {json['hidden_act']!r}; of RoBERTa only 'gelu' runs")
+    if config.activation != "gelu":  # their head is always GELU
+        raise UserError(f"config.json has hidden_act {json['hidden_act']!r}; only 'gelu' is supported for RoBERTa")
 
 
 def write_positions(config: ModelConfig) -> ConfigJson:

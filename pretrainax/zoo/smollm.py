@@ -1,4 +1,4 @@
-"""SmolLM 3 (Bakouch et al. 2025, a post of Hugging Face): LLaMA of which every fourth layer turns nothing."""
+"""SmolLM 3 (Bakouch et al. 2025, a post of Hugging Face): LLaMA without rotation in every fourth layer."""
 
 from typing import Optional
 
@@ -20,7 +20,7 @@ SIZES = {"3_3b": (36, 2048, 11008, 16, 4)}  # variant -> (layers, width, feed-fo
 
 
 def smollm(variant: str = "3_3b") -> ModelConfig:
-    """Returns SmolLM 3, `release_size`; UserError for an unknown variant."""
+    """Returns SmolLM 3, `release_size`; raises UserError for an unknown variant."""
     return llama.decoder(
         *pick("smollm", variant, SIZES),
         vocab_size=128_256,
@@ -31,46 +31,46 @@ def smollm(variant: str = "3_3b") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns the defaults of transformers for keys that config.json lacks."""
     config = smollm()
     config.position.max_length, config.position.theta = 32_768, 2_000_000.0
     return config
 
 
-def _turning(every: Optional[int], count: int) -> list[bool]:
-    """Returns which of so many layers turn queries and keys."""
+def _rotating_layers(every: Optional[int], count: int) -> list[bool]:
+    """Returns a flag per layer, True if the layer rotates queries and keys."""
     return [every is None or bool(number % every) for number in range(1, count + 1)]
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
     llama.read_rotary(json, config)
-    every, turns = _read_turning(json, config)
+    every, rotating = _read_rotating_layers(json, config)
     config.position.no_rotation_every = every
     window = json.get("sliding_window") if json.get("use_sliding_window") else None
-    kinds = ["global" if turn or window is None else "local" for turn in turns]
+    kinds = ["global" if rotates or window is None else "local" for rotates in rotating]
     patterns.read(json, config, window, otherwise=kinds)
 
 
-def _read_turning(json: ConfigJson, config: ModelConfig) -> tuple[Optional[int], list[bool]]:
-    """Returns `no_rotation_every`, and which layers turn. NOTE A 1 of `no_rope_layers` is a layer that does."""
-    said, every = json.get("no_rope_layers"), json.get("no_rope_layer_interval", 4)
-    if said is None:
-        return every, _turning(every, config.num_layers)
-    if len(said) < config.num_layers:
-        raise UserError(f"config.json has {len(said)} no_rope_layers for {config.num_layers} layers")
-    turns = [bool(turn) for turn in said[: config.num_layers]]
-    first = turns.index(False) + 1 if False in turns else None
+def _read_rotating_layers(json: ConfigJson, config: ModelConfig) -> tuple[Optional[int], list[bool]]:
+    """Returns `no_rotation_every` and the flags of `_rotating_layers`. NOTE A 1 in `no_rope_layers` means rotation."""
+    flags, every = json.get("no_rope_layers"), json.get("no_rope_layer_interval", 4)
+    if flags is None:
+        return every, _rotating_layers(every, config.num_layers)
+    if len(flags) < config.num_layers:
+        raise UserError(f"config.json has {len(flags)} no_rope_layers for {config.num_layers} layers")
+    rotating = [bool(flag) for flag in flags[: config.num_layers]]
+    first = rotating.index(False) + 1 if False in rotating else None
     for candidate in (every, first):
-        if _turning(candidate, config.num_layers) == turns:
-            return candidate, turns
-    raise UserError(f"config.json has no_rope_layers {said}; only every n-th layer without rotation is known")
+        if _rotating_layers(candidate, config.num_layers) == rotating:
+            return candidate, rotating
+    raise UserError(f"config.json has no_rope_layers {flags}; only every n-th layer may be without rotation")
 
 
 def _write(config: ModelConfig) -> ConfigJson:
     every = config.position.no_rotation_every
-    turns = [int(turn) for turn in _turning(every, config.num_layers)]
+    rotating = [int(rotates) for rotates in _rotating_layers(every, config.num_layers)]
     json = llama.write_heads(config) | llama.write_rotary(config) | patterns.write(config) | llama.NO_TOKENS
-    json |= {"no_rope_layers": turns, "use_sliding_window": config.window is not None}
+    json |= {"no_rope_layers": rotating, "use_sliding_window": config.window is not None}
     return json if every is None else json | {"no_rope_layer_interval": every}
 
 

@@ -1,8 +1,7 @@
-"""Switch Transformer (Fedus et al. 2021, arXiv 2101.03961): T5 with experts in every second layer, of which a token
-passes through one.
+"""Switch Transformer (Fedus et al. 2021, arXiv 2101.03961): T5 with experts in every second layer, one per token.
 
-NOTE In transformers an expert takes 64 tokens of a row (`expert_capacity`), padding among them, and what is more passes
-by. Here it takes all, but where `config.model.experts.capacity` says otherwise.
+NOTE In transformers an expert takes 64 tokens of a row (`expert_capacity`), including padding, and drops the others.
+Here it takes all tokens unless `config.model.experts.capacity` is set.
 """
 
 from pretrainax.config import MixtureOfExperts, ModelConfig, UserError
@@ -23,11 +22,11 @@ SIZES = {
     "xxl_128": (24, 4096, 10240, 64, 128),
     "c_2048": (15, 2080, 6144, 30, 2048),
 }
-_NONE_DROPPED = 2**31 - 1  # tokens of a row that an expert has room for, in config.json
+_NONE_DROPPED = 2**31 - 1  # expert_capacity of config.json, in tokens of a row
 
 
 def switch(variant: str = "base_8") -> ModelConfig:
-    """Returns Switch Transformer; UserError for an unknown variant."""
+    """Returns Switch Transformer; raises UserError for an unknown variant."""
     layers, d_model, d_ff, num_heads, count = pick("switch", variant, SIZES)
     config = t5.t5("v1_0_base")
     config.num_layers, config.d_model, config.d_ff, config.num_heads = layers, d_model, d_ff, num_heads
@@ -62,16 +61,16 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     layers = [stack.num_layers for stack in config.stacks.values()]
     steps = [step for step in (1, 2) if [count * step for count in counts.values()] == layers]
     if not steps:
-        said = " and ".join(f"num_sparse_{stack}_layers {count}" for stack, count in counts.items())
-        raise UserError(f"config.json has {said}; only all layers of both stacks are known, and every second one")
+        wrong = " and ".join(f"num_sparse_{stack}_layers {count}" for stack, count in counts.items())
+        raise UserError(f"config.json has {wrong}; only all layers, or every second one, of both stacks are supported")
     config.experts.every = None if steps == [1] else 2
 
 
 def _write(config: ModelConfig) -> ConfigJson:
     assert config.experts is not None
     every = config.experts.every or 1
-    # NOTE Its class has no gated feed-forward, though released files of xxl_128 have the weights of one; without a tied
-    # output matrix it leaves the tables of both stacks as they were drawn.
+    # NOTE The class has no gated feed-forward, though the released files of xxl_128 have the weights of one. Without a
+    # tied output matrix it leaves the embeddings of both stacks at their random initialization.
     known = {"gated": False, "tie_embeddings": True}
     wrong = [f"config.model.{name}={not value}" for name, value in known.items() if getattr(config, name) != value]
     wrong += [f"config.model.experts.every={every}"] * (every > 2)
@@ -85,7 +84,7 @@ def _write(config: ModelConfig) -> ConfigJson:
 
 
 def _base() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns the defaults of transformers for keys that config.json lacks."""
     config = switch("base_8")
     config.d_ff, config.dropout_rate = 2048, 0.1
     assert config.experts is not None
@@ -116,7 +115,7 @@ FAMILIES = (
             constants={**t5.HUGGINGFACE.constants, "router_bias": False, "router_ignore_padding_tokens": False},
             read=_read,
             write=_write,
-            # of xxl_128 and c_2048, whose files have the output matrix under another name
+            # The files of xxl_128 and c_2048 have the output matrix under another name.
             tied=lambda config: (
                 t5.HUGGINGFACE.tied(config)
                 | ({} if config.tie_embeddings else {"decoder.lm_head.weight": "lm_head.weight"})

@@ -1,5 +1,5 @@
-"""T5 1.0 and 1.1 (Raffel et al. 2020, arXiv 1910.10683; 1.1: the released checkpoints, and Shazeer 2020), and those
-made after it.
+"""T5 1.0 and 1.1 (Raffel et al. 2020, arXiv 1910.10683; 1.1: the released checkpoints, and Shazeer 2020), and
+derived models.
 
 Flan-T5 (Chung et al. 2022, arXiv 2210.11416), mT5 (Xue et al. 2020, arXiv 2010.11934), ByT5 (Xue et al. 2021, arXiv
 2105.13626), UL2 (Tay et al. 2022, arXiv 2205.05131).
@@ -23,7 +23,7 @@ from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, feed-forward, heads, head dimension)
 SIZES = {
-    # 1.1; 3b and 11b are its xl and xxl
+    # 1.1; 3b and 11b are xl and xxl of 1.1
     "small": (8, 512, 1024, 6, 64),
     "base": (12, 768, 2048, 12, 64),
     "large": (24, 1024, 2816, 16, 64),
@@ -37,11 +37,11 @@ SIZES = {
     "v1_0_11b": (24, 1024, 65536, 128, 128),
 }
 
-# Those of 1.1
+# Names of Flan-T5 and mT5 -> names of T5 1.1
 FLAN_SIZES = {"small": "small", "base": "base", "large": "large", "xl": "3b", "xxl": "11b"}
 MT5_SIZES = dict(FLAN_SIZES)
 
-# variant -> (layers of the encoder, of the decoder, width, feed-forward, heads, which are 64 wide)
+# variant -> (encoder layers, decoder layers, width, feed-forward, heads of width 64)
 BYT5_SIZES = {
     "small": (12, 4, 1472, 3584, 6),
     "base": (18, 6, 1536, 3968, 12),
@@ -50,12 +50,12 @@ BYT5_SIZES = {
     "xxl": (36, 12, 4672, 12352, 64),
 }
 
-# As SIZES
+# The columns of SIZES
 UL2_SIZES = {"20b": (32, 4096, 16384, 16, 256)}
 
 
 def t5(variant: str = "base") -> ModelConfig:
-    """Returns T5 1.1, or 1.0 (`v1_0_…`); UserError for an unknown variant."""
+    """Returns T5 1.1, or 1.0 (`v1_0_…`); raises UserError for an unknown variant."""
     num_layers, d_model, d_ff, num_heads, head_dim = pick("t5", variant, SIZES)
     original = variant.startswith("v1_0_")
     return ModelConfig(
@@ -76,26 +76,26 @@ def t5(variant: str = "base") -> ModelConfig:
         tie_embeddings=original,
         scale_tied_logits=original,
         attention_scale=1.0,
-        dropout_rate=0.1 if original else 0.0,  # 1.1 was pretrained without
+        dropout_rate=0.1 if original else 0.0,  # 1.1 was pretrained without dropout
         attention_dropout_rate=0.1 if original else 0.0,  # Raffel et al. 2020, section 2.1
         init_stddev=None,
     )
 
 
 def flan_t5(variant: str = "base") -> ModelConfig:
-    """Returns Flan-T5: T5 1.1, trained on with instructions; UserError for an unknown variant."""
+    """Returns Flan-T5: T5 1.1, further trained with instructions; raises UserError for an unknown variant."""
     return t5(pick("flan_t5", variant, FLAN_SIZES))
 
 
 def mt5(variant: str = "base") -> ModelConfig:
-    """Returns mT5: T5 1.1 with a vocabulary for 101 languages; UserError for an unknown variant."""
+    """Returns mT5: T5 1.1 with a vocabulary for 101 languages; raises UserError for an unknown variant."""
     config = t5(pick("mt5", variant, MT5_SIZES))
     config.vocab_size = 250_112
     return config
 
 
 def byt5(variant: str = "base") -> ModelConfig:
-    """Returns ByT5: T5 1.1 on bytes, with a deep encoder and a shallow decoder; UserError for an unknown variant."""
+    """Returns ByT5: T5 1.1 on bytes with a shallower decoder; raises UserError for an unknown variant."""
     config = t5("base")
     sizes = pick("byt5", variant, BYT5_SIZES)
     config.num_layers, config.num_decoder_layers, config.d_model, config.d_ff, config.num_heads = sizes
@@ -104,18 +104,18 @@ def byt5(variant: str = "base") -> ModelConfig:
 
 
 def ul2(variant: str = "20b") -> ModelConfig:
-    """Returns UL2: gated as T5 1.1 but by SiLU, tied as 1.0; UserError for an unknown variant."""
+    """Returns UL2: gated like T5 1.1, but with SiLU, and tied like 1.0; raises UserError for an unknown variant."""
     config = t5("base")
     sizes = pick("ul2", variant, UL2_SIZES)
     config.num_layers, config.d_model, config.d_ff, config.num_heads, config.head_dim = sizes
-    # The released config.json does not untie, as those of T5 1.1 do.
+    # Unlike the config.json of T5 1.1, the released one ties the embeddings.
     config.activation, config.tie_embeddings, config.scale_tied_logits = "silu", True, True
     return config
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
     """Returns the name table of transformers' T5ForConditionalGeneration and MT5ForConditionalGeneration."""
-    # DenseReluDense: so called whatever the activation
+    # The name DenseReluDense does not depend on the activation.
     blocks = [
         [*attention_rows(stack), *feed_forward_rows(stack, "DenseReluDense", config.gated)] for stack in config.stacks
     ]
@@ -123,12 +123,12 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 
 
 def around_rows(config: ModelConfig) -> list[Row]:
-    """Returns the rows of what is in no block."""
+    """Returns the rows of the parameters outside the blocks."""
     rows = [Row("token_embedding/embedding", "shared.weight")]
     if not config.tie_embeddings:
         rows += linear("unembedding", "lm_head", bias=False)
     for stack in config.stacks:
-        first = f"{stack}.block.0.layer.0.SelfAttention"  # holds the bias that all layers share
+        first = f"{stack}.block.0.layer.0.SelfAttention"  # layer 0 holds the bias of all layers
         rows += [
             Row(f"{stack}/relative_bias/embedding", f"{first}.relative_attention_bias.weight"),
             Row(f"{stack}/final_norm/scale", f"{stack}.final_layer_norm.weight"),
@@ -137,7 +137,7 @@ def around_rows(config: ModelConfig) -> list[Row]:
 
 
 def attention_rows(stack: str) -> list[Row]:
-    """Returns the rows of the attentions of a stack's blocks."""
+    """Returns the rows of the attention sublayers of a stack."""
     block = f"{stack}.block.{{layer}}"
     rows = _attention(f"{stack}/blocks/self_attention", f"{block}.layer.0", "SelfAttention")
     if stack == "decoder":
@@ -156,9 +156,11 @@ def _attention(path: str, name: str, kind: str) -> list[Row]:
 
 
 def feed_forward_rows(stack: str, module: str, gated: bool, kind: str = "") -> list[Row]:
-    """Returns the rows of the feed-forwards of a stack's blocks.
+    """Returns the rows of the feed-forward sublayers of a stack.
 
-    module: that has the maps, "DenseReluDense"; kind: how our names of these begin, "experts_".
+    Args:
+      module: their name of the module, "DenseReluDense".
+      kind: prefix of our names of its matrices, "experts_".
     """
     path, name = f"{stack}/blocks/mlp", f"{stack}.block.{{layer}}.layer.{2 if stack == 'decoder' else 1}"
     return [
@@ -172,7 +174,8 @@ def feed_forward_rows(stack: str, module: str, gated: bool, kind: str = "") -> l
 # --- config.json ---------------------------------------------------------------------------------------------------
 
 
-# feed_forward_proj -> (their activation, ours); the one name whose activation it does not say is that of 1.1
+# feed_forward_proj -> (their activation, ours). "gated-gelu", of T5 1.1, is the only name that differs from its
+# activation.
 PROJECTIONS = {
     "relu": ("relu", "relu"),
     "gelu": ("gelu", "gelu"),
@@ -185,7 +188,7 @@ PROJECTIONS = {
 
 
 def _base() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns the defaults of transformers for keys that config.json lacks."""
     return t5("v1_0_small")
 
 
@@ -196,31 +199,36 @@ def _mt5_base() -> ModelConfig:
 
 
 def read_common(json: ConfigJson, config: ModelConfig, projection: str) -> None:
-    """Reads the decoder's depth and the feed-forward; projection: what that is where config.json is silent."""
+    """Reads the number of decoder layers and the feed-forward; projection: the default of feed_forward_proj."""
     layers = json.get("num_decoder_layers")
     config.num_decoder_layers = None if layers == config.num_layers else layers
     projection = json.get("feed_forward_proj", projection)
     if projection not in PROJECTIONS:
-        raise UserError(f"config.json has feed_forward_proj {projection!r}; known: {', '.join(PROJECTIONS)}")
-    config.attention_dropout_rate = config.dropout_rate  # theirs has one rate for all
+        raise UserError(f"config.json has feed_forward_proj {projection!r}; supported: {', '.join(PROJECTIONS)}")
+    config.attention_dropout_rate = config.dropout_rate  # they have one rate for both
     theirs, config.activation = PROJECTIONS[projection]
     config.gated = projection.startswith("gated-")
-    for key, value in (("dense_act_fn", theirs), ("is_gated_act", config.gated)):  # which overrule it, in transformers
+    # In transformers these keys take precedence.
+    for key, value in (("dense_act_fn", theirs), ("is_gated_act", config.gated)):
         if json.get(key, value) != value:
-            raise UserError(f"config.json has {key} {json[key]!r}, which is not that of its feed_forward_proj")
+            raise UserError(f"config.json has {key} {json[key]!r}, which contradicts its feed_forward_proj")
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads T5's: tied logits are scaled and untied ones are not. Transformers 5 writes `tie_word_embeddings` true for
-    both, and says which one it is by `scale_decoder_outputs`."""
+    """Reads the keys of T5, whose logits are scaled if and only if they are tied.
+
+    transformers 5 always writes `tie_word_embeddings` true, and distinguishes the two by `scale_decoder_outputs`.
+    """
     read_common(json, config, "relu")
     tied = json.get("scale_decoder_outputs", json.get("tie_word_embeddings") is not False)
     config.tie_embeddings = config.scale_tied_logits = tied
 
 
 def _read_mt5(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads mT5's, but for `tie_word_embeddings`: transformers 5 writes true, whatever the weights are. A file of tied
-    weights lacks lm_head.weight, and is refused for it."""
+    """Reads the keys of mT5 except `tie_word_embeddings`, which is always true in transformers 5.
+
+    The conversion of the weights rejects a file of tied weights, because it lacks lm_head.weight.
+    """
     read_common(json, config, "gated-gelu")
 
 
@@ -234,7 +242,7 @@ def write(config: ModelConfig) -> ConfigJson:
         "d_kv": config.dim_per_head,
         "num_decoder_layers": config.last_stack.num_layers,
         "tie_word_embeddings": config.tie_embeddings,
-        "pad_token_id": 0,  # these three: of T5's vocabularies, and of ours with sentinels
+        "pad_token_id": 0,  # these three ids: of T5's vocabularies, and of ours with sentinels
         "eos_token_id": 1,
         "decoder_start_token_id": 0,
     }
@@ -280,7 +288,7 @@ def _huggingface(
             "decoder.embed_tokens.weight": "shared.weight",
             **({"lm_head.weight": "shared.weight"} if config.tie_embeddings else {}),
         },
-        # In older files, of which transformers makes no use either
+        # In older files; transformers does not use it either.
         ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
     )
 

@@ -1,4 +1,4 @@
-"""T5Gemma (Zhang et al. 2025, arXiv 2504.06225): an encoder and a decoder that are each a Gemma 2."""
+"""T5Gemma (Zhang et al. 2025, arXiv 2504.06225): an encoder and a decoder, each a Gemma 2."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from pretrainax.zoo import gemma
 from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, differences, linear, trained_by
 from pretrainax.zoo.variants import pick
 
-# size -> (layers, width, feed-forward, heads, key heads, head dimension): T5 1.1's, and Gemma 2's
+# size -> (layers, width, feed-forward, heads, key heads, head dimension): sizes of T5 1.1 and of Gemma 2
 _STACKS = {
     "s": (8, 512, 1024, 8, 8, 64),
     "b": (12, 768, 2048, 12, 12, 64),
@@ -17,38 +17,38 @@ _STACKS = {
     "2b": gemma.SIZES_2["2_2b"],
     "9b": gemma.SIZES_2["2_9b"],
 }
-# variant -> the encoder's, and the decoder's
+# variant -> (size of the encoder, size of the decoder)
 SIZES = {
     f"{encoder}_{decoder}": (_STACKS[encoder], _STACKS[decoder])
     for encoder, decoder in (*((size, size) for size in _STACKS), ("9b", "2b"))
 }
-_OF_DECODER = tuple(field.name for field in dataclasses.fields(DecoderSizes))  # in which the two may differ
+_OF_DECODER = tuple(field.name for field in dataclasses.fields(DecoderSizes))  # the stacks may differ in these fields
 
 
 def t5gemma(variant: str = "2b_2b") -> ModelConfig:
-    """Returns T5Gemma, `encoder_decoder`; UserError for an unknown variant."""
-    return _of_two(*map(_side, pick("t5gemma", variant, SIZES)))
+    """Returns T5Gemma, `encoder_decoder`; raises UserError for an unknown variant."""
+    return _of_two(*map(_gemma2, pick("t5gemma", variant, SIZES)))
 
 
-def _side(sizes: tuple[int, ...]) -> ModelConfig:
+def _gemma2(sizes: tuple[int, ...]) -> ModelConfig:
     """Returns a Gemma 2 of these sizes."""
     fields = dict(zip(("num_layers", *_OF_DECODER), sizes, strict=True))
     return dataclasses.replace(gemma.gemma("2_2b"), position=RotaryPositions(8192), **fields)
 
 
 def _of_two(encoder: ModelConfig, decoder: ModelConfig) -> ModelConfig:
-    """Returns an encoder-decoder of two such, whose encoder sees its window on each side of a token.
+    """Returns an encoder-decoder of two Gemma 2; the encoder sees a window on each side of a token.
 
-    NOTE So transformers has it since version 5, 4,096 tokens before and after; before, it was one token less.
+    NOTE This follows transformers 5: 4,096 tokens before and after. Earlier versions see one token less.
     """
-    of_first, of_second = (
+    encoder_sizes, decoder_sizes = (
         DecoderSizes(**{name: getattr(side, name) for name in _OF_DECODER}) for side in (encoder, decoder)
     )
     return dataclasses.replace(
         encoder,
         family="encoder_decoder",
         num_decoder_layers=None if decoder.num_layers == encoder.num_layers else decoder.num_layers,
-        decoder=None if of_second == of_first else of_second,
+        decoder=None if decoder_sizes == encoder_sizes else decoder_sizes,
         encoder_window=None if encoder.window is None else 2 * encoder.window,
         separate_embeddings=True,
     )
@@ -61,9 +61,9 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
         Row("decoder_token_embedding/embedding", "model.decoder.embed_tokens.weight"),
     ]
     attentions = {"encoder": {"self": "self_attn"}, "decoder": {"self": "self_attn", "cross": "cross_attn"}}
-    for stack, of_stack in attentions.items():
+    for stack, modules in attentions.items():
         block, layer = f"{stack}/blocks", f"model.{stack}.layers.{{layer}}"
-        for ours, theirs in of_stack.items():
+        for ours, theirs in modules.items():
             rows += _norms(f"{block}/{ours}_attention", f"{layer}.{{side}}_{theirs}_layernorm")
             for name, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o")):
                 rows += linear(f"{block}/{ours}_attention/{name}", f"{layer}.{theirs}.{letter}_proj", bias=False)
@@ -80,7 +80,7 @@ def _norms(path: str, name: str) -> list[Row]:
     return [Row(f"{path}_norm/scale", before), Row(f"{path}_post_norm/scale", after)]
 
 
-# --- config.json: each stack has one, which is that of a Gemma 2 ------------------------------------------------------
+# --- config.json: it holds one of a Gemma 2 for each stack ------------------------------------------------------------
 
 _, _GEMMA, _ = (family.huggingface for family in gemma.FAMILIES)
 

@@ -1,7 +1,7 @@
 """The Transformer (Vaswani et al. 2017, arXiv 1706.03762).
 
-As Marian has it: with biases on the maps of attention, which the paper's equations and tensor2tensor do without, and
-with all sines before all cosines.
+This is the variant of Marian: its attention projections have biases, unlike the equations of the paper and
+tensor2tensor, and all sines come before all cosines.
 """
 
 from pretrainax.config import ModelConfig, SinusoidalPositions, UserError
@@ -17,11 +17,11 @@ SIZES = {
 
 
 def transformer(variant: str = "base") -> ModelConfig:
-    """Returns the Transformer; UserError for an unknown variant."""
+    """Returns the Transformer; raises UserError for an unknown variant."""
     num_layers, d_model, d_ff, num_heads, dropout_rate = pick("transformer", variant, SIZES)
     return ModelConfig(
         family="encoder_decoder",
-        vocab_size=37_000,  # of English and German together (section 5.1)
+        vocab_size=37_000,  # shared by English and German (section 5.1)
         num_layers=num_layers,
         d_model=d_model,
         d_ff=d_ff,
@@ -38,7 +38,7 @@ def transformer(variant: str = "base") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns what transformers takes where config.json is silent."""
+    """Returns the defaults of transformers for keys that config.json lacks."""
     config = transformer("big")
     config.vocab_size, config.num_layers, config.activation, config.scale_embeddings = 58_101, 12, "gelu", False
     config.dropout_rate, config.init_stddev = 0.1, 0.02
@@ -47,7 +47,7 @@ def _base() -> ModelConfig:
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
     """Returns the name table of transformers' MarianMTModel."""
-    del config  # the same for all
+    del config  # unused
     return [Row("token_embedding/embedding", "model.shared.weight"), *block_names("model")]
 
 
@@ -55,14 +55,14 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     read_decoder(json, config)
     if json.get("decoder_vocab_size") not in (None, config.vocab_size):
         raise UserError(
-            f"config.json has decoder_vocab_size {json['decoder_vocab_size']}; only that of the encoder is known"
+            f"config.json has decoder_vocab_size {json['decoder_vocab_size']}; it must be the vocab_size of the encoder"
         )
 
 
 def _write(config: ModelConfig) -> ConfigJson:
     return write_decoder(config) | {
-        "max_position_embeddings": 1024,  # rows of a table that is computed: any number does
-        "pad_token_id": 0,  # these four: of our vocabularies with sentinels; Marian's own defaults are for 58,101 ids
+        "max_position_embeddings": 1024,  # rows of a computed table, so any number works
+        "pad_token_id": 0,  # these four ids: of our vocabularies with sentinels; Marian's defaults assume 58,101 ids
         "eos_token_id": 1,
         "forced_eos_token_id": 1,
         "decoder_start_token_id": 0,

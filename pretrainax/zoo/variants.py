@@ -1,4 +1,4 @@
-"""Looking up a row of a family's table of sizes."""
+"""Looks up a row in the size table of a family."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -9,7 +9,7 @@ Size = TypeVar("Size")
 
 
 def pick(family: str, variant: str, sizes: Mapping[str, Size]) -> Size:
-    """Returns `sizes[variant]`; UserError with the nearest names where there is none."""
+    """Returns `sizes[variant]`; raises UserError with the nearest names for an unknown variant."""
     if variant not in sizes:
         raise UserError(f"{family} has no variant {variant!r}, {nearest(variant, sizes)}")
     return sizes[variant]

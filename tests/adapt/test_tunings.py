@@ -99,13 +99,13 @@ def test_only_the_matrices_of_an_update_decay():
 MISTAKES = {
     "no start": ("bert", LoRA(), {}, "config.tuning is LoRA.* set config.checkpoint.init_from"),
     "no such matrix": ("bert", LoRA(targets=("querry",)), {}, "'querry', .* the nearest is 'query'|'querry'.*'query'"),
-    "no expression": ("bert", LoRA(targets=("(",)), {}, r"'\(', which is no regular expression"),
+    "no expression": ("bert", LoRA(targets=("(",)), {}, r"'\(', which is not a regular expression"),
     "no matrix": ("bert", LoRA(targets=()), {}, "config.tuning.targets is empty"),
-    "rank too large": ("bert", LoRA(rank=33), {}, "rank is 33, and .* is a matrix of 32 × 32: it must be at most 32"),
+    "rank too large": ("bert", LoRA(rank=33), {}, "rank is 33, but .* is a matrix of 32 × 32: it must be at most 32"),
     "rank too small": ("bert", LoRA(rank=0), {}, "rank is 0, it must be at least 1"),
     "dropout": ("bert", LoRA(dropout=1.0), {}, r"dropout is 1.0, it must be in \[0, 1\)"),
     "alpha": ("bert", LoRA(alpha=0.0), {}, "alpha is 0.0, it must be above 0"),
-    "no biases": ("t5", BitFit(), {}, r"config.tuning is BitFit\(\), and this config.model has none"),
+    "no biases": ("t5", BitFit(), {}, r"config.tuning is BitFit\(\), but this config.model has none"),
     "no head": ("gpt", HeadAlone(), {}, "has none of the parameters that it trains"),
     "no room": (
         "bert",
@@ -182,7 +182,7 @@ def test_a_prefix_has_no_place_in_sparse_attention():
     experiment = tiny.get_config("bert")
     experiment.tuning, experiment.checkpoint.init_from = PrefixTuning(4), "runs/base"
     experiment.model.sparse_attention = SlidingWindows()
-    with pytest.raises(UserError, match="config.model.sparse_attention has no place for more keys: take LoRA"):
+    with pytest.raises(UserError, match="config.model.sparse_attention supports no additional keys: use LoRA"):
         validate(experiment, files=False)
 
 
@@ -231,7 +231,9 @@ def test_a_prompt_is_not_for_rows_of_several_texts_of_which_one_would_see_it(tas
     experiment.tuning, experiment.checkpoint.init_from = tuning, "runs/base"
     experiment.model.masked_lm_head = False
     task.complete(experiment)
-    with pytest.raises(UserError, match=f"the first text .* {type(task).__name__} has several .* set config.tuning to"):
+    with pytest.raises(
+        UserError, match=f"the first document .* {type(task).__name__} has several .* set config.tuning to"
+    ):
         validate(experiment, files=False)
     experiment.tuning = LoRA()
     validate(experiment, files=False)

@@ -1,11 +1,11 @@
-"""Damages every kind of file of a cache: it must be said, or do no harm. Never is other text trained on.
+"""Damages each kind of file in a cache. A run must report the damage or be unaffected, and never train on other text.
 
     python -m tests.chaos.cache_files [--flips=20]
 
-The files are those of a finished cache (tokenizer, tokens, tables, indexes, the plan of packed rows), and of one whose
-preparation was killed before the index was written. A bit is flipped, or the whole file is gone, empty, cut, longer, a
-folder, a link to nothing, or the one of another split. After each the cache is used as a run does: prepared, compared
-with its checksums, and read to the end of an epoch.
+There are two caches: a finished cache (tokenizer, tokens, tables, indexes, the plan of packed rows), and a cache whose
+preparation was killed before it wrote the index. A damaged file has a flipped bit, or it is missing, empty, truncated,
+longer, a folder, a broken link, or the file of another split. After each damage, the cache is used as in a run: it is
+prepared, compared with its checksums, and read to the end of an epoch.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from tests.support import runs, tiny
 
 
 def experiment(folder: pathlib.Path) -> Experiment:
-    """Packed rows, whose plan is kept, of the text in `folder`, with the cache there."""
+    """Returns a config with packed rows, whose dataset and cache are in `folder`."""
     made = tiny.get_config("gpt")
     made.data.source, made.data.cache_dir = TextFiles(str(folder / "text")), str(folder / "cache")
     made.data.packing, made.data.prepare_workers = BestFit(), 1
@@ -37,7 +37,7 @@ def experiment(folder: pathlib.Path) -> Experiment:
 
 
 def use(folder: pathlib.Path) -> str:
-    """Returns a digest of all that a run reads of a cache; UserError where something is wrong with it."""
+    """Returns a digest of everything that a run reads from a cache; raises UserError if the cache is damaged."""
     config, digest = experiment(folder), hashlib.sha256()
     prepared = prepare(config, report=lambda line: None)
     digest.update(prepared.tokenizer.fingerprint.encode())
@@ -52,32 +52,32 @@ def use(folder: pathlib.Path) -> str:
 
 
 def kind_of(path: pathlib.Path) -> str:
-    """Names the files of a cache by what they are: "tokens", "npz", "index.json", "starts.npy"."""
+    """Returns the kind of a cache file: "tokens", "npz", "index.json", "starts.npy"."""
     return re.sub(r"^\d+\.", "", path.name) if "tokenizers" not in path.parts else f"tokenizer: {path.name}"
 
 
 def flip(path: pathlib.Path, rng: random.Random) -> None:
-    """Makes one bit another one."""
+    """Flips one random bit."""
     content = bytearray(path.read_bytes())
     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     path.write_bytes(content)
 
 
 def be_a_folder(path: pathlib.Path, rng: random.Random) -> None:
-    """Puts a folder, which holds a file, in the place of a file."""
+    """Replaces a file by a folder that contains a file."""
     path.unlink()
     path.mkdir()
     (path / "a").write_text("")
 
 
 def lead_nowhere(path: pathlib.Path, rng: random.Random) -> None:
-    """Puts a link to nothing in the place of a file."""
+    """Replaces a file by a broken link."""
     path.unlink()
     path.symlink_to(path.parent / "nothing")
 
 
 def be_of_another_split(path: pathlib.Path, rng: random.Random) -> None:
-    """Copies the file of the same name from the other split, where it has one."""
+    """Copies the file of the same name from the other split, if it exists there."""
     other = {"train": "valid", "valid": "train"}.get(path.parent.name, path.parent.name)
     if (source := path.parent.with_name(other) / path.name).is_file() and source != path:
         shutil.copyfile(source, path)
@@ -96,7 +96,7 @@ DAMAGES = {
 
 
 class Cache:
-    """A cache that is whole, and copies of it with a file damaged."""
+    """An intact cache, and copies with a damaged file."""
 
     def __init__(self, folder: pathlib.Path, finished: bool = True):
         self.folder, self.finished = folder, finished
@@ -107,7 +107,7 @@ class Cache:
                 index.unlink()
 
     def files(self) -> dict[str, list[pathlib.Path]]:
-        """Returns the files that hold something, by kind."""
+        """Returns the files that are not empty, by kind."""
         every = sorted(path for path in (self.folder / "cache").rglob("*") if path.is_file() and path.stat().st_size)
         kinds: dict[str, list[pathlib.Path]] = {}
         for path in every:
@@ -115,7 +115,7 @@ class Cache:
         return kinds
 
     def survives(self, path: pathlib.Path, rng: random.Random, damage: str = "flipped") -> str:
-        """Damages a file and uses the cache: "named" in an error of one line, or "harmless"; else it raises."""
+        """Damages a file and uses the cache; returns "named" after a one-line error or "harmless", or raises."""
         cache, good = self.folder / "cache", self.folder / "good"
         shutil.copytree(cache, good)
         try:
@@ -125,7 +125,7 @@ class Cache:
             except UserError as e:
                 assert "\n" not in str(e) and "delete" in str(e) and str(cache) in str(e), e
                 return "named"
-            assert found == self.digest, "other text was read, and nothing said"
+            assert found == self.digest, "other text was read, without an error"
             return "harmless"
         finally:
             shutil.rmtree(cache)
@@ -134,7 +134,9 @@ class Cache:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--flips", type=int, default=20, help="of each kind of file; each other damage is done once")
+    parser.add_argument(
+        "--flips", type=int, default=20, help="flips per kind of file; each other damage is applied once"
+    )
     given = parser.parse_args()
     flags.FLAGS.mark_as_parsed()
     logging.set_verbosity(logging.ERROR)
@@ -144,13 +146,11 @@ def main() -> int:
             cache = Cache(pathlib.Path(scratch) / f"finished-{finished}", finished)
             for kind, paths in cache.files().items():
                 for damage in DAMAGES:
-                    with report.trying(f"{kind} {damage}{'' if finished else ' of a cache that is not finished'}"):
+                    with report.trying(f"{kind} {damage}{'' if finished else ' in an unfinished cache'}"):
                         for _ in range(given.flips if damage == "flipped" else 1):
                             counts[cache.survives(rng.choice(paths), rng, damage)] += 1
     tried = sum(counts.values())
-    print(
-        f"{tried} damages, {counts['named']} named, {counts['harmless']} harmless, {report.failed} kinds of file failed"
-    )
+    print(f"{tried} damages: {counts['named']} reported, {counts['harmless']} harmless; {report.failed} kinds failed")
     return int(report.failed > 0)
 
 

@@ -1,10 +1,11 @@
-"""Damages every file of a checkpoint in every way: it must be named and never used, and the step before it taken.
-Where that is damaged too, it is an error, and nothing is deleted.
+"""Damages each file of a checkpoint. A restore must name the file, never use the checkpoint, and use the previous step.
+
+If the previous step is damaged too, the restore must raise an error and delete nothing.
 
     python -m tests.chaos.checkpoint_files [--flips=20]
 
-One bit flipped (at `flips` places), cut in half, cut by one byte, emptied, one byte longer, missing, a folder in its
-place. The state is that of tests/checkpoints/test_checkpoints.py, on one device.
+A damaged file has one flipped bit (at `flips` places), or it is cut in half, cut by one byte, empty, one byte longer,
+missing, or replaced by a folder. The state is the one of tests/checkpoints/test_checkpoints.py, on one device.
 """
 
 import argparse
@@ -64,7 +65,7 @@ def files(step: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _counterpart(step: pathlib.Path, other: pathlib.Path, file: pathlib.Path) -> pathlib.Path:
-    """The file of a step that is what `file` is in another; Orbax draws the names of its data files."""
+    """Returns the file of `step` that corresponds to `file` in `other`; Orbax gives data files random names."""
     names, others = (sorted(os.listdir(folder / file.parent)) for folder in (step, other))
     return (
         step / file if file.name in names else step / file.parent / names[min(others.index(file.name), len(names) - 1)]
@@ -72,7 +73,7 @@ def _counterpart(step: pathlib.Path, other: pathlib.Path, file: pathlib.Path) ->
 
 
 def try_one(good: pathlib.Path, file: pathlib.Path, damage: Damage) -> None:
-    """Damages step 20 in a copy, restores, and looks at what was said and left."""
+    """Damages step 20 in a copy, restores, and checks the warning and the remaining files."""
     import chex
 
     from tests.support.checkpoints import make_state, restore
@@ -84,7 +85,7 @@ def try_one(good: pathlib.Path, file: pathlib.Path, damage: Damage) -> None:
     damage(folder / "20" / file)
     path = folder / "20" / file
     if path.is_file() and path.read_bytes() == before:
-        return  # an empty file cannot be emptied
+        return  # the file was empty already
     (step, state, extra), (warning,) = restore(folder)
     assert step == 10 and extra == {"note": "from 10"}
     chex.assert_trees_all_equal(state, make_state(10))
@@ -95,7 +96,7 @@ def try_one(good: pathlib.Path, file: pathlib.Path, damage: Damage) -> None:
     left = runs.files(folder)
     try:
         restore(folder)
-        raise AssertionError("both steps are damaged, and one of them was used")
+        raise AssertionError("both steps are damaged, but one of them was used")
     except UserError as e:
         assert "is damaged" in str(e) and "step 20: " in str(e) and "step 10: " in str(e) and "\n" not in str(e), e
     assert runs.files(folder) == left
@@ -115,7 +116,7 @@ def main() -> int:
                 for damage in damages(given.flips, rng).values():
                     try_one(good, file, damage)
                     count += 1
-    print(f"{count} damaged checkpoints, {report.failed} files of which one was used or not named")
+    print(f"{count} damaged checkpoints; failures in {report.failed} files: a damaged checkpoint was used or not named")
     return int(report.failed > 0)
 
 

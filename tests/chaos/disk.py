@@ -1,10 +1,10 @@
-"""A disk that is full, read-only or slow: a clear line, and the older checkpoints stay good.
+"""Tests runs on a full, read-only or slow disk: they must print a clear error, and older checkpoints must stay valid.
 
     python -m tests.chaos.disk [--config=tests/support/tiny.py:gpt]
 
-The disk is real: a tmpfs of a few megabytes, and a bind mount that turns read-only, in a mount namespace of its own
-(`unshare --mount`, for which a user who is not root needs user namespaces). Slow is every fsync and fdatasync held up
-by strace. What a machine does not allow is skipped, and said.
+The disk is real: a tmpfs of a few megabytes, and a bind mount that becomes read-only, in a separate mount namespace
+(`unshare --mount`, for which users other than root need user namespaces). For the slow disk, strace delays every fsync
+and fdatasync. Trials that a machine does not allow are skipped, with a message.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from tests.support import runs
 
 
 def in_namespace(module: str, arguments: list[str]) -> int:
-    """Runs the module again where it may mount."""
+    """Runs the module in a new mount namespace."""
     unshare = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
     if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], capture_output=True).returncode:
-        print("skip  all: this machine lets nobody mount (unshare --mount)")
+        print("skip  all: this machine does not allow mounts (unshare --mount)")
         return 0
     return subprocess.run([*unshare, sys.executable, "-m", module, "--inside", *arguments], cwd=runs.ROOT).returncode
 
@@ -48,11 +48,11 @@ class Disk:
         return self.whole.training(self.folder / workdir)
 
     def resumes(self, workdir: str) -> None:
-        """When the disk is well again the same command ends as a run that nothing disturbed."""
+        """Checks that the same command ends like an undisturbed run after the disk is repaired."""
         self.whole.ends_the_same(self.folder / workdir)
 
     def full_at_a_save(self) -> None:
-        """Room for two checkpoints and a half; the newest two and the best are kept."""
+        """Fills a disk with room for 2.5 checkpoints; the config keeps the newest two and the best."""
         disk = small_disk(self.folder / "full" / "checkpoints", int(2.5 * self.step_bytes))
         failed = runs.run(self.training("full"))
         assert failed.returncode == 1, failed.stderr
@@ -64,7 +64,7 @@ class Disk:
         self.resumes("full")
 
     def full_everywhere(self) -> None:
-        """The metrics, the events and the picture are on the full disk too."""
+        """Fills the disk that also has the metrics, the events and the plot."""
         disk = small_disk(self.folder / "all", int(2.5 * self.step_bytes))
         failed = runs.run(self.training("all"))
         assert failed.returncode in (1, 2), failed.stderr
@@ -120,7 +120,7 @@ class Disk:
         )
         while process.poll() is None and not (checkpoints / "4").exists():
             time.sleep(0.002)
-        while process.poll() is None:  # busy while a file is open for writing
+        while process.poll() is None:  # the mount is busy while a file is open for writing
             done = subprocess.run(["mount", "-o", "remount,bind,ro", str(checkpoints)], capture_output=True)
             if done.returncode == 0:
                 break
@@ -134,7 +134,7 @@ class Disk:
         assert runs.valid_steps(self.folder / "turns") == runs.steps(self.folder / "turns")
 
     def slow(self) -> None:
-        """Each save takes longer than the steps until the next one: it is waited for, and so is the last one."""
+        """Delays each save beyond the next save; the run must wait for each save and for the last one."""
         if shutil.which("strace") is None:
             raise runs.Skipped("strace is not installed")
         delay = "inject=fsync,fdatasync:delay_exit=30000"  # microseconds
@@ -150,7 +150,7 @@ class Disk:
             "/dev/null",
         ]
         if subprocess.run([*strace, "true"], capture_output=True).returncode:
-            raise runs.Skipped("strace may not trace here")
+            raise runs.Skipped("strace cannot trace on this machine")
         self.whole.ends_the_same(self.folder / "slow", [*strace, *self.training("slow")])
         assert runs.valid_steps(self.folder / "slow") == runs.steps(self.folder / "slow")
 

@@ -1,15 +1,15 @@
-"""Object stores that name, lose, cut and change objects as they like, and disks that fail: nothing may be lost.
+"""Tests hostile object stores, which rename, lose, truncate and change objects, and failing disks: no data may be lost.
 
     python -m tests.chaos.hostile_store --trials=200 [--stores=gs,s3] [--only=WORD] [--seed=0]
 
-A trial has a role (a run that goes on, here or elsewhere, a reader, a pattern of texts, the writer of an export, a
-command in a process of its own) and a hostility (`hostilities.py`), before the role begins or while it works. Before a
-role elsewhere, the first machine is lost in half of the trials. After each:
+A trial has a role and a hostility (`hostilities.py`). The role is a run that continues, here or on another machine, a
+reader, a file pattern, the writer of an export, or a command in a separate process. The hostility comes before the role
+or during it. In half of the trials on another machine, the first machine is lost. Each trial checks that:
 
-- nothing was written outside the folders of this machine that the role has (`watched.py`);
-- whatever the store and this machine had of a run's config, newest checkpoint and lines of metrics one of them still
-  has, a checkpoint as a whole by its manifest; whoever only reads has changed nothing in the store;
-- a failure is one line with the exit code of one, within SECONDS.
+- nothing was written outside the folders of the role on this machine (`watched.py`);
+- the store or this machine still has the run's config, its newest checkpoint (complete by its manifest) and all of its
+  metrics lines; roles that only read changed nothing in the store;
+- a failure is one line with an error status, within SECONDS.
 """
 
 import argparse
@@ -38,39 +38,39 @@ from tests.chaos.store import serving
 from tests.chaos.watched import ENVIRONMENT, FaultyDisk, Watch, hurried
 from tests.support import runs
 
-SECONDS = 60.0  # of a trial
+SECONDS = 60.0  # time limit of a trial
 CONFIG = b'{"train": 1}'
 
 
 class TakenOver(BaseException):
-    """In place of the end of the process of a run whose lease another one has taken."""
+    """Raised instead of ending the process of a run that lost its lease."""
 
 
 class Trials:
-    """Has a method for each role; all of a machine is below `folder`/machine."""
+    """The trials, with one method per role; the files of a machine are in `folder`/machine."""
 
     ROLES = ("resume", "resume_elsewhere", "read", "read_elsewhere", "match", "send", "command")
     READS = ("read", "read_elsewhere", "match", "command")
 
     def __init__(self, place: Place, folder: pathlib.Path, watch: Watch, whole: Callable[[], runs.Whole]):
-        """whole: makes a run of which commands read, where it is not made yet."""
+        """whole: returns a finished run for the commands, and trains it at the first call."""
         self.place, self.folder, self.watch, self._make_whole = place, folder, watch, whole
         self.disk = FaultyDisk(str(folder / "machine"))
         self.hostilities = Hostilities(self.place, self.disk, folder)
         self.rng, self.machines, self.said = random.Random(), 0, []
 
     def begin(self, rng: random.Random) -> None:
-        """Begins with an empty place in the bucket, and a machine that has nothing beside a tree of others' files."""
+        """Starts with an empty folder in the bucket, and a machine that has only files of another user."""
         self.rng = self.hostilities.rng = rng
         self.place.begin()
         shutil.rmtree(self.folder, ignore_errors=True)
         (self.folder / "outside" / "sub").mkdir(parents=True)
-        (self.folder / "outside" / "sub" / "file").write_text("of somebody else")
+        (self.folder / "outside" / "sub" / "file").write_text("of another user")
         self.said.clear()
         self._another_machine(is_lost=False)
 
     def _another_machine(self, is_lost: bool) -> None:
-        """Goes on where nothing was fetched yet; is_lost: the machine before does not come back."""
+        """Switches to a machine without local copies; is_lost: the previous machine's files are deleted."""
         if is_lost:
             shutil.rmtree(self.folder / "machine", ignore_errors=True)
         self.machines += 1
@@ -87,10 +87,10 @@ class Trials:
         tempfile.tempdir = str(machine / "tmp")
         places._twins.clear()
 
-    # --- what there is of the run
+    # --- state of the run
 
     def pieces(self) -> set[bytes]:
-        """Returns the content of each file, and each line of metrics, that the store or a machine has."""
+        """Returns the contents of all files, and all metrics lines, in the store and on the machines."""
         found: set[bytes] = set()
         here = [f.read_bytes() for f in (self.folder / "machine").rglob("*") if f.is_file() and not f.is_symlink()]
         for content in (*here, *self.place.objects().values()):
@@ -98,7 +98,7 @@ class Trials:
         return found
 
     def newest_whole(self) -> int:
-        """Returns the newest step whose every file, as its manifest says, is in the store, or in one folder here."""
+        """Returns the newest step whose manifest and files are all in the store, or all in one local folder."""
         trees = [{name.partition("/run/")[2]: content for name, content in self.place.objects().items()}]
         for folder in (self.folder / "machine").rglob("checkpoints"):
             files = (f for f in folder.rglob("*") if f.is_file() and not f.is_symlink())
@@ -108,7 +108,7 @@ class Trials:
     # --- roles
 
     def train(self, steps: tuple[int, ...] = (10, 20)) -> None:
-        """Trains as a run does: writes steps, deletes old ones, adds lines."""
+        """Imitates a training run: writes steps and appends metrics lines."""
         with places.at_work(self.place.url) as folder:
             root = pathlib.Path(folder)
             self._check_metrics(root)
@@ -123,7 +123,7 @@ class Trials:
                 time.sleep(0.1)
 
     def _check_metrics(self, root: pathlib.Path) -> None:
-        """Refuses, as a run does that resumes, fewer lines of metrics than its newest checkpoint has counted."""
+        """Raises RunFailed, as a resuming run does, if metrics lines of the newest checkpoint are missing."""
         found = root / "checkpoints"
         newest = max((int(path.name) for path in found.iterdir()), default=0) if found.exists() else 0
         lines = (root / "metrics.jsonl").read_bytes().splitlines() if (root / "metrics.jsonl").exists() else []
@@ -159,7 +159,7 @@ class Trials:
             self._write(pathlib.Path(folder), {"config.json": b"{}", "model.safetensors": b"weights"})
 
     def command(self) -> None:
-        """Runs a command on the run, or on texts beside it, in a process of its own."""
+        """Runs a command on the run, or on the text in its folder, in a separate process."""
         whole, url, out = self._make_whole(), self.place.url, self.folder / "machine" / str(self.machines) / "out"
         config = [f"--config={whole.config}", f"--config.data.cache_dir={whole.cache}"]
         command = self.rng.choice(
@@ -191,7 +191,7 @@ class Trials:
     # --- a trial
 
     def run(self, role: str, hostility: str) -> str:
-        """Returns "survived" or "one line"; AssertionError where something is wrong."""
+        """Returns "survived" or "one line"; raises AssertionError for wrong behaviour."""
         if role == "command":
             self._put_whole()
         else:
@@ -209,12 +209,12 @@ class Trials:
         self.hostilities.end()
         assert seconds < SECONDS, f"took {seconds:.0f} s"
         assert not self.watch.outside, f"written outside: {self.watch.outside[:3]}"
-        assert self._outside() == outside, "a file of somebody else has changed"
+        assert self._outside() == outside, "a file of another user has changed"
         assert not (wrong := [line for line in self.said if "\n" in line or "Traceback" in line]), wrong[0]
-        if hostility != "race":  # which changes what is there, and has another newest checkpoint in the end
+        if hostility != "race":  # a race changes the run and its newest checkpoint
             if role in Trials.READS:
                 assert self.place.objects() == there, "a reader has changed the store"
-            assert self.newest_whole() >= newest, f"no side has step {newest} any more"
+            assert self.newest_whole() >= newest, f"step {newest} is lost"
             kept = before & {CONFIG, *(b'{"step": %d}\n' % i for i in range(1, 21))}
             assert not (lost := kept - self.pieces()), f"lost: {sorted(lost)[:3]}"
         elif role in Trials.READS:
@@ -222,7 +222,7 @@ class Trials:
         return said
 
     def _put_whole(self) -> None:
-        """Has the store hold a run that was trained, and its texts."""
+        """Copies a trained run and its text into the store."""
         whole = self._make_whole()
         for file in whole.run.rglob("*"):
             name = str(file.relative_to(whole.run))
@@ -239,7 +239,7 @@ class Trials:
             return "survived"
         except UserError as e:
             assert "\n" not in str(e), e
-        except OSError as e:  # of which every command makes a line
+        except OSError as e:  # every command prints it as one line
             assert e.errno in DISK_ERRORS, traceback.format_exc()
         except TakenOver:
             assert any("was taken over by" in line for line in self.said)
@@ -252,7 +252,7 @@ class Trials:
 
 
 def _whole_steps(tree: dict[str, bytes]) -> list[int]:
-    """Returns the steps whose manifest, and every file that it names, is among files by their names."""
+    """Returns the steps whose manifest and all files in it are in `tree`; tree: contents by file name."""
     found = []
     for name, content in tree.items():
         if match := re.fullmatch(r"checkpoints/(\d+)/manifest\.sha256", name):
@@ -265,7 +265,7 @@ def _whole_steps(tree: dict[str, bytes]) -> list[int]:
 
 @contextlib.contextmanager
 def _heard(said: list[str]) -> Iterator[None]:
-    """Keeps the messages of the storage from the terminal; a run that was taken over raises instead of ending all."""
+    """Collects the storage's messages in `said`; a run that lost its lease raises TakenOver."""
     modules = (store, places, twin, copies, lease)
     before, hook = [module.say for module in modules], threading.excepthook
     for module in modules:
@@ -285,7 +285,7 @@ def _heard(said: list[str]) -> Iterator[None]:
 
 
 def run_trials(count: int, schemes: list[str], seed: int, only: str = "", left_out: tuple[str, ...] = ()) -> dict:
-    """Runs trials of roles and hostilities in turns; returns the tracebacks of failures by "store role hostility"."""
+    """Runs trials of all roles and hostilities; returns tracebacks of failures by "store role hostility"."""
     watch, failures, counts = Watch(), collections.defaultdict(list), collections.Counter()
     pairs = [(role, hostility) for hostility in Hostilities.NAMES for role in Trials.ROLES]
     pairs = [pair for pair in pairs if only in " ".join(pair) and not {*pair} & {*left_out}]
@@ -315,8 +315,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--stores", default="gs,s3")
-    parser.add_argument("--only", default="", help="a part of a role or a hostility")
-    parser.add_argument("--left_out", default="", help="roles and hostilities")
+    parser.add_argument("--only", default="", help="substring of a role or a hostility")
+    parser.add_argument("--left_out", default="", help="roles and hostilities to exclude")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     failures = run_trials(

@@ -1,4 +1,4 @@
-"""What a hostile store, a disk or a second writer does: each before a role of a trial begins, or while it works."""
+"""The hostilities of stores, disks and second writers, before a role of a trial or during it."""
 
 import contextlib
 import errno
@@ -40,7 +40,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS, errno.EMFILE,
 
 
 class Place:
-    """One folder of a bucket, seen past what its proxy does: `count` is its name."""
+    """A folder of a bucket, accessed without its proxy; `count` is its name."""
 
     def __init__(self, scheme: str, proxy: faulty_proxy.FaultyProxy):
         self.scheme, self.proxy, self.count = scheme, proxy, 0
@@ -50,7 +50,7 @@ class Place:
         return f"{self.scheme}://bucket/{self.count}/run"
 
     def begin(self) -> None:
-        """Takes the next folder, which is empty; makes the bucket, if it is gone, and the proxy honest."""
+        """Selects a new, empty folder; creates the bucket if it is missing, and removes the proxy's faults."""
         self.count += 1
         self.proxy.mend()
         if self.scheme == "gs":
@@ -59,7 +59,7 @@ class Place:
             self._client().create_bucket(Bucket="bucket")
 
     def objects(self) -> dict[str, bytes]:
-        """Returns all objects of the folder, under whatever names, but the leases."""
+        """Returns all objects of the folder except leases."""
         if self.scheme == "gs":
             with self.proxy.gcs.lock:
                 items = {key.partition("/")[2]: content for key, (content, _) in self.proxy.gcs.objects.items()}
@@ -69,13 +69,13 @@ class Place:
             with contextlib.suppress(client.exceptions.NoSuchBucket):
                 for page in client.get_paginator("list_objects_v2").paginate(Bucket="bucket", Prefix=f"{self.count}/"):
                     for item in page.get("Contents", ()):
-                        with contextlib.suppress(client.exceptions.NoSuchKey):  # deleted meanwhile
+                        with contextlib.suppress(client.exceptions.NoSuchKey):  # deleted in the meantime
                             answer = client.get_object(Bucket="bucket", Key=item["Key"])
                             found[item["Key"]] = answer["Body"].read()
         return {key: content for key, content in found.items() if run_objects.LEASES not in key}
 
     def put(self, name: str, content: bytes) -> None:
-        """Writes an object below the run under any name, also one that no file can have."""
+        """Writes an object into the run, under any name, even if it is not a valid file name."""
         key = f"{self.count}/run/{name}"
         if self.scheme == "gs":
             self.proxy.gcs.put(f"bucket/{key}", content, None)
@@ -91,7 +91,7 @@ class Place:
                 self._client().delete_object(Bucket="bucket", Key=key)
 
     def delete_bucket(self) -> None:
-        """Deletes the bucket with all that is in it."""
+        """Deletes the bucket and its contents."""
         if self.scheme == "gs":
             with self.proxy.gcs.lock:
                 self.proxy.gcs.objects.clear()
@@ -108,7 +108,7 @@ class Place:
 
 
 def saved(step: int) -> dict[str, bytes]:
-    """Returns the files of a checkpoint, with a manifest that vouches for them."""
+    """Returns the files of a checkpoint, with a valid manifest."""
     files = {
         "params/d/a": b"array %d" % step,
         "optimizer/d/b": b"moments %d" % step,
@@ -119,15 +119,15 @@ def saved(step: int) -> dict[str, bytes]:
 
 
 class Hostilities:
-    """Has a method for each; what goes on while a role works is in `going_on`."""
+    """One method per hostility; `going_on` is the thread of a hostility that runs during a role."""
 
     def __init__(self, place: Place, disk: FaultyDisk, folder: pathlib.Path):
-        """folder: has all of the machine's below `machine`, and a file of somebody else in outside/sub/file."""
+        """folder: contains the machine's files in machine/, and a file of another user, outside/sub/file."""
         self.place, self.disk, self.folder = place, disk, folder
         self.rng, self.going_on = random.Random(), threading.Thread()
 
     def end(self) -> None:
-        """Ends what goes on, and mends proxy and disk."""
+        """Ends the hostility and repairs proxy and disk."""
         self.disk.fault = lambda path: None
         self.place.proxy.mend()
         if self.going_on.ident:
@@ -137,7 +137,7 @@ class Hostilities:
     # --- objects
 
     def evil_name(self) -> None:
-        names = [*_EVIL, "a\0b", "line\nbreak"] if self.place.scheme == "gs" else _EVIL  # moto takes neither
+        names = [*_EVIL, "a\0b", "line\nbreak"] if self.place.scheme == "gs" else _EVIL  # moto accepts neither
         self.place.put(self.rng.choice(names), b"evil")
 
     def odd_name(self) -> None:
@@ -169,14 +169,14 @@ class Hostilities:
         self.place.delete_bucket()
 
     def lease(self) -> None:
-        """Damages what the lease is written in, or leaves one of a machine that has died."""
+        """Writes a damaged lease, or the lease of a dead machine."""
         content = self.rng.choice([b"", b"{", b"[]", b'{"beat": 1}', b"\xff" * 9, b'{"free": true}', b"1" * 400])
         self.place.put(f"{run_objects.LEASES}/{self.rng.choice(['00000007', '99999999', 'x', '-1', '²'])}", content)
 
-    # --- what goes on
+    # --- during a role
 
     def race(self) -> None:
-        """Goes on as a live run: saves step 50, and deletes the others."""
+        """Imitates a live run: saves step 50 and deletes all other steps."""
 
         def go_on() -> None:
             for name, content in saved(50).items():
@@ -187,7 +187,7 @@ class Hostilities:
         self._later(go_on)
 
     def taken_over(self) -> None:
-        """Takes the lease, as a machine does that has heard nothing of the run for long."""
+        """Takes the lease, like a machine that has received no heartbeat for a long time."""
         record = json.dumps({"host": "other", "process": 1, "place": "/x", "boot": "b", "since": "now", "beat": 1})
         self._later(lambda: self.place.put(f"{run_objects.LEASES}/00000009", record.encode()))
 
@@ -201,13 +201,13 @@ class Hostilities:
         self.going_on = threading.Thread(target=live, daemon=True)
         self.going_on.start()
 
-    # --- answers
+    # --- responses
 
     def busy(self) -> None:
         self._answers([503, 429, 504, faulty_proxy.DROPPED], 0.1)
 
     def wrong(self) -> None:
-        """Says now and then that nothing is there, that a condition is not met, or that it has failed."""
+        """Sometimes responds with 404 (missing), 412 (condition failed) or 500 (error)."""
         self._answers([404, 412, 500], self.rng.choice([0.1, 0.5]))
 
     def _answers(self, answers: list[int], share: float) -> None:
@@ -224,12 +224,12 @@ class Hostilities:
         self.place.proxy.fault = fault
 
     def cut(self) -> None:
-        """Ends some answers in their middle, or gives them another length than they have."""
+        """Truncates some responses, or announces a wrong length."""
         rng, how = random.Random(self.rng.random()), self.rng.choice([-1, 1])
         self.place.proxy.longer = lambda size: how * rng.randint(1, size) if size and rng.random() < 0.2 else 0
 
     def incomplete(self) -> None:
-        """Leaves some objects out of its listings."""
+        """Omits some objects from listings."""
         rng = random.Random(self.rng.random())
 
         def without(body: bytes) -> bytes:
@@ -243,7 +243,7 @@ class Hostilities:
     # --- this machine
 
     def disk_fails(self) -> None:
-        """Fails some writes of this machine, for a while or for good."""
+        """Fails some writes of this machine, temporarily or permanently."""
         code = self.rng.choice(DISK_ERRORS)
         first, until, calls = self.rng.randint(0, 20), self.rng.choice([3, 10**9]), [0]
 
@@ -255,7 +255,7 @@ class Hostilities:
         self.disk.fault = fault
 
     def damaged_copy(self) -> None:
-        """Removes files of the copy on this machine, or puts a folder or a link to others' files in their place."""
+        """Deletes files of the local copy, or replaces them by a folder or by a link to another user's file."""
         files = [f for f in (self.folder / "machine").rglob("*") if f.is_file() and "files" in f.parts]
         for file in self.rng.sample(files, min(len(files), 3)):
             file.unlink()

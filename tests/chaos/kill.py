@@ -1,9 +1,9 @@
-"""SIGKILL at random moments; then the same command must end bit-identical to a run that was never killed.
+"""Kills commands with SIGKILL at random moments; the same command must then give the bits of an undisturbed run.
 
     python -m tests.chaos.kill --times=50 --config=tests/support/tiny.py:gpt [--what=train,prepare,export] [--seed=0]
 
-Of each training up to three starts are killed, half of them anywhere from the first import on, half of them after a
-step or a save, of which there is one every other step. A preparation starts with an empty cache.
+A training run is killed up to three times: half of the kills come at any time after the first import, the other half
+after a step or a save. A save follows every other step. A preparation starts with an empty cache.
 """
 
 import pathlib
@@ -17,7 +17,7 @@ from tests.support import runs
 
 
 def killed(args: list[str], wait: float, begun=lambda: True) -> bool:
-    """Starts the command and kills it `wait` seconds after `begun`; False where it has ended before."""
+    """Starts the command and kills it `wait` seconds after `begun`; returns False if it ended before."""
     process = runs.start(args)
     while process.poll() is None and not begun():
         time.sleep(0.002)
@@ -34,7 +34,7 @@ def kill_training(whole: runs.Whole, folder: pathlib.Path, rng: random.Random, t
         size = metrics.stat().st_size if metrics.exists() else 0
         if rng.random() < 0.5:
             count += killed(args, rng.uniform(0, whole.seconds.get("train", 15)))
-        else:  # a line more than there were: it trains
+        else:  # a new line of metrics: it trains
             grown = lambda size=size: metrics.exists() and metrics.stat().st_size > size  # noqa: E731
             count += killed(args, rng.uniform(0, 1.0), grown)
     whole.ends_the_same(folder / "run")
@@ -55,7 +55,7 @@ def kill_exporting(whole: runs.Whole, folder: pathlib.Path, rng: random.Random, 
     args, count = whole.command("export", folder), 0
     for _ in range(times):
         count += killed(args, rng.uniform(0, whole.seconds.get("export", 8)))
-        if (folder / "export").exists():  # killed when all was done
+        if (folder / "export").exists():  # killed after the export was complete
             break
     else:
         done = runs.run(args)
@@ -83,7 +83,7 @@ def main() -> int:
             with report.trying(f"{what}, killed {count} times"):
                 kills[what] += KILL[what](whole, folder, rng, count)
             shutil.rmtree(folder, ignore_errors=True)
-    print(f"{sum(kills.values())} kills ({kills}), {report.failed} runs that ended as others")
+    print(f"{sum(kills.values())} kills ({kills}), {report.failed} runs with a different result")
     return int(report.failed > 0)
 
 

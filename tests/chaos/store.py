@@ -1,11 +1,11 @@
-"""Faults of object stores, and kills of what writes there; what is left is compared with a run on a disk without any.
+"""Tests runs in object stores with faults and kills, and compares the result with an undisturbed run on a disk.
 
     python -m tests.chaos.store --times=20 [--stores=gs,s3] [--only=kill_train,…] [--whole=DIR] [--seed=0]
 
-On each store, `--times` trials, of which each draws one: training, preparation and export killed at random moments (on
-the same machine, or with its files lost), two starts at once, a byte that has flipped in the newest checkpoint, a store
-that is slow, closes connections without an answer, answers 429, 503 and 504, refuses to take anything (403) or is full
-(507) from some moment on.
+Each store has `--times` trials, one after the other from this list: training, preparation or export is killed at random
+moments (and its files are kept or lost), two starts at the same time, a flipped byte in the newest checkpoint, a slow
+store, closed connections, responses 429, 503 and 504, and a store that rejects all writes (403) or is full (507) after
+some time.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from tests.support import fake_gcs, faulty_proxy, moto_s3, runs
 
 @contextlib.contextmanager
 def serving(scheme: str) -> Iterator[faulty_proxy.FaultyProxy]:
-    """Yields a proxy before a store of a kind, which fsspec finds here and in what is started from here."""
+    """Yields a proxy in front of a store; fsspec in this process and its child processes uses the proxy."""
     with contextlib.ExitStack() as stack:
         if scheme == "gs":
             server = stack.enter_context(fake_gcs.serving())
@@ -45,7 +45,7 @@ def serving(scheme: str) -> Iterator[faulty_proxy.FaultyProxy]:
 
 
 class Trials:
-    """Has a method for each trial. All that commands keep on this machine is below `folder`."""
+    """The trials, one per method. `folder` has all local files of the commands."""
 
     def __init__(self, scheme: str, proxy: faulty_proxy.FaultyProxy, whole: runs.Whole, folder: pathlib.Path):
         self.proxy, self.whole, self.folder = proxy, whole, folder
@@ -53,7 +53,7 @@ class Trials:
         self.url = ""
 
     def begin(self, rng: random.Random) -> None:
-        """Begins with another place in the bucket, a machine that has nothing, and no fault."""
+        """Starts with a new folder in the bucket, an empty machine, and no fault."""
         self.count, self.rng = self.count + 1, rng
         self.url = f"{self.scheme}://bucket/{self.count}"
         self.mend()
@@ -94,7 +94,7 @@ class Trials:
         done = runs.run(args)
         assert done.returncode == 0 or "is not empty" in runs.last_line(done), done.stderr[
             -2000:
-        ]  # all was made before
+        ]  # the export was complete
         assert self._digests("export") == runs.files(self.whole.export)
 
     # --- faults of a run
@@ -139,7 +139,7 @@ class Trials:
         self._takes_nothing(507)
 
     def _takes_nothing(self, status: int) -> None:
-        """From some moment on; the run says so in a line, and goes on where it was when that is mended."""
+        """Rejects writes after some time; the run must end with one line, and resume after the repair."""
         began, wait = time.monotonic(), self.rng.uniform(0, 25)
         is_write = ("POST", "PUT")
         self.proxy.fault = lambda m: status if m in is_write and time.monotonic() > began + wait else None
@@ -147,7 +147,7 @@ class Trials:
         self.mend()
         if done.returncode:
             assert runs.last_line(done).startswith("pretrainax: "), done.stderr[-500:]
-            assert ("refuses this user" if status == 403 else "takes no more") in runs.last_line(done), done.stderr
+            assert ("refuses this user" if status == 403 else "is full") in runs.last_line(done), done.stderr
         self.ends_the_same()
 
     # --- what is left
@@ -156,7 +156,7 @@ class Trials:
         return self.whole.training(f"{self.url}/run")
 
     def ends_the_same(self) -> None:
-        """The command ends, and what it leaves in the bucket is what the undisturbed run has left on the disk."""
+        """Checks that the command succeeds and the bucket has the same files as the undisturbed run on disk."""
         self._succeeds(self.training())
         self.mend()
         self.lose_machine()
@@ -173,7 +173,7 @@ class Trials:
         return [name for name in Store(f"{self.url}/run").objects(folder) if name.endswith("manifest.sha256")]
 
     def _digests(self, folder: str) -> dict[str, str]:
-        """Returns what `runs.files` says of a folder in the bucket."""
+        """Returns the result of `runs.files` for a folder in the bucket."""
         store, local = Store(f"{self.url}/{folder}"), self.folder / "brought"
         for name in store.objects():
             store.get(name, str(local / folder / name))
@@ -200,12 +200,12 @@ def main() -> int:
             with serving(scheme) as proxy:
                 trials, names = Trials(scheme, proxy, whole, pathlib.Path(scratch) / "machine"), given.only.split(",")
                 for i in range(given.times):
-                    name = names[i % len(names)]  # each in turn: a few times are of all
+                    name = names[i % len(names)]  # each name once before any is repeated
                     with report.trying(f"{scheme} {name}"):
                         trials.begin(rng)
                         getattr(trials, name)()
                 kills, faults = kills + trials.kills, faults + proxy.faults
-    print(f"{kills} kills and {faults} requests that were answered by a fault")
+    print(f"{kills} kills and {faults} requests with injected faults")
     return report.sum_up()
 
 

@@ -1,9 +1,9 @@
-"""Runs must not care for clocks that jump, no network, no home directory, another user; and must for another text.
+"""Tests runs under jumping clocks, without network or home directory, and as another user: results must not change.
 
     python -m tests.chaos.surroundings [--config=tests/support/tiny.py:gpt]
 
-No network is a network namespace without an interface; not being root is a user namespace in which the user is nobody
-and has no capability (`unshare`). A corpus that has changed ends a run that resumes.
+The trials without network use a network namespace without an interface. The trials as another user use a user namespace
+in which the user is nobody, without capabilities (`unshare`). A changed dataset must end a run that resumes.
 """
 
 import pathlib
@@ -16,8 +16,8 @@ from typing import Optional
 
 from tests.support import runs
 
-# Runs a command under clocks that jump by years, forwards and back, whenever someone looks at them. Not Orbax, whose
-# limits of a save go by this clock: a jump by five minutes while it saves ends a run, in one line.
+# Runs a command under clocks that jump by years, forwards and backwards, at every call. Orbax is excluded: its timeouts
+# use this clock, and a jump by five minutes during a save ends a run, with one line.
 JUMPING = """
 import random, runpy, sys, time
 
@@ -41,7 +41,7 @@ class Surroundings:
         self.whole, self.folder = whole, folder
 
     def training(self, name: str, text: Optional[pathlib.Path] = None, *flags: str) -> list[str]:
-        """From the text on, in a cache of its own."""
+        """Returns a command that starts from the text, in a separate cache."""
         cache = self.folder / f"cache-{name}"
         return runs.command(self.whole.config, self.folder / name, text or self.whole.text, cache, runs.SAVING, *flags)
 
@@ -64,7 +64,7 @@ class Surroundings:
         self.is_the_same("unwritable", self.training("unwritable"), runs.ENV | {"HOME": "/proc/none"})
 
     def a_cache_that_cannot_be_written(self) -> None:
-        """The default one, ~/.cache/pretrainax, of such a home: a line that says what to set."""
+        """Uses the default cache, ~/.cache/pretrainax, in an unwritable home; the error must name the field to set."""
         args = [flag for flag in self.training("cacheless") if "cache_dir" not in flag]
         failed = runs.run(args, runs.ENV | {"HOME": "/proc/none"})
         assert failed.returncode == 2 and "set config.data.cache_dir" in runs.last_line(failed), failed.stderr
@@ -81,7 +81,7 @@ class Surroundings:
         self.is_the_same("all", args, runs.ENV | {"HOME": "/proc/none"})
 
     def another_text_under_a_run_that_resumes(self) -> None:
-        """Changes the text, with a learnt and a given tokenizer: it is refused, and what the workdir holds stays."""
+        """Changes the text, with a trained and a given tokenizer; the run must fail and leave checkpoints unchanged."""
         saved = f"--config.tokenizer.path={self.whole.run / 'tokenizer'}"
         for name, flags in (("learnt", ()), ("given", (saved,))):
             text = runs.write_text(self.folder / f"text-{name}")
@@ -100,7 +100,7 @@ class Surroundings:
             assert done.returncode == 0, done.stderr
 
     def another_text_under_a_run_that_trains(self) -> None:
-        """It reads the tokens of the text that it has prepared, and ends as if nothing had been."""
+        """Deletes the text during training; the run must use its prepared tokens and end normally."""
         text, workdir = runs.write_text(self.folder / "text-under"), self.folder / "under"
         process = runs.start(self.training("under", text))
         while process.poll() is None and not (workdir / "metrics.jsonl").exists():
@@ -118,7 +118,7 @@ class Surroundings:
 
     def _unshare(self, *kinds: str) -> list[str]:
         command = ["unshare", *kinds]
-        for more in ([], ["--user", "--map-root-user"]):  # a user needs a user namespace for the others
+        for more in ([], ["--user", "--map-root-user"]):  # users other than root need a user namespace too
             if (
                 shutil.which("unshare")
                 and subprocess.run([*command, *more, "true"], capture_output=True).returncode == 0

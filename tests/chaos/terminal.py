@@ -1,10 +1,10 @@
-"""Terminals that go away, and machines that have too little of something: a run goes on, saves, or ends in one line.
+"""Tests lost terminals and missing resources: a run must continue, save and exit, or end with a one-line error.
 
     python -m tests.chaos.terminal [--config=tests/support/tiny.py:gpt]
 
-Nobody reads the output, stdout or stderr is closed from the start, the terminal hangs up (a real one, with and without
-nohup), the launcher of a run of two processes is killed or hung up. Too few files or threads (the next one cannot be
-started, from a random one on), no shared memory, a workdir that is a file or no text.
+Terminals: no reader of the output, stdout or stderr closed from the start, a real terminal that hangs up (with and
+without nohup), and a launcher of two processes that is killed or hung up. Resources: too few files or threads (thread
+starts fail after a random number), no shared memory, and a workdir that is a file or has an invalid name.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ import time
 from tests.chaos.workdirs import wait_for
 from tests.support import runs
 
-# Runs a command that can start so many threads and no more.
+# Runs a command that can start at most the given number of threads.
 FEW_THREADS = """
 import itertools, runpy, sys, threading
 
@@ -40,7 +40,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
-LONG = "--config.train.steps=5000"  # of which none sees the end: a launcher that is slow to die is no reason for 0
+LONG = "--config.train.steps=5000"  # too long to finish: a launcher that exits slowly cannot lead to status 0
 
 
 class Terminal:
@@ -48,7 +48,7 @@ class Terminal:
         self.whole, self.folder = whole, folder
 
     def in_shell(self, name: str, form: str) -> None:
-        """The run ends as if it had been read; `form` has $RUN for the command."""
+        """Checks that the run ends normally; `form` calls the command as RUN."""
         script = f"RUN() {{ {shlex.join(self.whole.training(self.folder / name))}; }}\n{form}"
         done = runs.run(["bash", "-c", script])
         assert done.returncode == 0, done.stderr
@@ -64,7 +64,7 @@ class Terminal:
         self.in_shell("nothing", "RUN <&- >&- 2>&-")
 
     def on_a_terminal(self, name: str, *before: str) -> int:
-        """Closes the terminal that a run is on, once it trains; returns its exit code."""
+        """Closes the terminal of a run during training; returns its exit status."""
         runs.hear_hangups()
         ours, theirs = os.openpty()
         process = subprocess.Popen(
@@ -103,10 +103,10 @@ class Terminal:
         assert code == (-number if number == signal.SIGKILL else 75), f"exit code {code}"
         deadline = time.monotonic() + 100
         while any(is_alive(child) for child in children):
-            assert time.monotonic() < deadline, "a process of a launcher that is gone goes on"
+            assert time.monotonic() < deadline, "a process survived its launcher"
             time.sleep(0.1)
-        assert runs.valid_steps(workdir) == runs.steps(workdir) != [], "not saved"
-        assert not (workdir / "run.lock").exists(), "not ended by itself"
+        assert runs.valid_steps(workdir) == runs.steps(workdir) != [], "no valid checkpoint"
+        assert not (workdir / "run.lock").exists(), "the process did not exit in order"
 
     def the_launcher_is_killed(self) -> None:
         self.launcher_ends_by(signal.SIGKILL)
@@ -138,12 +138,12 @@ class Terminal:
         unshare = ["unshare", "--mount", "bash", "-c"]
         mount = "mount -t tmpfs -o ro none /dev/shm"
         if subprocess.run([*unshare, mount], capture_output=True).returncode:
-            raise runs.Skipped("this machine lets nobody mount (unshare --mount)")
+            raise runs.Skipped("this machine does not allow mounts (unshare --mount)")
         self.is_one_line([*unshare, f"{mount} && {command}"], "set config.data.workers=0, or mount /dev/shm", (2,))
 
     def a_workdir_that_is_a_file(self) -> None:
         (self.folder / "file").touch()
-        self.is_one_line(self.whole.training(self.folder / "file"), "cannot be made a folder", (2,))
+        self.is_one_line(self.whole.training(self.folder / "file"), "cannot be created", (2,))
 
     def a_workdir_that_is_no_text(self) -> None:
         self.is_one_line(self.whole.training(self.folder / os.fsdecode(b"\xff\xfe")), "not UTF-8", (2,))
@@ -154,7 +154,7 @@ class Terminal:
 
 
 def is_alive(process: str) -> bool:
-    """Whether a process runs; one that has ended may stay in the table where nobody asks for its exit code."""
+    """Returns True if a process runs; zombies do not count."""
     try:
         return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

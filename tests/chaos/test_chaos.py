@@ -1,4 +1,4 @@
-"""A short form of the scripts beside this file: one or two of all that they try."""
+"""Runs one or two trials of each script in this folder."""
 
 import random
 import sys
@@ -45,7 +45,7 @@ def test_a_bit_of_any_file_of_a_cache_that_is_another_one_is_named_or_harmless(f
     cache, rng = cache_files.Cache(tmp_path, finished), random.Random(1)
     found = {kind: cache.survives(rng.choice(paths), rng) for kind, paths in cache.files().items()}
     assert {"tokens", "npz", "documents.bin", "figures.json", "starts.npy"} < found.keys()
-    assert found["tokens"] == "named"  # all others are of what can be made anew, or is not asked
+    assert found["tokens"] == "named"  # all other files can be rebuilt, or have no effect
 
 
 @pytest.mark.parametrize("damage", [damage for damage in cache_files.DAMAGES if damage != "flipped"])
@@ -67,7 +67,7 @@ def test_a_run_on_a_full_disk_ends_in_a_line_and_goes_on_when_there_is_room(undi
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
 def test_a_hostile_store_writes_nothing_outside_and_nothing_is_lost(scheme):
-    """Some of the trials of `python -m tests.chaos.hostile_store`, without those that wait for a store."""
+    """Runs some trials of `python -m tests.chaos.hostile_store`, without the trials that wait for a store."""
     pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'pretrainax[s3]'")
     pytest.importorskip("gcsfs", reason="gcsfs is not installed: pip install 'pretrainax[gcs]'")
     args = ["--trials=6", f"--stores={scheme}", "--left_out=command,busy,refusing"]
@@ -76,7 +76,7 @@ def test_a_hostile_store_writes_nothing_outside_and_nothing_is_lost(scheme):
     assert "6 trials" in done.stdout and ", 0 failed" in done.stdout
 
 
-@pytest.mark.slow  # tests/storage has kills, faults and flips of its own
+@pytest.mark.slow  # tests/storage has its own kills, faults and flips
 def test_what_a_store_does_and_kills_change_nothing(undisturbed):
     pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'pretrainax[s3]'")
     pytest.importorskip("gcsfs", reason="gcsfs is not installed: pip install 'pretrainax[gcs]'")
@@ -96,7 +96,7 @@ def test_clocks_network_home_and_user_have_no_effect(undisturbed, tmp_path):
 
 @pytest.mark.slow
 def test_another_text_under_a_run_that_resumes_is_refused(undisturbed, tmp_path):
-    """The tokenizer is given, so that nothing but the fingerprint of the text can tell."""
+    """The tokenizer is given, so only the fingerprint of the text can show the change."""
     text, workdir = runs.write_text(tmp_path / "text"), tmp_path / "run"
     given = f"--config.tokenizer.path={undisturbed.run / 'tokenizer'}"
     args = runs.command(undisturbed.config, workdir, text, undisturbed.cache, given, "--config.train.steps=2")
@@ -118,7 +118,7 @@ def test_a_text_that_changes_while_it_is_tokenized_is_refused_and_prepared_anew(
         if line.startswith("tokenizing train"):
             (text / "0.txt").write_text("Another text.\n" * 900)
 
-    with pytest.raises(UserError, match="has changed while it was tokenized"):
+    with pytest.raises(UserError, match="changed during tokenization"):
         prepare(experiment, report=change)
     again = prepare(experiment, report=lambda line: None)
     assert again.train[0].num_bytes + again.valid[0].num_bytes == sum(p.stat().st_size for p in text.iterdir())
@@ -131,7 +131,7 @@ def test_a_second_start_while_the_first_lives_is_refused_and_changes_nothing(und
 
 @pytest.mark.slow
 def test_a_run_whose_records_are_damaged_resumes(undisturbed, tmp_path):
-    """A damaged line in both: the run ends with the lines that it would have, but for that one."""
+    """Damages one line in both files; the run must end with all other lines."""
     Workdirs(undisturbed, tmp_path, runs.Report()).damaged_records(["metrics.jsonl", "goodput.json"], "a line of zeros")
 
 

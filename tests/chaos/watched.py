@@ -1,9 +1,9 @@
-"""Hears of every file that a process changes, has a disk fail, and makes waits of minutes take seconds.
+"""Records every file that a process changes, simulates disk failures, and shortens waits of minutes to seconds.
 
     python -m tests.chaos.watched MODULE ARGUMENTS…
 
-runs a command of the package in this way; the variable WATCHED has its allowed folders and the file for what it writes
-elsewhere.
+runs a command of the package with these changes. The environment variable WATCHED has the allowed folders, and the log
+file for writes outside them.
 """
 
 import builtins
@@ -20,8 +20,8 @@ from typing import Optional
 from pretrainax.storage import lease, places, store
 
 ENVIRONMENT = "WATCHED"
-# Events of Python that change a file, with the places of the paths among their arguments, and of open folders that
-# these are relative to.
+# Python audit events that change a file, with the argument positions of paths. _FOLDERS has the argument positions of
+# open folders to which these paths are relative.
 _WRITING = {
     "os.mkdir": (0,),
     "os.rename": (0, 1),
@@ -38,10 +38,10 @@ _FOLDERS |= {("os.link", 1): 3, ("os.symlink", 1): 2, ("os.chmod", 0): 2, ("os.u
 
 
 class Watch:
-    """Notes each path that this process writes to while it `listens`, if it is below none of `roots`."""
+    """Records each path outside `roots` that this process writes to while `listens` is True."""
 
     def __init__(self, log: Optional[str] = None):
-        """log: a file that gets the paths too, a line each."""
+        """log: a file that receives the paths too, one per line."""
         self.roots: tuple[str, ...] = ()
         self.listens = False
         self.outside: list[str] = []
@@ -68,7 +68,7 @@ class Watch:
 
 
 class FaultyDisk:
-    """Has `fault` called with each path below `folder` that is about to be changed; it raises what the disk would."""
+    """Calls `fault` with each path in `folder` before a change; `fault` raises the error of the disk."""
 
     def __init__(self, folder: str):
         self.folder = folder
@@ -77,7 +77,7 @@ class FaultyDisk:
 
     @contextlib.contextmanager
     def healthy(self) -> Iterator[None]:
-        """Spares what this thread does: the part of a run that is no part of what is tested."""
+        """Disables faults in this thread, for parts of a run that are not under test."""
         self._own.healthy = True
         try:
             yield
@@ -86,7 +86,7 @@ class FaultyDisk:
 
     @contextlib.contextmanager
     def mounted(self) -> Iterator[None]:
-        """Puts the disk under all functions of Python that change files by a path."""
+        """Patches all Python functions that change files by path."""
         names = [(os, name) for name in ("replace", "rename", "link", "makedirs", "remove")] + [(builtins, "open")]
         originals = [(module, name, getattr(module, name)) for module, name in names]
         for module, name, original in originals:
@@ -113,7 +113,7 @@ _open = builtins.open
 
 @contextlib.contextmanager
 def hurried() -> Iterator[None]:
-    """Makes a store wait seconds where it waits minutes, and gcsfs too."""
+    """Shortens the waits of stores, and of gcsfs, from minutes to seconds."""
     import asyncio
 
     import gcsfs.core
@@ -129,7 +129,7 @@ def hurried() -> Iterator[None]:
         (places, "REPEATED"): 1.0,
         (gcsfs.retry, "asyncio"): soon,
     }
-    os.environ["AWS_MAX_ATTEMPTS"] = "1"  # botocore's own, within each of s3fs
+    os.environ["AWS_MAX_ATTEMPTS"] = "1"  # botocore's attempts within each attempt of s3fs
     before = {(module, name): getattr(module, name) for module, name in short}
     for (module, name), value in short.items():
         setattr(module, name, value)

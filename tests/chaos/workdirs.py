@@ -1,10 +1,11 @@
-"""Workdirs with any name, with strangers and damaged records in them, and with two runs that want the same one.
+"""Tests workdirs with unusual names, with foreign files or damaged records in them, and with two runs at once.
 
     python -m tests.chaos.workdirs [--config=tests/support/tiny.py:gpt] [--only=names,two_runs,records,checkpoints]
 
-A workdir of any name trains, is killed, resumes, exports, and starts another. Of two runs one is refused by a line, and
-the other ends as if it had been alone; a run that was killed is followed at once on its machine, and after a wait on
-another one, whose clock may be years off. A run whose records (metrics.jsonl, goodput.json) are damaged resumes.
+In a workdir of any name, a run trains, is killed, resumes, exports, and starts another run. If two runs use the same
+workdir, one ends with a one-line error and the other ends normally. After a kill, a new start continues at once on the
+same machine. On another machine, whose clock may be years off, it waits first. A run with damaged records
+(metrics.jsonl, goodput.json) resumes.
 """
 
 import json
@@ -48,7 +49,7 @@ class Workdirs:
         assert runs.files(folder / "export") == runs.files(self.whole.export)
         run_well(importing(folder / "export", folder / "again" / name))
         run_well(runs.exporting(folder / "again" / name, folder / "second"))
-        # dtypes apart, what goes in comes out
+        # the content is the same except for dtypes
         assert (folder / "second" / "model.safetensors").stat().st_size
         assert sorted(os.listdir(folder)) == sorted([name, "again", "export", "second"])
         assert os.listdir(folder / "again") == [name]
@@ -59,10 +60,10 @@ class Workdirs:
         trials = {
             **{f"a second start {when}": self.second_start(when) for when in ("at once", "that trains", "at a save")},
             "two starts at the same time": self.two_starts,
-            "an import into a workdir at work": self.import_into,
+            "an import into the workdir of a live run": self.import_into,
             "a start right after SIGKILL": self.after_a_kill,
             "a start on another machine after SIGKILL": self.on_another_machine,
-            "a start on another machine beside one that lives": self.beside_another_machine,
+            "a start on another machine during a live run": self.beside_another_machine,
         }
         for what, trial in trials.items():
             with self.report.trying(what):
@@ -100,14 +101,14 @@ class Workdirs:
         end_after(self.whole.training(workdir), workdir, 4, signal.SIGKILL)
         assert (workdir / "run.lock").exists()
         done = run_well(self.whole.training(workdir))
-        assert "sign of life" not in done.stderr
+        assert "heartbeat" not in done.stderr
         runs.assert_same_run(workdir, self.whole.run)
 
     def on_another_machine(self, workdir: pathlib.Path) -> None:
         end_after(self.whole.training(workdir), workdir, 4, signal.SIGKILL)
         from_another_machine(workdir / "run.lock")
         done = run_well(self.whole.training(workdir))
-        assert "held by process 7 of anna on host17" in done.stderr and "no sign of life" in done.stderr, done.stderr
+        assert "held by process 7 of anna on host17" in done.stderr and "no heartbeat" in done.stderr, done.stderr
         runs.assert_same_run(workdir, self.whole.run)
 
     def beside_another_machine(self, workdir: pathlib.Path) -> None:
@@ -121,10 +122,10 @@ class Workdirs:
             from_another_machine(workdir / "run.lock")
         assert second.returncode == 1 and "in use by process 7 of anna on host17" in second.stderr.read()
 
-    # --- what lies in it ---------------------------------------------------------------------------------------------
+    # --- workdir contents --------------------------------------------------------------------------------------------
 
     def interrupted(self) -> pathlib.Path:
-        """A workdir of a run that was ended between two saves."""
+        """Returns a copy of the workdir of a run that was killed between two saves."""
         kept = self.folder / "interrupted"
         if not kept.exists():
             end_after(self.whole.training(kept), kept, 7, signal.SIGKILL)
@@ -182,7 +183,7 @@ DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
         content[: (at := rng.randrange(len(content)))] + bytes(9) + content[at:]
     ),
     "a line of zeros": lambda content, rng: _line(content, rng, bytes(50) + b"\n"),
-    "a line that is no UTF-8": lambda content, rng: _line(content, rng, b'{"step": \xff}\n'),
+    "a line that is not UTF-8": lambda content, rng: _line(content, rng, b'{"step": \xff}\n'),
     "a line of another program": lambda content, rng: _line(content, rng, b'{"epoch": 3}\n'),
     "a line twice": lambda content, rng: content + content.splitlines(keepends=True)[0],
     "nothing": lambda content, rng: b"",
@@ -212,7 +213,7 @@ def wait_for(path: pathlib.Path, process: subprocess.Popen) -> None:
 
 
 def end_after(args: list[str], workdir: pathlib.Path, step: int, number: signal.Signals) -> None:
-    """Ends the command by a signal once the step is logged."""
+    """Sends a signal to the command after it logs the step."""
     process, metrics = runs.start(args), workdir / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and f'"step": {step},' in metrics.read_text()):
         time.sleep(0.005)
@@ -221,7 +222,7 @@ def end_after(args: list[str], workdir: pathlib.Path, step: int, number: signal.
 
 
 def from_another_machine(lock: pathlib.Path) -> None:
-    """Leaves the record of a run on another machine, whose clock is years ahead."""
+    """Writes the record of a run on another machine, whose clock is years ahead."""
     own = {
         "machine": "another",
         "host": "host17",

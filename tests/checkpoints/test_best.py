@@ -20,7 +20,7 @@ LARGER = {
 
 def test_of_all_figures_that_are_explained_shares_of_right_answers_are_the_better_the_larger():
     assert {name for name in METRICS if larger_is_better(name)} == LARGER
-    with pytest.raises(UserError, match="the metric 'my_bleu' is declared nowhere"):
+    with pytest.raises(UserError, match="the metric 'my_bleu' is not declared"):
         larger_is_better("my_bleu")
     assert larger_is_better("accuracy/source=loss") and not larger_is_better("loss/source=accuracy")
 

@@ -65,7 +65,7 @@ def test_parameters_that_are_written_block_by_block_are_read_back_under_any_name
     "path", ["back\\slash", "\\/run", "run.__lock", "/gs/bucket/run", "/s3/run", "/az/x/", "/hf/y"]
 )
 def test_a_path_that_a_library_takes_for_another_is_refused_at_once(path, tmp_path):
-    with pytest.raises(UserError, match="no checkpoint can be saved in .*: take another path"):
+    with pytest.raises(UserError, match="no checkpoint can be saved in .*: use another path"):
         Checkpoints(os.path.join(tmp_path, path), keep=1)
     with pytest.raises(UserError, match="no checkpoint can be saved in"):
         write_params(os.path.join(tmp_path, path), {}, lambda path, index: None, {})
@@ -167,7 +167,7 @@ def test_a_checkpoint_renamed_to_another_step_is_not_believed(copy):
     os.rename(copy / "20", copy / "30")
     (step, _, _), warnings = restore(copy)
     assert step == 10
-    assert warnings == ["checkpoint 30 is not used: it was saved as step 20: name its folder 20 again"]
+    assert warnings == ["checkpoint 30 is not used: it was saved as step 20: rename its folder to 20"]
     chex.assert_trees_all_equal(
         load_steps((find_checkpoint(str(copy.parent)),), abstract(make_state(0).params)), make_state(10).params
     )

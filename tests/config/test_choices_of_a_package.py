@@ -74,7 +74,7 @@ def test_an_entry_point_is_found_by_its_name_in_a_flag(package):
 def test_what_is_no_entry_point_is_not_imported(package):
     said = run(package, LOAD, config_file(package, "mypackage.optim:Tiger"))
     assert "import mypackage.optim in the config file" in said
-    assert "entry point Tiger = mypackage.optim:Tiger of the group pretrainax.choices" in said
+    assert "entry point Tiger = mypackage.optim:Tiger in the group pretrainax.choices" in said
     assert not (package / "mypackage" / "optim.imported").exists()
 
 
@@ -91,7 +91,7 @@ def test_an_entry_point_that_cannot_be_imported_is_named(package):
 
 def test_an_entry_point_that_is_no_choice_is_refused(package):
     install(package, "join = os.path:join")
-    assert "choice 'os.path:join' is of another package" in run(package, LOAD, config_file(package, "os.path:join"))
+    assert "choice 'os.path:join' belongs to a package" in run(package, LOAD, config_file(package, "os.path:join"))
 
 
 def test_json_names_a_class_of_this_package_by_itself_and_others_by_their_module():

@@ -113,7 +113,7 @@ def test_a_flag_that_gives_no_choice_gets_one_line(text, message):
         ("lines", r"'lines' is a folder: did you mean JsonLines\(path='lines'\)\?"),
         ("lines/a.jsonl", r"'lines/a.jsonl' is a file: did you mean JsonLines\(path='lines/a.jsonl'\)\?"),
         ("table.parquet", r"'table.parquet' is a file: did you mean Parquet\(path='table.parquet'\)\?"),
-        ("no/such", r"'no/such' looks like a path, and nothing is there: did you mean TextFiles\(path='no/such'\)\?"),
+        ("no/such", r"'no/such' looks like a path but does not exist: did you mean TextFiles\(path='no/such'\)\?"),
         ("TextFile", "unknown Source 'TextFile', did you mean 'TextFiles'"),
         ("TextFiles(pth='texts')", "TextFiles has no field 'pth', did you mean 'path'"),
     ],
@@ -135,7 +135,7 @@ def test_a_path_where_a_tokenizer_is_wanted_says_which_tokenizers(tmp_path):
 def test_a_field_that_another_source_has_says_which():
     line = PythonDocs.no_field("config.data.source", "path")
     assert line == (
-        "config.data.source is PythonDocs, which has no field 'path'; give one that has, as "
+        "config.data.source is PythonDocs, which has no field 'path'; choices with this field: "
         '--config.data.source="TextFiles(path=...)" '
         "(ArrayRecord, ConllFiles, Csv, HuggingFace, JsonLines, Parquet, SquadFiles, TextFiles, Tsv)"
     )
@@ -151,7 +151,7 @@ def test_a_field_that_another_source_has_says_which():
         ({"model.dropout_rate": 1.0}, "config.model.dropout_rate is 1.0"),
         ({"train.ema_decay": 1.0}, r"config.train.ema_decay is 1.0, it must be in \(0, 1\)"),
         ({"evaluate.parameters": "ema"}, "config.evaluate.parameters is 'ema', and config.train.ema_decay is None"),
-        ({"evaluate.average": 5}, "config.evaluate.average is 5, and config.checkpoint.keep 2 keeps fewer"),
+        ({"evaluate.average": 5}, "config.evaluate.average is 5, and config.checkpoint.keep is 2: increase"),
         ({"evaluate.average": -1}, "config.evaluate.average is -1, it must be at least 0"),
         ({"model.attention_dropout_rate": 1.0}, "config.model.attention_dropout_rate is 1.0"),
         ({"train.accumulate": 3}, "config.train.global_batch_size 8 is not a multiple of config.train.accumulate 3"),
@@ -161,19 +161,19 @@ def test_a_field_that_another_source_has_says_which():
         ({"model.family": "decoder"}, "encoder_decoder"),  # span corruption's only family
         ({"tokenizer.vocab_size": 1000}, "512"),  # rows of the embedding
         ({"model.position": RotaryPositions(fraction=1.5)}, r"position.fraction is 1.5, it must be in \(0, 1\)"),
-        ({"model.position": RotaryPositions(fraction=0.1)}, "fraction 0.1 of a head, 8 wide, is not one plane"),
+        ({"model.position": RotaryPositions(fraction=0.1)}, "fraction 0.1 of head dimension 8 is less than one pair"),
         (
             {"model.position": RotaryPositions(scaling=LongRopeScaling((1.0,), (2.0, -1.0)))},
-            "scaling.short_factors has 1 numbers from 1.0; it must have 4 above 0, one for each plane",
+            "scaling.short_factors has 1 numbers, the smallest is 1.0; it must have 4 numbers above 0, one per rotated",
         ),
         ({"model.position": RotaryPositions(no_rotation_every=1)}, "no_rotation_every is 1, it must be at least 2"),
         (
             {"model.family": "decoder", "model.decoder": DecoderSizes(32, 64, 4)},
-            "config.model.decoder is of an encoder_decoder, config.model.family is 'decoder': set it to None",
+            "config.model.decoder requires an encoder_decoder, config.model.family is 'decoder': set it to None",
         ),
         (
             {"model.decoder": DecoderSizes(24, 64, 4)},
-            "config.model.decoder.d_model is 24 and config.model.d_model 32, so no table is for both stacks: "
+            "config.model.decoder.d_model is 24 and config.model.d_model is 32, so the stacks cannot share embeddings: "
             "config.model.separate_embeddings is False, set it to True",
         ),
         ({"model.decoder": DecoderSizes(32, 0, 4)}, "config.model.decoder.d_ff is 0, it must be at least 1"),
@@ -187,12 +187,12 @@ def test_a_field_that_another_source_has_says_which():
         ),
         (
             {"model.decoder": DecoderSizes(32, 64, 4, head_dim=5), "model.position": RotaryPositions()},
-            "need an even head dimension, config.model.decoder.head_dim is 5",
+            "require an even head dimension, config.model.decoder.head_dim is 5",
         ),
-        ({"model.encoder_window": 8}, "config.model.encoder_window is 8: at least 2, and beside config.model.window"),
+        ({"model.encoder_window": 8}, "config.model.encoder_window is 8: it must be at least 2, with config.model"),
         (
             {"model.family": "decoder", "model.separate_embeddings": True},
-            "separate_embeddings is of an encoder_decoder",
+            "separate_embeddings requires an encoder_decoder",
         ),
         ({"schedule": config_lib.MeshConfig()}, r"config.schedule is MeshConfig\(.*\), it must be of kind Schedule \("),
     ],

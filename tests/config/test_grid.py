@@ -58,7 +58,7 @@ def test_values_that_a_folder_cannot_be_called_stay_apart(experiment):
 
 def test_what_a_seed_decides_is_said_and_what_is_set_apart_stays(experiment):
     assert what_differs(experiment) == (
-        "each seed is config.train.seed, which decides fresh parameters, the order of the data, dropout, masks"
+        "each seed is config.train.seed, which controls fresh parameters, the order of the data, dropout, masks"
     )
     experiment.train.order_seed = 3
     assert what_differs(experiment).endswith("fresh parameters, dropout, masks; config.train.order_seed stays 3")
@@ -67,19 +67,19 @@ def test_what_a_seed_decides_is_said_and_what_is_set_apart_stays(experiment):
 @pytest.mark.parametrize(
     "seeds, sweeps, said",
     [
-        (None, ["learning_rate"], '--sweep=learning_rate: give a field and its values, as --sweep="optimizer.lear'),
+        (None, ["learning_rate"], '--sweep=learning_rate: give a field and its values, such as --sweep="optim'),
         (None, ["=1,2"], "--sweep==1,2: give a field and its values"),
         (None, ["train.steps=1,,2"], "--sweep=train.steps=1,,2: give a field and its values"),
         (None, ["optimizer.lerning_rate=1,2"], "did you mean 'learning_rate'"),
         (None, ["learning_rate=1,2"], "did you mean --config.optimizer.learning_rate"),
         (None, ["train.steps=10,many"], "--config.train.steps=many: it must be of type int"),
-        (None, ["train.steps=10,1e1"], "10 and 1e1 are one value"),
+        (None, ["train.steps=10,1e1"], "10 and 1e1 are the same value"),
         (None, ["optimizer=1,2"], "cannot read"),
         (None, [RATES, RATES], "--sweep has a field twice"),
         (None, ["layers.rate_decay=0.9,1.1"], "rate_decay=1.1: config.layers.rate_decay is 1.1, it must be in (0, 1]"),
-        (None, ["evaluate.select_by=loss,accuracy"], "select by accuracy and loss, which cannot be compared"),
-        (10**9, ["train.steps=10,20"], "--seeds and --sweep make 2,000,000,000 runs, and a grid has at most 1,000"),
-        (2, ["train.seed=1,2"], "--sweep of train.seed is what --seeds does"),
+        (None, ["evaluate.select_by=loss,accuracy"], "select by accuracy and loss, which are not comparable"),
+        (10**9, ["train.steps=10,20"], "--seeds and --sweep make 2,000,000,000 runs, the maximum is 1,000"),
+        (2, ["train.seed=1,2"], "--sweep of train.seed conflicts with --seeds"),
     ],
 )
 def test_what_is_no_grid_is_one_line(experiment, seeds, sweeps, said):
@@ -91,5 +91,5 @@ def test_what_is_no_grid_is_one_line(experiment, seeds, sweeps, said):
 def test_seeds_that_decide_nothing_are_refused(experiment):
     for use in ("init", "order", "dropout", "mask"):
         setattr(experiment.train, f"{use}_seed", 1)
-    with pytest.raises(UserError, match="--seeds would make the same run again and again: config.train.init_seed, "):
+    with pytest.raises(UserError, match="--seeds would repeat the same run: config.train.init_seed, "):
         grid_of(experiment, 2, [])

@@ -153,18 +153,18 @@ def test_what_any_value_does_for_is_no_deviation(compare):
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("[[facts]", "is no ledger: "),
-        ("default = 'base'", "it needs blocks that begin with [[facts]]"),
-        ("facts = [1]", "it needs blocks that begin with [[facts]]"),
+        ("[[facts]", "is not a ledger: "),
+        ("default = 'base'", "it must have blocks that begin with [[facts]]"),
+        ("facts = [1]", "it must have blocks that begin with [[facts]]"),
         (
             "[[facts]]\ntrain.steps = 5",
-            "block 1: it must say where its values are from, by one of paper, code, chosen, see",
+            "block 1: it must name its source with exactly one of paper, code, chosen, see",
         ),
-        ("[[facts]]\npaper = 'a'\ncode = 'b'", "block 1: it must say where"),
-        ("[[facts]]\npaper = 3", "block 1: paper is 3, it must be text in quotes"),
-        ("default = 3\n[[facts]]\npaper = 'a'", "default is 3, it must be text in quotes"),
-        ("[[facts]]\npaper = 'a'\ntokens.model.d_model = 5", "block 1: only fields of train and of schedule"),
-        ("[[facts]]\nsee = 'zoo/nosuch.toml'", "zoo/nosuch.toml is no ledger: [Errno 2] No such file"),
+        ("[[facts]]\npaper = 'a'\ncode = 'b'", "block 1: it must name its source"),
+        ("[[facts]]\npaper = 3", "block 1: paper is 3, it must be a string in quotes"),
+        ("default = 3\n[[facts]]\npaper = 'a'", "default is 3, it must be a string in quotes"),
+        ("[[facts]]\npaper = 'a'\ntokens.model.d_model = 5", "block 1: only fields of train and schedule"),
+        ("[[facts]]\nsee = 'zoo/nosuch.toml'", "zoo/nosuch.toml is not a ledger: [Errno 2] No such file"),
     ],
 )
 def test_what_is_no_ledger_is_one_line(compare, text, said):

@@ -132,7 +132,7 @@ def test_a_checkpoint_is_of_the_phase_that_made_its_last_update():
 def test_checkpoints_whose_models_compute_otherwise_have_no_average():
     experiment = make(Phase(steps=30, theta=5e5), Phase())
     experiment.model.position = RotaryPositions(max_length=64)
-    with pytest.raises(UserError, match="the checkpoints 20, 40 are of phases with other positions"):
+    with pytest.raises(UserError, match="the checkpoints 20, 40 are from phases with different positions"):
         trained_as(experiment, [20, 40])
 
 
@@ -158,10 +158,10 @@ MISTAKES = [
         (Phase(steps=30), Phase(steps=20)),
         "add up to 30 \\+ 20 = 50 steps and config.train.steps is 40: set it to 50, or",
     ),
-    ((Phase(steps=40), Phase()), "config.phases before the last take 40 steps, config.train.steps is 40: raise it"),
+    ((Phase(steps=40), Phase()), "config.phases before the last have 40 steps, config.train.steps is 40: increase it"),
     ((Phase(share=0.4), Phase(share=0.4)), "add up to 16 \\+ 16 = 32 steps"),
-    ((Phase(steps=3, tokens=5), Phase()), r"config.phases\[0\] has steps and tokens: give one of them"),
-    ((Phase(), Phase()), r"config.phases\[0\] has no length: give steps, tokens or share"),
+    ((Phase(steps=3, tokens=5), Phase()), r"config.phases\[0\] has steps and tokens: set only one of them"),
+    ((Phase(), Phase()), r"config.phases\[0\] has no length: set steps, tokens or share"),
     ((Phase(share=1.0), Phase()), r"config.phases\[0\].share is 1.0, it must be between 0 and 1"),
     ((Phase(steps=0), Phase()), r"config.phases\[0\].steps is 0, it must be at least 1"),
     ((Phase(tokens=-1.0), Phase()), r"config.phases\[0\].tokens is -1.0, it must be at least 1"),
@@ -220,10 +220,10 @@ def test_a_flag_sets_a_field_of_one_phase():
 @pytest.mark.parametrize(
     "path, line",
     [
-        ("config.phases[2].share", r"--config.phases\[2\]: its parts are config.phases\[0\] to \[1\]"),
-        ("config.phases[x].share", r"--config.phases\[x\]: its parts are"),
-        ("config.train[0].steps", r"--config.train\[0\]: it has no parts"),
-        ("config.phases[0]", r"parts are given all at once, as --config.phases=\"\(Phase\(\), ...\)\""),
+        ("config.phases[2].share", r"--config.phases\[2\]: allowed: config.phases\[0\] to \[1\]"),
+        ("config.phases[x].share", r"--config.phases\[x\]: allowed: config"),
+        ("config.train[0].steps", r"--config.train\[0\]: the field has no items"),
+        ("config.phases[0]", r"set the whole tuple: --config.phases=\"\(Phase\(\), ...\)\""),
         ("config.phases[0].d_model", "Phase, which has no field 'd_model'"),
         ("config.phases.share", r"did you mean --config.phases\[0\].share"),
     ],

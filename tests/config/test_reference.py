@@ -29,6 +29,9 @@ class Example(Base):
     said_again: int = 2
     text: str = "# no comment"
     nothing: tuple[int, ...] = ()
+    # for the reader
+    checked: int = None  # pyright: ignore[reportAssignmentType]
+    both_checked: int = None  # for the reader  # pyright: ignore[reportAssignmentType]
 
 
 FIELDS = {field.name: field for field in fields_of(Example)}
@@ -45,6 +48,8 @@ FIELDS = {field.name: field for field in fields_of(Example)}
         ("said_again", "of the base"),
         ("text", ""),
         ("nothing", ""),
+        ("checked", "for the reader"),
+        ("both_checked", "for the reader"),
     ],
 )
 def test_a_meaning_is_the_comment_beside_or_above(name, meaning):

@@ -62,13 +62,13 @@ def broken(name, change):
 @pytest.mark.parametrize(
     "batch, message",
     [
-        ({}, r"batch has no 'tokens', the encoder needs int32 \[4, 31\]"),
+        ({}, r"batch has no 'tokens', the encoder expects int32 \[4, 31\]"),
         (broken("tokens", lambda x: x[:2]), r"batch\['tokens'\] is int32 \[2, 31\], not int32 \[4, 31\]"),
         (broken("tokens", lambda x: x.astype(np.int64)), r"batch\['tokens'\] is int64 \[4, 31\], not int32 \[4, 31\]"),
         (broken("targets", lambda x: x[:, :1]), r"batch\['targets'\] is int32 \[4, 1\], not int32 \[4, 5\]"),
         (broken("tokens", lambda x: x + 5000), r"batch\['tokens'\] has ids from .* config.model.vocab_size 5000"),
-        (broken("segment_ids", lambda x: x - 2), r"batch\['segment_ids'\] has -1, it must not be negative"),
-        (broken("masked_positions", lambda x: x + 31), r"batch\['masked_positions'\] has \d+, rows have 31 tokens"),
+        (broken("segment_ids", lambda x: x - 2), r"batch\['segment_ids'\] has -1; it must not be negative"),
+        (broken("masked_positions", lambda x: x + 31), r"batch\['masked_positions'\] has \d+; rows have 31 tokens"),
         (broken("loss_weights", lambda x: x * 0), "loss_weights.* not all 0"),
         (broken("loss_weights", lambda x: x * np.float32(np.nan)), "loss_weights.* finite"),
     ],
@@ -83,7 +83,7 @@ def test_characters_are_checked():
     batch = made(objective)
     for wrong, message in (
         (batch["characters"][..., 1:], r"batch\['characters'\] is int32 \[4, 31, 49\], not int32 \[4, 31, 50\]"),
-        (batch["characters"] + NUM_CHARACTERS, r"batch\['characters'\] has 263, it must be below 262"),
+        (batch["characters"] + NUM_CHARACTERS, r"batch\['characters'\] has 263; it must be below 262"),
     ):
         with pytest.raises(UserError, match=message):
             check_batch(batch | {"characters": wrong}, model("recurrent"), objective.lengths(31), 4)
@@ -94,7 +94,7 @@ def test_labels_of_pairs_are_checked():
     batch = made(objective)
     for wrong, message in (
         (batch["pair_labels"][:, None], r"batch\['pair_labels'\] is int32 \[4, 1\], not int32 \[4\]"),
-        (batch["pair_labels"] + 2, r"batch\['pair_labels'\] has \d, the labels are 0 and 1"),
+        (batch["pair_labels"] + 2, r"batch\['pair_labels'\] has \d; labels must be 0 or 1"),
     ):
         with pytest.raises(UserError, match=message):
             check_batch(batch | {"pair_labels": wrong}, model("encoder"), objective.lengths(31), 4)
@@ -184,12 +184,12 @@ def bounded(name, highest):
 @pytest.mark.parametrize(
     "name, largest, message",
     [
-        ("tokens", 4999, r"batch\['tokens'\] has ids from \d+ to 5000, config.model.vocab_size 5000 takes 0 to 4999"),
-        ("targets", 4999, r"batch\['targets'\] has ids from \d+ to 5000, config.model.vocab_size 5000 takes 0 to 4999"),
-        ("positions", 63, r"batch\['positions'\] has 64, config.model.position.max_length 64 takes 0 to 63"),
-        ("token_types", 1, r"batch\['token_types'\] has 2, config.model.num_token_types 2 takes 0 to 1"),
-        ("masked_positions", 30, r"batch\['masked_positions'\] has 31, rows have 31 tokens"),
-        ("pair_labels", 1, r"batch\['pair_labels'\] has 2, the labels are 0 and 1"),
+        ("tokens", 4999, r"batch\['tokens'\] has ids from \d+ to 5000; config.model.vocab_size 5000 allows 0 to 4999"),
+        ("targets", 4999, r"batch\['targets'\] has ids from \d+ to 5000; config.model.vocab_size 5000 allows"),
+        ("positions", 63, r"batch\['positions'\] has 64; config.model.position.max_length 64 allows 0 to 63"),
+        ("token_types", 1, r"batch\['token_types'\] has 2; config.model.num_token_types 2 allows 0 to 1"),
+        ("masked_positions", 30, r"batch\['masked_positions'\] has 31; rows have 31 tokens"),
+        ("pair_labels", 1, r"batch\['pair_labels'\] has 2; labels must be 0 or 1"),
         ("segment_ids", 1000, None),
     ],
 )
@@ -200,7 +200,7 @@ def test_an_array_may_hold_what_it_is_below_and_nothing_negative(name, largest, 
     if message:
         with pytest.raises(UserError, match=message):
             check_batch(bounded(name, largest + 1), config, lengths, 4)
-    below_zero = "has ids from -1 to" if largest == 4999 else "has -1, it must not be negative"
+    below_zero = "has ids from -1 to" if largest == 4999 else "has -1; it must not be negative"
     with pytest.raises(UserError, match=rf"batch\['{name}'\] {below_zero}"):
         check_batch(bounded(name, -1), config, lengths, 4)
 
@@ -217,7 +217,7 @@ def test_what_the_encoder_reads_is_bounded_too(name):
     batch = dict(made(objective))
     check_batch(batch, config, objective.lengths(31), 4)
     batch[name] = batch[name] + 5000
-    with pytest.raises(UserError, match=rf"batch\['{name}'\] has .* takes 0 to"):
+    with pytest.raises(UserError, match=rf"batch\['{name}'\] has .* allows 0 to"):
         check_batch(batch, config, objective.lengths(31), 4)
 
 
@@ -229,7 +229,7 @@ def test_weights_are_finite_and_not_negative(weight, fits):
     if fits:
         check_batch(batch, model("encoder"), MaskedLM().lengths(31), 4)
         return
-    with pytest.raises(UserError, match="finite and not negative"):
+    with pytest.raises(UserError, match="finite, not negative"):
         check_batch(batch, model("encoder"), MaskedLM().lengths(31), 4)
 
 

@@ -64,7 +64,7 @@ def test_data_sets_of_the_hub(server, tmp_path):
     ]
     assert none == [
         2,
-        f"{place} 'org/none': {server.url} has no data set org/none: mind the name; if it is private, {log_in}",
+        f"{place} 'org/none': {server.url} has no dataset org/none: check the name; if it is private, {log_in}",
     ]
     assert program[0] == 2 and "Dataset scripts are no longer supported" in program[1]
 
@@ -74,4 +74,4 @@ def test_a_data_set_without_a_network(server, tmp_path):
     (online,) = read(server.url, tmp_path, *before)
     cached, lacking = read(server.url, tmp_path, *after, HF_HUB_OFFLINE="1")
     assert cached == online  # the fingerprint too, by which a run knows its text
-    assert lacking[0] == 1 and "the hub does not answer" in lacking[1] and "without HF_HUB_OFFLINE" in lacking[1]
+    assert lacking[0] == 1 and "the hub does not respond" in lacking[1] and "without HF_HUB_OFFLINE" in lacking[1]

@@ -77,5 +77,5 @@ def test_hugging_face_sets_and_targets_are_made_plain(tmp_path):
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_utf16_is_told_with_what_mends_it(tmp_path, encoding):
     (tmp_path / "a.txt").write_bytes("\ufeffsome text\n".encode(encoding))
-    with pytest.raises(UserError, match=r"a\.txt is UTF-16, not UTF-8: iconv -f UTF-16 -t UTF-8"):
+    with pytest.raises(UserError, match=r"a\.txt is UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8"):
         texts(TextFiles(str(tmp_path), valid_path=str(tmp_path)), "train")

@@ -211,7 +211,7 @@ def test_another_document_is_found_beside_one_that_is_nearly_all(tmp_path):
 
 
 def test_next_sentences_want_two_documents(tmp_path):
-    with pytest.raises(UserError, match="takes text from other documents, and a split of this corpus has one"):
+    with pytest.raises(UserError, match="takes text from other documents, but a split of this corpus has only one"):
         make(corpus_of(str(tmp_path), [5000], "sentences"), OneEach(), NextSentencePrediction())
 
 

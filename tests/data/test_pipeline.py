@@ -300,7 +300,7 @@ def test_making_batches_does_not_import_jax():
 
 
 def test_a_corpus_shorter_than_a_row_is_refused():
-    with pytest.raises(UserError, match="has 31 tokens, one row of config.data.sequence_length 31 takes 32"):
+    with pytest.raises(UserError, match="has 31 tokens, but one row of config.data.sequence_length 31 takes 32"):
         make(num_tokens=31)
 
 
@@ -424,7 +424,9 @@ def test_an_id_that_no_text_has_is_the_objectives(tmp_path):
     corpus, _ = corpus_with(tmp_path, 0)
     options, others = row_options(dict(sequence_length=15, global_batch_size=2, seed=3))
     size = TOKENIZER.vocabulary.size
-    with pytest.raises(UserError, match=rf"the id {size}, and the tokenizer {size} ids: config.objective makes one"):
+    with pytest.raises(
+        UserError, match=rf"id {size}; the tokenizer has {size} ids: config.objective creates an invalid"
+    ):
         Batches([corpus], Inventing(), TOKENIZER.vocabulary, options, **others)[0]
 
 

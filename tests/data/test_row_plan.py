@@ -58,7 +58,7 @@ def test_damaged_plan_is_made_anew_and_said(corpus, warnings, name, damage):
         with open(path, "wb") as f:
             f.write(content if damage == "a bit" else content[:-3])
     assert rows(plan_of(corpus)) == wanted
-    assert warnings == [f"{good.directory} is damaged: it is made anew"]
+    assert warnings == [f"{good.directory} is damaged and will be rebuilt"]
     assert rows(plan_of(corpus)) == wanted and len(warnings) == 1
 
 
@@ -116,7 +116,7 @@ def test_what_somebody_else_put_among_the_temporary_files_is_not_used(corpus, mo
         open(private(), "w").close()
     else:
         os.chmod(private(), 0o777)
-    with pytest.raises(UserError, match="it is a folder of another user, or one that others can write to: set TMPDIR"):
+    with pytest.raises(UserError, match="the folder belongs to another user, or others can access it: set TMPDIR"):
         plan_of(corpus)
     assert rows(plan)  # what was open stays open
 
@@ -127,6 +127,6 @@ def test_folder_of_another_user_is_not_used(corpus, monkeypatch):
     own = os.getuid()
     os.rename(private(), os.path.join(tempfile.gettempdir(), f"pretrainax-{own + 1}"))
     monkeypatch.setattr(os, "getuid", lambda: own + 1)  # to whom the folder of that name does not belong
-    with pytest.raises(UserError, match="it is a folder of another user"):
+    with pytest.raises(UserError, match="the folder belongs to another user"):
         plan_of(corpus)
     assert rows(plan)

@@ -46,13 +46,17 @@ def test_tokenizers_that_keep_the_text_lose_nothing(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     "tokenizer, text, reason",
     [
-        (WordPiece(vocab_size=60).build(iter(TEXTS)), TEXTS, "the tokenizer does not tell 'A' from 'a'"),
+        (WordPiece(vocab_size=60).build(iter(TEXTS)), TEXTS, "the tokenizer does not distinguish 'A' from 'a'"),
         (
             WordPiece(vocab_size=60, lowercase=False).build(iter(TEXTS)),
             TEXTS,
-            "the tokens spell 354 bytes of a text that",
+            "the tokens spell 354 bytes, but the text",
         ),
-        (WordPiece(vocab_size=9, lowercase=False).build(iter(["ab ba"])), ["a b"], "does not tell .a.{2}b. from 'a b'"),
+        (
+            WordPiece(vocab_size=9, lowercase=False).build(iter(["ab ba"])),
+            ["a b"],
+            "not distinguish .a.{2}b. from 'a b'",
+        ),
         (Characters().build(iter(["abc "])), ["abc", "a c!?"], "2 tokens of the text are unknown to the tokenizer"),
     ],
 )
@@ -63,7 +67,7 @@ def test_what_a_tokenizer_loses_is_said(tmp_path, tokenizer, text, reason):
 def test_bytes_that_no_token_spells_are_lost(tmp_path):
     prepared = corpus(tmp_path / "c", BYTE_BPE)
     prepared.num_bytes += 3  # as where blanks were dropped
-    assert f"of a text that has {prepared.num_bytes:,}" in lost_text(BYTE_BPE, [prepared])
+    assert f"but the text has {prepared.num_bytes:,}" in lost_text(BYTE_BPE, [prepared])
 
 
 # --- what is counted

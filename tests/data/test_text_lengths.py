@@ -63,7 +63,7 @@ def test_an_objective_that_has_several_texts_after_all_is_refused(corpus):
     class Wrong(CausalLM):
         one_text = True
 
-    with pytest.raises(ValueError, match="a row has several segments: its objective's one_text"):
+    with pytest.raises(ValueError, match="a row has several segments, but its objective sets one_text"):
         batch_of(corpus, Wrong(mask_documents=True))
 
 

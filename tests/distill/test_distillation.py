@@ -44,19 +44,19 @@ MISTAKES = {
     "a tuning beside": (lambda e: changed(e, tuning=BitFit()), "config.distill and config.tuning are both set"),
     "two encoders": (
         lambda e: changed(e.model, generator=Generator(1, 8, 8, 1), replaced_token_head=True),
-        "config.distill is for a model of one encoder",
+        "config.distill does not support config.model.generator",
     ),
     "a kernel without logits": (
         lambda e: (changed(e.distill, attention=1.0), changed(e.train, attention="cudnn")),
-        "which config.train.attention=cudnn never holds: set that to 'xla'",
+        "which config.train.attention=cudnn does not materialize: set it to 'xla'",
     ),
     "no plain logits": (
         lambda e: (changed(e.distill, attention=1.0), changed(e.model, position=DisentangledPositions())),
-        "config.model has DisentangledPositions, whose attention has no plain logits",
+        "config.model has DisentangledPositions, which has no plain attention logits",
     ),
     "keys that few queries meet": (
         lambda e: (changed(e.distill, relations=1.0), changed(e.model, sparse_attention=SlidingWindows())),
-        "config.model has sparse_attention, whose keys are not met by all queries: set config.distill.attention and",
+        "config.model has sparse_attention, whose keys are not visible to all queries: set config.distill.attent",
     ),
     "no states": (
         lambda e: (
@@ -80,19 +80,19 @@ def test_a_mistake_of_the_config_is_told_in_one_line(mistake):
 
 # Of the distillation, of the teacher -> what the line says
 TEACHERS = {
-    "another family": ({}, {"family": "decoder"}, "is of family 'decoder', config.model.family is 'encoder'"),
-    "another vocabulary": ({}, {"vocab_size": 600}, "has 600 ids, config.model.vocab_size is 512: set that"),
-    "shorter rows": ({}, {"position": LearnedPositions(32)}, "reads 32 tokens at most, config.model.position.max"),
-    "layers that do not divide": ({"hidden": 1.0}, {"num_layers": 5}, "has 5 layers, which 2 of config.model.num_"),
-    "layers for attention": ({"attention": 1.0}, {"num_layers": 3}, "has 3 layers, which 2 of config.model.num_lay"),
+    "another family": ({}, {"family": "decoder"}, "has family 'decoder', config.model.family is 'encoder'"),
+    "another vocabulary": ({}, {"vocab_size": 600}, "has 600 ids, config.model.vocab_size is 512: set it"),
+    "shorter rows": ({}, {"position": LearnedPositions(32)}, "reads at most 32 tokens, config.model.position.max"),
+    "layers that do not divide": ({"hidden": 1.0}, {"num_layers": 5}, "has 5 layers, which config.model.num_layers=2"),
+    "layers for attention": ({"attention": 1.0}, {"num_layers": 3}, "has 3 layers, which config.model.num_layers=2"),
     "other attention heads": ({"attention": 1.0}, {"num_heads": 8}, "has 8 attention heads, config.model.num_heads is"),
-    "parts that do not divide": ({"relations": 1.0, "relation_heads": 5}, {}, "is 5, which does not divide queries or"),
+    "parts that do not divide": ({"relations": 1.0, "relation_heads": 5}, {}, "is 5, which does not divide the widths"),
     "a layer that is not there": (
         {"relations": 1.0, "relation_layer": 3},
         {},
         "relation_layer is 3, the teacher T has",
     ),
-    "no answers": ({}, {"head": Classify(num_labels=2), "masked_lm_head": False}, "has no answers of the heads lm"),
+    "no answers": ({}, {"head": Classify(num_labels=2), "masked_lm_head": False}, "lacks the heads lm"),
     "no states": ({"hidden": 1.0}, {"enhanced_mask_decoder": True}, "the teacher T has enhanced_mask_decoder"),
 }
 
@@ -113,10 +113,13 @@ def test_a_teacher_that_does_not_fit_is_told_in_one_line(mistake):
 
 # The same, of a student with two stacks and a teacher whose decoder is narrower.
 NARROW = {
-    "one map for two widths": ({"hidden": 1.0}, "than config.model (32 to 24 and 32 to 32), and there is one map for"),
-    "embeddings too": ({"embeddings": 1.0}, "set config.distill.hidden and embeddings to 0, or use config.distill.rel"),
+    "one map for two widths": (
+        {"hidden": 1.0},
+        "than config.model (32 to 24 and 32 to 32), and both stacks share one map",
+    ),
+    "embeddings too": ({"embeddings": 1.0}, "set config.distill.hidden and config.distill.embeddings to 0, or use"),
     "heads of the decoder": ({"attention": 1.0}, "has 8 attention heads, config.model.num_heads is 4"),
-    "parts of the decoder": ({"relations": 1.0, "relation_heads": 32}, "is 32, which does not divide queries or keys"),
+    "parts of the decoder": ({"relations": 1.0, "relation_heads": 32}, "is 32, which does not divide the widths"),
 }
 
 
@@ -137,7 +140,7 @@ def test_a_task_of_other_labels_is_another_task():
     )
     teacher = dataclasses.replace(model, head=Classify(num_labels=3, kind="single"))
     (found,) = Distillation("T").teacher_problems(model, teacher)
-    assert "answers with 3 labels, kind=single, config.model.head is of 2 labels, kind=single: another task" in found
+    assert "has 3 labels, kind=single, config.model.head has 2 labels, kind=single: the tasks must be" in found
 
 
 @pytest.mark.parametrize("preset", (DistilBERT, TinyBERT, MiniLM))

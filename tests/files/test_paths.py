@@ -26,7 +26,7 @@ NO_PATHS = {
 
 @pytest.mark.parametrize("path", ["hdfs://h/a", "https://h", "file:///a", "abfs+x://a", "GS://b"])
 def test_a_scheme_that_is_no_store_is_refused(path):
-    assert path_problem(path).startswith(f"{path.split(':')[0]}:// is none of the stores that are known (gs://, s3://,")
+    assert path_problem(path).startswith(f"{path.split(':')[0]}:// is not a supported store (gs://, s3://,")
     assert not is_url(path)
 
 
@@ -68,7 +68,7 @@ def test_every_field_of_text_is_a_path_or_known_to_be_none():
 def test_a_field_that_is_a_path_is_refused_with_its_name(field):
     experiment = tiny.get_config("gpt")
     set_field(experiment, f"config.{field}", "hdfs://bucket/a")
-    with pytest.raises(UserError, match=f"config.{field} is 'hdfs://bucket/a': hdfs:// is none of the stores"):
+    with pytest.raises(UserError, match=f"config.{field} is 'hdfs://bucket/a': hdfs:// is not a supported store"):
         validate(experiment, files=False)
 
 
@@ -77,5 +77,5 @@ def test_a_flag_that_is_a_path_knows_the_home_folder(monkeypatch):
     path = define_path("test_paths_folder", None, "")
     flags.FLAGS(["program", "--test_paths_folder=~/runs"], known_only=True)
     assert path.value == "/home/me/runs"
-    with pytest.raises(flags.IllegalFlagValueError, match="ftp:// is none of the stores"):
+    with pytest.raises(flags.IllegalFlagValueError, match="ftp:// is not a supported store"):
         flags.FLAGS(["program", "--test_paths_folder=ftp://b"], known_only=True)

@@ -46,7 +46,7 @@ def test_no_more_of_a_file_is_read_than_it_may_have(tmp_path):
         ("train", "seed", 2**32, "config.train.seed is 4294967296, it must be at most"),
         ("model", "d_model", 2**63, "config.model.d_model is 9223372036854775808"),
         ("model", "norm_epsilon", float("nan"), "config.model.norm_epsilon is nan, it must be a finite number"),
-        ("data", "cache_dir", "hdfs://a/b", "hdfs:// is none of the stores"),
+        ("data", "cache_dir", "hdfs://a/b", "hdfs:// is not a supported store"),
         ("data", "cache_dir", "\ud800", "not UTF-8"),
     ],
 )
@@ -60,5 +60,5 @@ def test_a_config_json_with_a_value_that_no_run_can_have_is_one_line(part, field
 
 def test_a_config_json_that_is_a_choice_and_no_config_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"type": "TextFiles", "path": "x"}')
-    with pytest.raises(UserError, match="config.json is no config of a run: it is a TextFiles"):
+    with pytest.raises(UserError, match="config.json is not a run config: it contains a TextFiles"):
         config.load(str(tmp_path / "config.json"))

@@ -1,8 +1,8 @@
 """Reads thousands of damaged files: `python -m tests.fuzz --count=10000 [--only=NAME,…] [--first=SEED]`.
 
-Each must give a UserError in one line, or be read; never another exception, a process that dies (a native library's
-too), ten seconds without an end, memory beyond a small multiple of the file, or code that runs. The inputs are read in
-a process of their own, which is started again after the one that killed it. NAME and seed make an input again:
+Each file must be read, or raise a one-line UserError. Failures are other exceptions, a dead process (also in a native
+library), more than ten seconds, memory beyond a small multiple of the file size, and code execution. A separate process
+reads the inputs; a new one continues after an input that killed it. NAME and seed reproduce an input:
 `--only=NAME --first=SEED --count=1 --keep=FOLDER`.
 """
 
@@ -20,16 +20,16 @@ import time
 import traceback
 
 ROOT = pathlib.Path(__file__).parents[2]
-SECONDS = 10  # of a processor, for one input; twenty times as many by the clock
-# Memory of one input: what a few copies of the file take, and what a library asks for at its first use.
+SECONDS = 10  # CPU time per input; wall-clock time is limited to twenty times this
+# Memory per input: a few copies of the file, and allocations at a library's first use.
 MEMORY, MEMORY_PER_BYTE = 64 << 20, 50
-ADDRESS_SPACE = 3 << 30  # beyond what the process has when it starts: an absurd allocation fails instead of swapping
+ADDRESS_SPACE = 3 << 30  # on top of the size at start: a huge allocation fails instead of swapping
 _RUNS_CODE = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pickle.find_class")
 _REACHES_OUT = ("socket.connect", "urllib.Request")
 
 
 def fuzz(only: list[str], count: int, first: int = 0, keep: str = "") -> tuple[dict[str, int], list[str]]:
-    """Counts the inputs of each format that were read or refused; returns a line for each that went wrong too."""
+    """Returns the number of inputs tried per format, and a line for each failure."""
     counts, faults = {}, []
     for i, name in enumerate(only):
         share = count // len(only) + (i < count % len(only))
@@ -45,7 +45,7 @@ def fuzz(only: list[str], count: int, first: int = 0, keep: str = "") -> tuple[d
 
 
 def _child(name: str, seed: int, stop: int, keep: str) -> tuple[int, list[str]]:
-    """Reads inputs in a process until `stop` or until it dies: the first seed that is left, and what went wrong."""
+    """Reads inputs in a child process until `stop` or its death; returns the next seed, and the failures."""
     command = [sys.executable, "-m", "tests.fuzz", f"--child={name}", f"--first={seed}", f"--count={stop - seed}"]
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     env |= {"PYTHONFAULTHANDLER": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
@@ -59,9 +59,9 @@ def _child(name: str, seed: int, stop: int, keep: str) -> tuple[int, list[str]]:
     if process.returncode == 0:
         return stop, lines
     if begun < seed:
-        raise RuntimeError(f"{name}: the good file cannot be read:\n{process.stderr[-3000:]}")
+        raise RuntimeError(f"{name}: cannot read the undamaged file:\n{process.stderr[-3000:]}")
     died = signal.Signals(-process.returncode).name if process.returncode < 0 else f"exit code {process.returncode}"
-    died = f"no end in {SECONDS} s" if died in ("SIGPROF", "SIGALRM") else f"died of {died}"
+    died = f"not finished after {SECONDS} s" if died in ("SIGPROF", "SIGALRM") else f"died of {died}"
     return begun + 1, [*lines, f"{name} {begun}: {died}: {process.stderr[-1500:]}"]
 
 
@@ -83,7 +83,7 @@ def read_all(name: str, first: int, count: int, keep: str) -> None:
         good, bad = pathlib.Path(scratch) / "good", pathlib.Path(scratch) / "bad"
         good.mkdir()
         form.make(good)
-        for _ in range(2):  # libraries are loaded, and keep what they keep
+        for _ in range(2):  # loads libraries and fills their caches
             shutil.copytree(good, bad, dirs_exist_ok=True)
             form.read(bad)
         guard = _Guard(scratch)
@@ -108,7 +108,7 @@ def read_all(name: str, first: int, count: int, keep: str) -> None:
                 form.read(bad)
             except UserError as e:
                 fault = _unclear(cli.one_line(e))
-            except BaseException as e:  # noqa: B036 a panic of Rust is no Exception
+            except BaseException as e:  # noqa: B036 a Rust panic is not an Exception
                 where = traceback.extract_tb(e.__traceback__)
                 ours = [f for f in where if "pretrainax" in f.filename] or where
                 place = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno} {ours[-1].name}"
@@ -125,7 +125,7 @@ def read_all(name: str, first: int, count: int, keep: str) -> None:
 
 
 class _Guard:
-    """Notes what a file that is read must never bring about: programs, connections, code of its own."""
+    """Records events that reading a file must never cause: programs, connections, execution of its code."""
 
     def __init__(self, folder: str):
         self.folder, self.seen = folder, []
@@ -144,7 +144,7 @@ def _unclear(line: str) -> str:
 
 
 def _status(field: str) -> int:
-    """Bytes, as Linux tells them."""
+    """Returns a memory value of this process from Linux, in bytes."""
     for line in open("/proc/self/status"):
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) << 10
@@ -152,7 +152,7 @@ def _status(field: str) -> int:
 
 
 def _reset_peak() -> int:
-    """Starts VmHWM again from what is in memory now."""
+    """Resets VmHWM to the current memory; returns it in bytes."""
     with open("/proc/self/clear_refs", "w") as f:
         f.write("5")
     return _status("VmRSS")
@@ -164,7 +164,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--only", default="", help=f"of {', '.join(formats())}")
+    parser.add_argument("--only", default="", help=f"formats: {', '.join(formats())}")
     parser.add_argument("--keep", default="", help="folder for the damaged files")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Tries something in a process that is forked for it, which may hang, die, or print what it likes."""
+"""Runs a function in a forked process, which may hang, die or print anything."""
 
 import os
 import pathlib
@@ -11,9 +11,9 @@ from typing import Optional
 
 
 def run_forked(call: Callable[[], Optional[int]], said: pathlib.Path, seconds: float) -> tuple[Optional[int], str]:
-    """Returns the exit code, None where there was no end in so many seconds, and all that was printed, into `said`.
+    """Returns the exit status, or None after a timeout, and the output, which is also in the file `said`.
 
-    What `call` returns, or raises as SystemExit, is the exit code; 1 after a traceback.
+    The result of `call`, or of its SystemExit, is the exit status; a traceback gives 1.
     """
     pid = os.fork()
     if pid == 0:
@@ -29,7 +29,7 @@ def run_forked(call: Callable[[], Optional[int]], said: pathlib.Path, seconds: f
 
 
 def _become(call: Callable[[], Optional[int]], said: pathlib.Path) -> None:
-    """Calls in this process, which ends with it."""
+    """Runs `call` in this process and ends the process."""
     code = 1
     try:
         descriptor = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

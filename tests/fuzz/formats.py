@@ -1,6 +1,6 @@
-"""Every kind of file that a user may hand over: a good one, how it is damaged, and what reads it.
+"""All formats of input files: a valid file, its damage, and its reader.
 
-A reader uses what it has read as a run would (it tokenizes, it goes through all rows), so that no damage stays unseen.
+A reader uses its file like a run (it tokenizes, it iterates over all rows), so that every damage has an effect.
 """
 
 import collections
@@ -24,7 +24,7 @@ TEXTS = ["The chef cooked the meal.", "  two  spaces\n", "漢字 😀 \u2581 \0"
 
 class Format(NamedTuple):
     make: Callable[[pathlib.Path], None]  # writes good files into a folder
-    damage: Mapping[str, Mutate]  # by name of a file; one of them is damaged at a time
+    damage: Mapping[str, Mutate]  # by file name; one file is damaged at a time
     read: Callable[[pathlib.Path], None]
 
 
@@ -61,7 +61,7 @@ def _read_saved(folder: pathlib.Path) -> None:
 
 
 def _read_model(name: str, file: str) -> Callable[[pathlib.Path], None]:
-    """`config.tokenizer.path` is a model's own file."""
+    """Returns a reader that passes a model file as `config.tokenizer.path`."""
 
     def read(folder: pathlib.Path) -> None:
         from pretrainax import tokenization
@@ -86,7 +86,7 @@ def _read_directory(folder: pathlib.Path) -> None:
 
     tokenizer = read_tokenizer(str(folder))
     _use(tokenizer)
-    tokenizer_json(tokenizer)  # as an export writes it
+    tokenizer_json(tokenizer)  # as in an export
 
 
 _OF_JSON = dict.fromkeys(
@@ -266,7 +266,7 @@ def _array_record(folder: pathlib.Path) -> None:
     writer.close()
 
 
-# --- what a run writes itself ----------------------------------------------------------------------------------------
+# --- files written by a run ----------------------------------------------------------------------------------------
 
 
 def _checkpoint(folder: pathlib.Path) -> None:
@@ -282,7 +282,7 @@ def _read_checkpoint(folder: pathlib.Path) -> None:
 
 
 def _read_resealed(folder: pathlib.Path) -> None:
-    """A run.json that does not fit, of which the manifest knows."""
+    """Reads a checkpoint whose manifest matches its damaged run.json."""
     from pretrainax.checkpoints import manifest
 
     (folder / "checkpoints" / "10" / manifest.MANIFEST).unlink()
@@ -291,7 +291,7 @@ def _read_resealed(folder: pathlib.Path) -> None:
 
 
 def formats() -> dict[str, Format]:
-    """By name."""
+    """Returns all formats by name."""
     text = {f"json_lines{e.replace('.', '_')}": _json_lines(e) for e in ("", ".gz", ".zst", ".xz")}
     of_config = {f"config_{n}": Format(_weights(n), {"config.json": mutate_json}, _read_weights) for n in _FAMILIES}
     run_json, manifest = "checkpoints/10/run.json", "checkpoints/10/manifest.sha256"

@@ -1,7 +1,7 @@
-"""Gives commands what newcomers and attackers give them: `python -m tests.fuzz.mistakes [--only=WORD]`.
+"""Runs commands with the input of beginners and attackers: `python -m tests.fuzz.mistakes [--only=WORD]`.
 
-Each command line of the table must end with exit code 2 and one line, which holds the words beside it, and leave
-nothing in the folder where it was started. A process that has imported what the commands do is forked for each.
+Each command line in the table must exit with status 2, print one line with the expected words, and leave nothing in its
+working directory. Each runs in a fork of a process that has imported the modules of the commands.
 """
 
 import argparse
@@ -17,24 +17,24 @@ from typing import NamedTuple
 from tests.fuzz.forked import run_forked
 
 ROOT = pathlib.Path(__file__).parents[2]
-SECONDS = 60  # of one command
+SECONDS = 60  # timeout of one command
 TINY = f"--config={ROOT}/tests/support/tiny.py:gpt"
 T5 = f"--config={ROOT}/tests/support/tiny.py:t5"
 HUGE = ("9" * 19, "9" * 400, "9" * 5000, "1e400", "-" + "9" * 19)
 DEEP = ("-" * 5000 + "1", "(" * 5000, "[" * 90_000 + "]" * 90_000, "not " * 9000 + "1", "A(b=" * 2000 + ")" * 2000)
 NOT_UTF8 = os.fsdecode(b"caf\xe9")
-NO_PATHS = {"gs://": "names no bucket"}  # what there can be nothing at, with what is said of it
-NO_PATHS |= dict.fromkeys(("ftp://bucket/a", "hdfs://host/a", "file:///a", "abfs+x://a"), "none of the stores")
+NO_PATHS = {"gs://": "names no bucket"}  # invalid paths, with the expected words
+NO_PATHS |= dict.fromkeys(("ftp://bucket/a", "hdfs://host/a", "file:///a", "abfs+x://a"), "not a supported store")
 
 
 class Mistake(NamedTuple):
     command: str  # pretrainax.NAME
     words: tuple[str, ...]
-    said: str  # a part of the line
+    said: str  # expected words of the line
 
 
 def mistakes(folder: pathlib.Path) -> list[Mistake]:
-    """Returns the table; the files that it speaks of are written to `folder`."""
+    """Returns the table, and writes its files to `folder`."""
     return [
         *(Mistake(command, tuple(words), said) for command, words, said in (*_of_names(), *_of_predictions())),
         *(Mistake("main", (TINY, f"--config.data.source.path={folder}", *words), said) for words, said in _of_grids()),
@@ -47,7 +47,7 @@ def mistakes(folder: pathlib.Path) -> list[Mistake]:
 
 
 def _of_names():
-    """Fields and flags under a wrong name."""
+    """Fields and flags with wrong names."""
     steps = "--config.train.steps"
     return [
         ("main", ["--train.steps=5"], f"{steps}=5"),
@@ -63,8 +63,8 @@ def _of_names():
         ("main", [TINY, "--config.train.steps.x=5"], "config.train.steps has no field 'x'"),
         ("main", [TINY, "--config.=5"], "config has no field ''"),
         ("main", [TINY, "--config.train..steps=5"], "config.train has no field ''"),
-        ("main", [TINY, "--config.data.source[0]=5"], "config.data.source[0]: it has no parts"),
-        ("main", [TINY, "--config.model.generator.d_model=5"], "config.model.generator is None; give it first"),
+        ("main", [TINY, "--config.data.source[0]=5"], "config.data.source[0]: the field has no items"),
+        ("main", [TINY, "--config.model.generator.d_model=5"], "config.model.generator is None; set it first"),
         ("main", [TINY, "--noconfig.model.usebias"], "did you mean 'use_bias'"),
         ("main", [TINY, steps], "needs a value"),
         ("main", [steps + "=5"], "--config is missing"),
@@ -75,12 +75,12 @@ def _of_names():
         ("plan", [TINY, "--topolgy=v5e:4"], "did you mean 'topology'"),
         ("recipe", [], "--config is missing"),
         ("recipe", [TINY], "--config=tiny-gpt has no ledger"),
-        ("recipe", ["--config=gpt2", "--only=optimiser"], "no field begins so"),
+        ("recipe", ["--config=gpt2", "--only=optimiser"], "no field starts with this"),
         ("recipe", ["--preset=bert_bse"], "did you mean 'bert_base'"),
         ("recipe", ["--preset=bert_base", "--config=bert_base"], "leave one of them out"),
         ("prepare", ["--data.source=x"], "--config.data.source=x"),
         ("huggingface", ["imprt"], "import or export"),
-        ("huggingface", ["export", "--workdir=configs@best", "--step=3", "--to=x"], "both name a checkpoint"),
+        ("huggingface", ["export", "--workdir=configs@best", "--step=3", "--to=x"], "both select a checkpoint"),
         ("evaluate", [], "--from is missing"),
         ("evaluate", ["--form=x"], "unknown flag --form, did you mean 'from'?"),
         ("evaluate", ["--from=x", "--workdir=x"], "leave one of them out"),
@@ -92,16 +92,16 @@ def _of_names():
         ("evaluate", ["--from=x", "--span-bytes=long"], "--span-bytes"),
         ("evaluate", ["--from=x", "--examples=many"], "--examples"),
         ("generate", ["a"], "--from is missing"),
-        ("generate", ["--from=x"], 'give prompts, as "Once upon a time"'),
-        ("generate", ["--from=x", "a", "--input=x"], "or a file of them, --input=prompts.jsonl: one of both"),
-        ("generate", ["--from=x", "--input=x"], "--input=prompts.jsonl and --output=texts.jsonl belong together"),
+        ("generate", ["--from=x"], 'give either prompts, such as "Once upon a time"'),
+        ("generate", ["--from=x", "a", "--input=x"], "or a file of prompts, --input=prompts.jsonl"),
+        ("generate", ["--from=x", "--input=x"], "--input=prompts.jsonl and --output=texts.jsonl need each other"),
         ("generate", ["--from=x", "a", "--temprature=1"], "did you mean 'temperature'?"),
         ("generate", ["--from=x", "a", "--temperature=-1"], "temperature is -1.0, it must be 0"),
         ("generate", ["--from=x", "a", "--temperature=hot"], "--temperature=hot"),
         ("generate", ["--from=x", "a", "--top_p=2", "--temperature=1"], "top_p is 2.0, it must be above 0"),
-        ("generate", ["--from=x", "a", "--top_k=3"], "top_k is 3 and temperature 0, which draws nothing"),
+        ("generate", ["--from=x", "a", "--top_k=3"], "top_k is 3 and temperature 0, which is greedy"),
         ("generate", ["--from=x", "a", "--seed=-1"], "seed is -1, it must be a whole number from 0"),
-        ("generate", ["--from=x", "a", "--stop="], "stop is ('',), it must be a tuple of texts, none of them empty"),
+        ("generate", ["--from=x", "a", "--stop="], "stop is ('',), it must be a tuple of strings that are not empty"),
         ("generate", [TINY, "a"], "--config is not for this command"),
         ("generate", ["--workdir=x", "a"], "--workdir is not for this command"),
         ("generate", ["--from=no/such/run", "a"], "no/such/run"),
@@ -109,11 +109,11 @@ def _of_names():
 
 
 def _of_grids():
-    """What asks for several runs, and is none or too many."""
+    """Flags for several runs that give none or too many."""
     return [
         (["--seeds=0"], "--seeds"),
         (["--seeds=many"], "--seeds"),
-        (["--seeds=2", "--sweep=train.seed=1,2"], "is what --seeds does"),
+        (["--seeds=2", "--sweep=train.seed=1,2"], "conflicts with --seeds"),
         (["--sweeps=train.steps=1,2"], "did you mean 'sweep'"),
         (["--sweep=train.steps"], "give a field and its values"),
         (["--sweep=steps=1,2"], "did you mean --config.train.steps"),
@@ -138,12 +138,12 @@ def _of_adaptations():
     return [
         ("DecoderToEncode()", "did you mean 'DecoderToEncoder'"),
         ("Layers(taken='evenl')", "it must be a tuple, each of type int or 'evenly' or 'stacked'"),
-        ("Layers()", "which gives config.checkpoint.init_from another shape: set that to"),
+        ("Layers()", "which gives config.checkpoint.init_from another shape: set it to"),
     ]
 
 
 def _of_predictions():
-    """What is asked of a fine-tuned model."""
+    """Flags of predictions with a fine-tuned model."""
     return [
         ("predict", [], "--from is missing"),
         ("predict", ["--from=no/such/run"], "no/such/run"),
@@ -156,7 +156,7 @@ def _of_predictions():
 
 
 def _of_values():
-    """A field, what is given to it, and what is said of it."""
+    """Config fields, invalid values, and expected words."""
     return [
         *(("train.steps", value, "config.train.steps") for value in (*HUGE, *DEEP)),
         *(("train.seed", value, "config.train.seed") for value in HUGE),
@@ -174,8 +174,8 @@ def _of_values():
         ("evaluate.patience", "soon", "it must be of type int or None"),
         ("model", "t5_small", "--config=t5_base"),
         ("model", "gpt2", "--config=gpt2"),
-        ("model", "none", "config.model has fields"),
-        ("train", "fast", "config.train has fields"),
+        ("model", "none", "config.model is a config section"),
+        ("train", "fast", "config.train is a config section"),
         ("train.remat", "all", "allowed: auto, block, dots, none"),
         ("train.dtype", "fp16", "config.train.dtype is 'fp16'"),
         ("optimizer", "adamw", "did you mean 'AdamW'"),
@@ -200,7 +200,7 @@ def _of_values():
 
 
 def _of_paths():
-    """Every flag and field that is a path: object stores, and names that are not UTF-8."""
+    """Flags and fields with paths: object stores, and names that are not UTF-8."""
     paths = itertools.cycle(NO_PATHS.items())
     source = "--config.data.source"
     flags = [
@@ -260,7 +260,7 @@ def _of_paths():
 
 
 def _of_config_files(folder: pathlib.Path):
-    """What is given as --config, and what is said of it."""
+    """Values of --config, and expected words."""
     tiny = f"import runpy\ntiny = runpy.run_path({str(ROOT / 'tests/support/tiny.py')!r})['get_config']\n"
     changed = tiny + "def get_config(variant=''):\n    config = tiny('gpt')\n    {}\n    return config\n"
     files = {
@@ -281,7 +281,7 @@ def _of_config_files(folder: pathlib.Path):
         "huge.py": (changed.format("config.train.steps = 10**9999"), "config.train.steps is of 33"),
         "in_choice.py": (changed.format("config.schedule.warmup_steps = 'x'"), "config.schedule.warmup_steps is 'x'"),
         "nan.py": (changed.format("config.optimizer.learning_rate = float('nan')"), "learning_rate is nan"),
-        "scheme.py": (changed.format("config.data.cache_dir = 'hdfs://a/b'"), "none of the stores"),
+        "scheme.py": (changed.format("config.data.cache_dir = 'hdfs://a/b'"), "not a supported store"),
     }
     for name, (content, said) in files.items():
         (folder / name).write_text(content)
@@ -292,7 +292,7 @@ def _of_config_files(folder: pathlib.Path):
     os.mkfifo(folder / "fifo.py")
     (folder / "endless.py").symlink_to("/dev/zero")
     (folder / "loop.py").symlink_to("loop.py")
-    yield run, "is the folder of a run"
+    yield run, "is a run folder"
     yield run / "config.json", "is JSON"
     yield folder, "is a folder, it must be a Python file"
     yield f"{folder}/raises.py:base", "raises.py:2: ZeroDivisionError"
@@ -303,11 +303,11 @@ def _of_config_files(folder: pathlib.Path):
     yield "", "no config file"
 
 
-# --- what is answered ------------------------------------------------------------------------------------------------
+# --- run the commands ------------------------------------------------------------------------------------------------
 
 
 def fault(mistake: Mistake, folder: pathlib.Path) -> str:
-    """Runs a command in a new folder below `folder`; returns what is wrong with its answer, or an empty text."""
+    """Runs a command in a new subfolder of `folder`; returns its failure, or an empty string."""
     place = pathlib.Path(tempfile.mkdtemp(dir=folder))
     (place / "configs").symlink_to(ROOT / "configs")
 
@@ -322,12 +322,12 @@ def fault(mistake: Mistake, folder: pathlib.Path) -> str:
     if mistake.said not in text:
         return f"{mistake.said!r} is not in {text[:600]!r}"
     left = set(os.listdir(place)) - {"configs"}
-    return f"it left {left}" if left else ""
+    return f"files left: {left}" if left else ""
 
 
 def answer_all(only: str = "") -> tuple[int, list[str]]:
-    """Counts the command lines that were tried; returns a line for each that was not answered as it should be."""
-    from pretrainax import cli, interop, planning, training  # noqa: F401 what the commands need, once for all
+    """Returns the number of command lines tried, and a line for each failure."""
+    from pretrainax import cli, interop, planning, training  # noqa: F401 modules of the commands, imported once
     from pretrainax.data.inspection import page  # noqa: F401
     from pretrainax.interop import directories  # noqa: F401
     from pretrainax.planning import compiled, plans_page, report, search  # noqa: F401
@@ -349,10 +349,10 @@ def answer_all(only: str = "") -> tuple[int, list[str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="a part of the command lines to try")
+    parser.add_argument("--only", default="", help="runs only command lines with this substring")
     started = time.perf_counter()
     count, faults = answer_all(parser.parse_args().only)
-    print(f"{count:,} mistakes, {len(faults)} badly answered, {time.perf_counter() - started:.0f} s")
+    print(f"{count:,} mistakes, {len(faults)} failures, {time.perf_counter() - started:.0f} s")
     return 1 if faults else 0
 
 

@@ -1,4 +1,4 @@
-"""Files that are nearly right: a seed decides which bytes, or which values of a JSON document, are others."""
+"""Damages files slightly: a seed selects the changed bytes, or the changed values of a JSON document."""
 
 import json
 import random
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 _DEEP = 10_000  # levels of nesting
-_VALUES: tuple[str, ...] = (  # JSON in the place of a value: huge, negative, of a wrong type, not quite JSON
+_VALUES: tuple[str, ...] = (  # replacements of a JSON value: huge, negative, of a wrong type, invalid JSON
     *("-1", "0", "1", "2147483648", "9223372036854775808", "-9223372036854775809", "1" + "0" * 40, "1" + "0" * 5000),
     *("1e308", "-1e308", "1e999", "0.5", "NaN", "-Infinity", "null", "true", "false", "[]", "{}", '""', '"\\ud800"'),
     *('"\\u0000"', '"../../etc/passwd"', '"/dev/zero"', '"__import__"', '"a\\u001b[2Jb"', "[null]", '{"": null}'),
@@ -19,7 +19,7 @@ _NOT_UTF8 = (b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\xaf"
 
 
 def mutate_bytes(content: bytes, rng: random.Random) -> bytes:
-    """One to four changes: flips, a cut, insertions, blocks that change places or repeat, numbers, broken UTF-8."""
+    """Makes up to four changes: bit flips, cuts, insertions, swapped or repeated blocks, numbers, invalid UTF-8."""
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         a, b = sorted(rng.randrange(len(content) + 1) for _ in range(2))
         change = rng.randrange(9)
@@ -30,7 +30,7 @@ def mutate_bytes(content: bytes, rng: random.Random) -> bytes:
             content = content[:a]
         elif change == 2:
             content = content[:a] + rng.randbytes(rng.choice((1, 2, 8, 300))) + content[a:]
-        elif change == 3:  # neighbours change places
+        elif change == 3:  # swaps two neighbouring blocks
             middle = rng.randint(a, b)
             content = content[:a] + content[middle:b] + content[a:middle] + content[b:]
         elif change == 4:
@@ -49,7 +49,7 @@ def mutate_bytes(content: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_json(content: bytes, rng: random.Random) -> bytes:
-    """One to three values, keys or entries of a JSON document are others; half of the time bytes instead."""
+    """Changes one to three values, keys or items of a JSON document; in 40 % of the calls, bytes instead."""
     if rng.random() < 0.4:
         return mutate_bytes(content, rng)
     document, marks = json.loads(content), {}
@@ -57,7 +57,7 @@ def mutate_json(content: bytes, rng: random.Random) -> bytes:
         holders = [x for x in _walk(document) if x]
         if not holders:
             break
-        # most entries of most documents are in one big table: half of the time another one
+        # most documents have one big table: in half of the cases, this prefers a smaller one
         holder = min(rng.sample(holders, min(3, len(holders))), key=len) if rng.random() < 0.5 else rng.choice(holders)
         key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
         change = rng.randrange(8)
@@ -82,7 +82,7 @@ def mutate_json(content: bytes, rng: random.Random) -> bytes:
 
 
 def _walk(document: Any) -> list:
-    """Every list and object of a document."""
+    """Returns all lists and objects of a document."""
     found, ahead = [], [document]
     while ahead:
         node = ahead.pop()
@@ -93,7 +93,7 @@ def _walk(document: Any) -> list:
 
 
 def mutate_lines(content: bytes, rng: random.Random) -> bytes:
-    """One line of JSON of many."""
+    """Changes one line of a JSON Lines file."""
     lines = content.splitlines(keepends=True)
     i = rng.randrange(len(lines))
     lines[i] = mutate_json(lines[i], rng) + b"\n" * rng.randrange(2)
@@ -101,7 +101,7 @@ def mutate_lines(content: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_header(content: bytes, rng: random.Random) -> bytes:
-    """The JSON at the front of a safetensors file, whose length stands before it."""
+    """Changes the JSON header of a safetensors file and its length."""
     length = int.from_bytes(content[:8], "little")
     header = mutate_json(content[8 : 8 + length], rng)
     header += b" " * (-len(header) % 8)
@@ -109,7 +109,7 @@ def mutate_header(content: bytes, rng: random.Random) -> bytes:
 
 
 def within(unpack: Callable[[bytes], bytes], pack: Callable[[bytes], bytes], mutate: Callable) -> Callable:
-    """Half of the time the content of an archive, packed again, else the archive."""
+    """Returns a mutation of an archive: half of the calls change its content, the others its bytes."""
 
     def mutate_archive(content: bytes, rng: random.Random) -> bytes:
         return mutate_bytes(content, rng) if rng.random() < 0.5 else pack(mutate(unpack(content), rng))

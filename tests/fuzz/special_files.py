@@ -1,7 +1,7 @@
-"""Puts what is no plain file in the place of each that is read: `python -m tests.fuzz.special_files [--only=NAME]`.
+"""Replaces each input file by a special file: `python -m tests.fuzz.special_files [--only=NAME]`.
 
-A FIFO, a device, a socket, a folder, a link into itself or to nothing, or a file of a terabyte must give a UserError in
-one line, or not be read; a link to the good file must be read as the file. Each is tried in a process of its own.
+A FIFO, a device, a socket, a folder, a link to itself, a broken link or a file of a terabyte must raise a one-line
+UserError, or not be read. A link to the valid file must be read as the file. Each trial has a separate process.
 """
 
 import argparse
@@ -19,8 +19,13 @@ from tests.fuzz.forked import run_forked
 from tests.fuzz.formats import Format, formats
 
 SECONDS = 60
-ADDRESS_SPACE = 8 << 30  # of all that reads one
-_ANY_SIZE = ("json_lines", "parquet", "array_record", "checkpoint")  # of whose files all is read, however long
+ADDRESS_SPACE = 8 << 30  # limit of a process that reads one file
+_ANY_SIZE = (
+    "json_lines",
+    "parquet",
+    "array_record",
+    "checkpoint",
+)  # formats whose files are read to the end, at any size
 
 
 def _socket(path: pathlib.Path) -> None:
@@ -48,7 +53,7 @@ SPECIAL: dict[str, Callable[[pathlib.Path], None]] = {
 
 
 def fault(name: str, form: Format, file: str, kind: str, folder: pathlib.Path) -> str:
-    """Reads the format with one of its files replaced; returns what is wrong with that, or an empty text."""
+    """Reads the format with one file replaced; returns the failure, or an empty string."""
     bad = folder / "bad"
     shutil.rmtree(bad, ignore_errors=True)
     shutil.copytree(folder / "good", bad)
@@ -77,13 +82,13 @@ def fault(name: str, form: Format, file: str, kind: str, folder: pathlib.Path) -
 
 
 def try_all(only: list[str], kinds: list[str]) -> tuple[int, list[str]]:
-    """Counts the files that were tried; returns a line for each that was not refused, or not read, as it should be.
+    """Returns the number of files tried, and a line for each failure.
 
     Args:
       only: names of formats.
-      kinds: of SPECIAL, and "link".
+      kinds: keys of SPECIAL, and "link".
     """
-    import tests.checkpoints.test_checkpoints  # and what reads with them, once for all processes
+    import tests.checkpoints.test_checkpoints  # imported once for all processes
     import tests.support.huggingface_weights  # noqa: F401
 
     count, faults = 0, []
@@ -107,10 +112,10 @@ def try_all(only: list[str], kinds: list[str]) -> tuple[int, list[str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    # what reads a checkpoint_resealed writes a manifest first
+    # the reader of checkpoint_resealed writes a manifest first
     names, every = [name for name in formats() if name != "checkpoint_resealed"], ["link", *SPECIAL]
     parser.add_argument("--only", default=",".join(names), help="formats")
-    parser.add_argument("--kinds", default=",".join(every), help="what to put in the place of a file")
+    parser.add_argument("--kinds", default=",".join(every), help="kinds of special files")
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
     started = time.perf_counter()
     given = parser.parse_args()

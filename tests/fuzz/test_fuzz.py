@@ -1,4 +1,4 @@
-"""A few hundred damaged files, with seeds that stay the same: `python -m tests.fuzz` reads 10,000."""
+"""Reads a few hundred damaged files, with fixed seeds; `python -m tests.fuzz` reads 10,000."""
 
 import sys
 
@@ -9,11 +9,11 @@ from tests.fuzz.formats import formats
 
 pytestmark = pytest.mark.slow
 
-# Without those that start JAX in a process of their own; they are in the long form.
+# Without the formats that start JAX; only `python -m tests.fuzz` has them.
 QUICK = [name for name in formats() if not name.startswith(("config_", "checkpoint", "safetensors"))]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured as Linux tells it")
+@pytest.mark.skipif(sys.platform != "linux", reason="memory measurement needs Linux")
 @pytest.mark.parametrize("part", [0, 1])
 def test_a_damaged_file_is_an_error_in_one_line_or_is_read(part):
     counts, faults = fuzz(QUICK[part::2], count=20 * len(QUICK[part::2]))

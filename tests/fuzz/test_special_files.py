@@ -1,4 +1,4 @@
-"""FIFOs, devices and links in the place of files of models, tokenizers, corpora: `tests.fuzz.special_files` has all."""
+"""Replaces files of some formats by FIFOs, devices and links; `tests.fuzz.special_files` tries all formats."""
 
 import os
 import pathlib

@@ -155,7 +155,7 @@ def test_longer_rows_leave_room_for_what_a_tuning_puts_before_the_text(loaded, t
 
 
 def test_what_cannot_be_asked_is_one_line(loaded, tmp_path):
-    with pytest.raises(UserError, match="a record cannot be read: no field 'text', did you mean 'txt'"):
+    with pytest.raises(UserError, match="a record is invalid: no field 'text', did you mean 'txt'"):
         loaded.predict([{"txt": "a"}])
     language_model = pretrainax.load(write_directory(tmp_path / "bert", "bert"))
     with pytest.raises(UserError, match="has no head of a task.*--config=finetune:TASK"):

@@ -242,7 +242,7 @@ def test_matrices_are_kept_as_products_cast_them_and_all_else_in_float32():
         (
             vars(written_elmo.CONFIG),
             {},
-            "is a recurrent model, which generates no text here: it embeds text",
+            "is a recurrent model, which does not support generation",
         ),
         ({"position": DisentangledPositions()}, {}, "config.model.position DisentangledPositions"),
         ({"input_convolution": 3}, {}, "config.model.input_convolution 3"),

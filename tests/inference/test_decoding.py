@@ -109,12 +109,12 @@ def test_times_are_added_up(alphabet):
         ("gpt2", ["a", "a" * 21], {}, "prompt 2: the prompt is 21 tokens"),
         ("gpt2", ["a <extra_id_0> b"], {}, "the vocabulary lacks <extra_id_0>: it has no sentinels"),
         ("t5_1_1", ["a <extra_id_10> b"], {}, "lacks <extra_id_10>: its sentinels are <extra_id_0> to <extra_id_9>"),
-        ("bert", ["a"], {}, "the model is an encoder, which generates no text: it fills in masks (fill)"),
+        ("bert", ["a"], {}, "the model is an encoder, which generates no text: it supports fill (masks)"),
         ("gpt2", ["a"], dict(top_p=2.0), "top_p is 2.0, it must be above 0 and at most 1"),
         ("gpt2", ["a"], dict(allowed_tokens=(99,)), "allowed_tokens has 99, the vocabulary has ids from 0 to 35"),
         ("gpt2", ["a"], dict(banned_tokens=("ab",)), "'ab', which is 2 tokens: give it to banned_strings"),
-        ("gpt2", ["a"], dict(banned_tokens=tuple(range(36))), "banned_tokens leaves nothing that may be said"),
-        ("gpt2", "a", {}, "prompts is one text, it must be a list of them: write [text]"),
+        ("gpt2", ["a"], dict(banned_tokens=tuple(range(36))), "banned_tokens leaves no token to generate"),
+        ("gpt2", "a", {}, "prompts is one string, it must be a list of strings: write [text]"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(name, prompts, options, message):

@@ -63,7 +63,7 @@ def test_texts_are_encoded_as_in_training():
     assert t5["encoder_tokens"] == [[a, b, 2, *[pad] * 13]] and t5["tokens"] == [[pad]] and t5["segment_ids"] == [[1]]
     with pytest.raises(UserError, match=r"texts\[1\] is 20 tokens, .* reads at most 19 and 1 special ones"):
         face("gpt2").encode(["a", "a" * 20])
-    with pytest.raises(UserError, match=r"texts is one text, it must be a list of them: write \[text\]"):
+    with pytest.raises(UserError, match=r"texts is one string, it must be a list of strings: write \[text\]"):
         face("gpt2").encode("a")
 
 

@@ -140,7 +140,7 @@ def test_a_tokenizer_that_the_checkpoint_was_not_trained_with_is_refused(run):
     vocabulary = run / "tokenizer" / "vocabulary.json"
     vocabulary.write_text(vocabulary.read_text().replace("<mask>", "<hole>"))
     for which in "", "@10", "@average":
-        with pytest.raises(UserError, match="whose ids mean other text: put the run's own tokenizer/ folder back"):
+        with pytest.raises(UserError, match="whose ids mean other text: restore the run's own tokenizer/ folder"):
             load(f"{run}{which}")
 
 

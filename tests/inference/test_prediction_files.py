@@ -69,17 +69,17 @@ def test_bad_records_end_it_or_are_named_and_counted(tmp_path, capsys):
     assert [fields for _, fields, _ in found] == [{"text": "a"}, {"text": "c"}] and records.bad == 36
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 21 and said[1].startswith(f"left out: {path}:3: broken JSON at column 1")
-    assert said[-1] == "left out: and more, which are counted at the end"
+    assert said[-1] == "left out: more records; the end of the output has their number"
 
 
 @pytest.mark.parametrize(
     "given, said",
     [
         ("no/such.jsonl", "--input.path is 'no/such.jsonl', which does not exist"),
-        ("a.parquet", "--input=a.parquet is for Parquet, which is not read here: give JSON lines"),
-        ("Parquet(path='x')", "is Parquet, which is not read here"),
+        ("a.parquet", "--input=a.parquet needs Parquet, which predict does not support: give JSON lines"),
+        ("Parquet(path='x')", "is Parquet, which predict does not support"),
         ("Csv(path='x', delimter=';')", "Csv has no field 'delimter', did you mean 'delimiter'"),
-        ("TextFiles(path='x')", "is TextFiles, which is not read here"),
+        ("TextFiles(path='x')", "is TextFiles, which predict does not support"),
     ],
 )
 def test_what_is_not_read_is_one_line(given, said):

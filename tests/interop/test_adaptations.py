@@ -113,7 +113,7 @@ def test_where_their_weights_add_up_to_one_experts_compute_what_the_feed_forward
     assert np.std(flat(params)["decoder/blocks/mlp/router/kernel"]) > 0.5  # tokens go to different experts
     np.testing.assert_allclose(our_logits(model, params, batch(CASES[name])), logits_of(name), **ROUNDING)
     assert planned(start, model, DenseToExperts()).effects == (
-        "DenseToExperts(): whatever the router says, the same is computed at first",
+        "DenseToExperts(): the initial function is unchanged for any router output",
     )
 
 
@@ -149,7 +149,7 @@ def test_a_feed_forward_behind_the_experts_adds_nothing_at_first(name, tmp_path)
     )
     made = {path: how for path, how in planned(start, model, DenseToExperts()).made.items() if "/mlp_after" in path}
     of_norm = {"scale", "bias"} if source.use_bias else {"scale"}
-    assert {path.partition("/mlp_after")[2] for path, how in made.items() if how == "drawn anew"} == {
+    assert {path.partition("/mlp_after")[2] for path, how in made.items() if how == "initialized"} == {
         *(f"_norm/{name}" for name in of_norm),
         *(f"/{name}/kernel" for name in (("up", "gate") if source.gated else ("up",))),
         *(["/up/bias"] * source.use_bias),
@@ -169,17 +169,17 @@ def test_of_weights_that_do_not_add_up_to_one_a_router_without_an_opinion_gives_
     arrays = batch(CASES["llama3"])
     np.testing.assert_allclose(our_logits(model, params, arrays), our_logits(source, less, arrays), **ROUNDING)
     (effect,) = planned(start, model, DenseToExperts()).effects
-    assert "do not add up to 1 (normalized, scale), of a fresh router to about 0.25: each" in effect
+    assert "do not sum to 1 (normalized, scale) but to about 0.25 with a fresh router, which scales" in effect
     scaled = MixtureOfExperts(num_experts=8, top_k=2, normalized=False, scores="sigmoid", scale=2.5)
     (effect,) = planned(start, dataclasses.replace(source, experts=scaled), DenseToExperts()).effects
-    assert "of a fresh router to about 2.5: each feed-forward adds so many times what it did" in effect
+    assert "but to about 2.5 with a fresh router, which scales the output of each feed-forward layer" in effect
 
 
 def test_biases_are_copied_too_and_what_is_dropped_is_said(tmp_path):
     model = dataclasses.replace(CASES["gpt2"].config, experts=MixtureOfExperts(capacity=1.25))
     start = planned(write_run(tmp_path / "start", CASES["gpt2"].config), model, DenseToExperts())
-    assert not start.left_out and "for a token that is dropped" in start.effects[0]
-    assert {start.made[f"decoder/blocks/mlp/router/{name}"] for name in ("kernel", "bias")} == {"drawn anew"}
+    assert not start.left_out and "drop tokens above their capacity" in start.effects[0]
+    assert {start.made[f"decoder/blocks/mlp/router/{name}"] for name in ("kernel", "bias")} == {"initialized"}
     assert start.made["decoder/blocks/mlp/experts_up/bias"] == "8 copies (decoder/blocks/mlp/up/bias)"
     assert start.made["decoder/blocks/mlp/experts_up/kernel"] == "8 copies (decoder/blocks/mlp/up/kernel)"
 
@@ -216,7 +216,7 @@ def test_more_layers_that_are_silent_compute_what_fewer_did(name, which, tmp_pat
     start = write_run(tmp_path / "start", CASES[name].config)
     params = taken(start, model, Layers(which, silent=True))
     np.testing.assert_allclose(our_logits(model, params, batch(CASES[name])), logits_of(name), **ROUNDING)
-    assert planned(start, model, Layers(which, silent=True)).effects[0].endswith("the same is computed at first")
+    assert planned(start, model, Layers(which, silent=True)).effects[0].endswith("the initial function is unchanged")
     louder = taken(start, model, Layers(which))
     assert np.abs(our_logits(model, louder, batch(CASES[name])) - logits_of(name)).max() > 0.1
 
@@ -229,7 +229,7 @@ def test_layers_without_experts_are_taken_for_those_without_and_others_for_other
     for path, x in flat(weights(source)).items():
         layers = [0] if "/dense/" in path else [2, 0] if "/blocks/" in path else slice(None)
         np.testing.assert_array_equal(params[path], x[layers], err_msg=path)
-    with pytest.raises(UserError, match="layers 1 would be of the other kind: set taken to numbers of their own kind"):
+    with pytest.raises(UserError, match="layers 1 would be of the other kind: set taken to layers of the same kind"):
         planned(start, model, Layers((0, 0, 1)))
 
 
@@ -241,7 +241,7 @@ def test_of_layers_in_turns_too(tmp_path):
     for path, x in flat(weights(source)).items():
         layers = [1] if "/between/" in path else [0] if "/blocks/" in path else slice(None)
         np.testing.assert_array_equal(params[path], x[layers], err_msg=path)
-    with pytest.raises(UserError, match="layers 1 would be of the other kind: set taken to numbers of their own kind"):
+    with pytest.raises(UserError, match="layers 1 would be of the other kind: set taken to layers of the same kind"):
         planned(start, model, Layers((0, 2)))
 
 
@@ -249,7 +249,7 @@ def test_of_layers_in_turns_too(tmp_path):
 def test_silent_layers_are_said_to_change_nothing_where_the_others_are_all_there_and_in_their_order(taken, tmp_path):
     source, model = CASES["gpt2"].config, dataclasses.replace(CASES["gpt2"].config, num_layers=4)
     start = planned(write_run(tmp_path / "start", source), model, Layers(taken, silent=True))
-    assert start.effects[0].endswith("the same is computed at first") == (taken in [(0, 0, 1, 1), (0, 1, 1, 0)])
+    assert start.effects[0].endswith("the initial function is unchanged") == (taken in [(0, 0, 1, 1), (0, 1, 1, 0)])
 
 
 def test_layers_that_were_local_and_are_global_are_said(tmp_path):
@@ -257,9 +257,9 @@ def test_layers_that_were_local_and_are_global_are_said(tmp_path):
     start = write_run(tmp_path / "start", source)
     for layers, other, same in ((Layers(silent=True), "1, 2", False), (Layers("stacked", silent=True), "", True)):
         (effect,) = planned(start, dataclasses.replace(source, num_layers=4), layers).effects
-        said = f"with another attention than there (local, global, not turned): {other} of these 4"
+        said = f"with another attention than in the start (local, global, without rotation): {other} of these 4"
         assert (said in effect) != same
-        assert effect.endswith("the same is computed at first") == same
+        assert effect.endswith("the initial function is unchanged") == same
 
 
 def test_layers_that_positions_turned_and_do_not_here_are_said(tmp_path):
@@ -267,7 +267,7 @@ def test_layers_that_positions_turned_and_do_not_here_are_said(tmp_path):
     source = dataclasses.replace(CASES["llama3"].config, num_layers=8, position=position)
     start = write_run(tmp_path / "start", source)
     (effect,) = planned(start, dataclasses.replace(source, num_layers=4), Layers()).effects
-    assert "with another attention than there (local, global, not turned): 3 of these 4" in effect
+    assert "with another attention than in the start (local, global, without rotation): 3 of these 4" in effect
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -293,7 +293,8 @@ def test_rows_that_no_token_had_are_made_like_new_ones(tmp_path):
     # of 40 numbers, added up in another order
     np.testing.assert_allclose(table[40:], np.broadcast_to(old[:40].mean(axis=0), (88, 16)), atol=1e-6)
     assert (
-        "of the 40 old tokens stay, those of the 88 new ones" in planned(start, model, WiderVocabulary(40)).effects[0]
+        "the 40 old tokens keep their logits, the 88 new tokens get"
+        in planned(start, model, WiderVocabulary(40)).effects[0]
     )
 
 

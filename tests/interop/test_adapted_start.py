@@ -47,9 +47,9 @@ from tests.golden import CASES
 from tests.golden.case import Case, batch, needs_transformers, weights
 from tests.support import tiny
 from tests.support.adapted import planned, read, taken
+from tests.support.docs_pages import how_to
 from tests.support.exports import our_logits
 from tests.support.huggingface_weights import write_directory, write_run
-from tests.support.runs import ROOT
 
 GPT2, LLAMA = CASES["gpt2"].config, CASES["llama3"].config
 EXPERTS = MixtureOfExperts(num_experts=4, top_k=2)
@@ -89,7 +89,7 @@ def test_adaptations_follow_one_another_and_every_parameter_is_copied_or_made_by
     assert start.made["decoder/blocks/mlp/router/kernel"] == start.made["encoder/blocks/mlp/router/kernel"]
     assert start.made["unembedding/kernel"] == "29 new rows, each the mean of 99 (unembedding/kernel)"
     assert start.made["decoder/blocks/cross_attention/out/kernel"] == (
-        "as self-attention of the same layer, then layers 1, 0, 1 of 2 (decoder/blocks/self_attention/out/kernel)"
+        "copy of self-attention in the same layer, then layers 1, 0, 1 of 2 (decoder/blocks/self_attention/out/kernel)"
     )
     params = flat(taken(starts["llama"], WIDE, *WHOLE))
     theirs = flat(weights(LLAMA))
@@ -232,7 +232,7 @@ def test_the_recipe_gives_the_tokenizer_of_a_decoder_what_objectives_that_mask_n
     theirs = ByteBPE(vocab_size=270).build(iter(["a text of a few words"] * 9))
     write_tokenizer(theirs, str(tmp_path / "hf" / "gpt2"), GPT2)
     monkeypatch.chdir(tmp_path)
-    (block,) = re.findall("```python\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL)
+    (block,) = re.findall("```python\n(.*?)```", how_to("convert"), re.DOTALL)
     exec(block, {})
     ours = read_tokenizer("runs/more-pieces")
     check_tokenizer_of(Origin("hf/gpt2", (), "hf/gpt2"), ours, "the start", may_grow=True)
@@ -247,7 +247,7 @@ def test_the_recipe_gives_the_tokenizer_of_a_decoder_what_objectives_that_mask_n
 @pytest.mark.parametrize(
     "start, model, adaptations, message",
     [
-        ("bert", {"family": "encoder"}, [DecoderToEncoder()], "there is a model of family 'encoder': leave it out"),
+        ("bert", {"family": "encoder"}, [DecoderToEncoder()], "the start has family 'encoder': leave it out"),
         ("gpt2", {"family": "encoder"}, [], "config.model.family is 'encoder', there 'decoder'"),
         (
             "gpt2",
@@ -259,7 +259,7 @@ def test_the_recipe_gives_the_tokenizer_of_a_decoder_what_objectives_that_mask_n
             "gpt2",
             {"family": "encoder_decoder", "num_decoder_layers": 1},
             [DecoderToEncoderDecoder()],
-            "num_layers 2 and num_decoder_layers 1: set the second to None, or add Layers.. behind",
+            "num_layers 2 and num_decoder_layers 1: set the second to None, or add Layers.. after it",
         ),
         (
             "gpt2",
@@ -296,8 +296,13 @@ def test_the_recipe_gives_the_tokenizer_of_a_decoder_what_objectives_that_mask_n
         ("gpt2", {"num_layers": 1}, [Layers("stacked")], "1 layers of config.model are fewer than the 2 there"),
         ("gpt2", {"num_layers": 3}, [Layers((0, 1))], "taken must be 3 numbers from 0 to 1, one for each layer"),
         ("gpt2", {"num_layers": 1}, [Layers((2,))], "taken must be 1 numbers from 0 to 1"),
-        ("gpt2", {"vocab_size": 64}, [WiderVocabulary()], "config.model.vocab_size is 64, where there are 99 rows"),
-        ("gpt2", {"vocab_size": 128}, [WiderVocabulary(100)], "there are 99 rows: set tokens to at most as many"),
+        ("gpt2", {"vocab_size": 64}, [WiderVocabulary()], "config.model.vocab_size is 64, and the start has 99 rows"),
+        (
+            "gpt2",
+            {"vocab_size": 128},
+            [WiderVocabulary(100)],
+            "the start has 99 rows: set tokens to at most this number",
+        ),
         (
             "gpt2",
             {"position": LearnedPositions(10)},
@@ -343,7 +348,7 @@ def test_a_start_that_an_adaptation_would_make_the_model_of_says_which(kind, mod
     start = starts["gpt2"] if kind == "run" else write_directory(tmp_path / "gpt2", "gpt2")
     with pytest.raises(UserError) as caught:
         planned(start, changed(**model))
-    said = f'; config.checkpoint.adapt="{adaptations}" makes the one of the other'
+    said = f'; config.checkpoint.adapt="{adaptations}" converts the start'
     assert str(caught.value).endswith(said) if adaptations else "checkpoint.adapt=" not in str(caught.value)
     if adaptations:
         planned(start, changed(**model), *Adaptation.parse_several(adaptations))
@@ -355,11 +360,11 @@ def test_a_start_that_an_adaptation_would_make_the_model_of_says_which(kind, mod
         (DecoderToEncoder(), {}, "config.model.family is 'decoder': set it to 'encoder'"),
         (DecoderToEncoderDecoder(), {}, "config.model.family is 'decoder': set it to 'encoder_decoder'"),
         (DecoderToEncoderDecoder("silent"), {"norm_at": "both"}, "norm_at is 'both', .* set cross_attention='self'"),
-        (DenseToExperts(), {}, "config.model.experts is None: set it, as to MixtureOfExperts"),
-        (Layers(), {"share_layers": True}, "config.model.share_layers makes one of all layers: set it to False"),
+        (DenseToExperts(), {}, "config.model.experts is None: set it, for example to MixtureOfExperts"),
+        (Layers(), {"share_layers": True}, "config.model.share_layers shares one layer: set it to False"),
         (Layers(silent=True), {"norm_at": "post"}, "config.model.norm_at is 'post', .*: set silent=False"),
         (WiderVocabulary(0), {}, "tokens must be at least 1; None: all rows are tokens"),
-        (LongerContext(), {"position": SinusoidalPositions()}, "which has no longest row: leave it out"),
+        (LongerContext(), {"position": SinusoidalPositions()}, "which has no maximum length: leave it out"),
     ],
 )
 def test_what_cannot_be_with_any_start_is_said_before_it_is_looked_for(adaptation, model, message):

@@ -145,8 +145,8 @@ def test_the_export_of_a_tuned_run_is_its_merged_model(tmp_path):
 
 
 REFUSED = {
-    "another kind": ({"peft_type": "LOHA"}, "peft_type 'LOHA', read are 'LORA' and 'PREFIX_TUNING'"),
-    "biases": ({"bias": "all"}, "adapter_config.json has bias 'all', which is not read"),
+    "another kind": ({"peft_type": "LOHA"}, "peft_type 'LOHA', it must be 'LORA' or 'PREFIX_TUNING'"),
+    "biases": ({"bias": "all"}, "adapter_config.json has bias 'all', which is not supported"),
     "heads": ({"modules_to_save": ["classifier"]}, "has modules_to_save"),
     "some layers": ({"layers_to_transform": [1]}, "has layers_to_transform"),
     "magnitudes": ({"use_dora": True}, "no magnitude_vector of bert.encoder.layer"),
@@ -173,5 +173,5 @@ def test_an_adapter_of_another_model_names_what_is_not_there(tmp_path):
 
 
 def test_prefixes_of_models_that_peft_treats_otherwise_are_refused():
-    with pytest.raises(UserError, match="decoders with learned positions"):
+    with pytest.raises(UserError, match="a decoder with learned positions"):
         adapters.prefix_to_peft(PrefixTuning(2), {}, CASES["llama3"].config)

@@ -183,7 +183,7 @@ def test_float64_is_said_to_become_float32(source, tmp_path):
     state["cls.predictions.bias"] = state["cls.predictions.bias"].astype(np.float64)
     safetensors.numpy.save_file(state, source / "model.safetensors")
     said = directories.import_directory(str(source), str(tmp_path / "run"))
-    assert said.endswith("; 1 tensors of float64 became float32")
+    assert said.endswith("; 1 tensors of float64 were converted to float32")
 
 
 def test_a_tokenizer_with_more_ids_than_rows_is_not_exported(tmp_path):
@@ -251,7 +251,7 @@ def test_an_imported_workdir_is_not_resumed(tmp_path, text, cache):
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
     experiment.data.sequence_length, experiment.train.global_batch_size = 16, 8
     os.remove(tmp_path / "run" / "config.json")
-    with pytest.raises(UserError, match="holds imported parameters alone.*--config.checkpoint.init_from="):
+    with pytest.raises(UserError, match="has only imported parameters.*--config.checkpoint.init_from="):
         train(experiment, str(tmp_path / "run"))
 
 
@@ -287,8 +287,8 @@ def test_the_command_imports_and_exports(source, tmp_path):
 @pytest.mark.parametrize(
     "words, message",
     [
-        ((), "say what to do first: import or export; got 'nothing'"),
-        (("imprt",), "say what to do first: import or export; got 'imprt'"),
+        ((), "the first argument must be import or export; got 'nothing'"),
+        (("imprt",), "the first argument must be import or export; got 'imprt'"),
         (("import",), "import needs --workdir=DIR"),
         (("export", "--workdir=nowhere", "--to=x"), "nowhere is no directory here"),
     ],

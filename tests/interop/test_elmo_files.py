@@ -162,19 +162,22 @@ CELL = "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell"
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"options": changed("lstm", proj_clip=5)}, "options.json has lstm.proj_clip 5; only 3 is known"),
+        ({"options": changed("lstm", proj_clip=5)}, "options.json has lstm.proj_clip 5; only 3 is supported"),
         ({"options": changed("lstm", dim=-1)}, "options.json has lstm.dim -1, it must be a number from 1 to 1,048,576"),
         (
             {"options": changed("lstm", dim=11)},
             r"Cell0/LSTMCell/W_0 is float32\[12, 40\], .* asks for float32\[12, 44\]",
         ),
-        ({"options": changed("char_cnn", activation="tanh")}, "has char_cnn.activation 'tanh'; only 'relu' is known"),
-        ({"options": changed("char_cnn", filters=[[2, 3]])}, r"has char_cnn.filters \[2\]; only \[1\] is known"),
+        (
+            {"options": changed("char_cnn", activation="tanh")},
+            "has char_cnn.activation 'tanh'; only 'relu' is",
+        ),
+        ({"options": changed("char_cnn", filters=[[2, 3]])}, r"has char_cnn.filters \[2\]; only \[1\] is supported"),
         ({"options": {"lstm": {}}}, "is no options.json of ELMo .KeyError: 'char_cnn'"),
         ({"without": (f"{CELL}/B",)}, f"has no dataset {CELL}/B, which options.json asks for"),
         ({"char_embed": np.zeros((261, 4), np.int32)}, r"char_embed is int32\[261, 4\], .* asks for float32"),
         ({"char_embed": np.full((261, 4), np.nan, np.float32)}, "char_embed holds numbers that are not finite"),
-        ({"words": ["the"]}, "has no line </S>, <S>, <UNK>: no vocabulary of words"),
+        ({"words": ["the"]}, "has no line </S>, <S>, <UNK>: it is not a word vocabulary"),
     ],
 )
 def test_what_is_no_release_is_one_line(changes, said, tmp_path):

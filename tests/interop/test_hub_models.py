@@ -117,7 +117,7 @@ def test_fields_that_are_no_models_take_none(field):
     experiment = get_config("gpt")
     set_field(experiment, f"config.{field}", NAME)
     (problem,) = range_problems(experiment)
-    assert problem.startswith(f"config.{field} is '{NAME}': models of the hub are read alone") and "--push" in problem
+    assert problem.startswith(f"config.{field} is '{NAME}': only --from, config.checkpoint") and "--push" in problem
 
 
 def test_results_of_a_model_of_the_hub_have_a_folder_of_its_name():
@@ -150,12 +150,12 @@ def exchange(monkeypatch, command, workdir, config=None, **given):
 @pytest.mark.parametrize(
     ("command", "given", "config", "message"),
     [
-        ("import", {"push": "me/x"}, None, "--push is of an export: leave it out"),
-        ("import", {"license": "mit"}, None, "--license is of an export: leave it out"),
-        ("import", {"from": "x"}, "gpt2", "--config is of an export: leave it out"),
+        ("import", {"push": "me/x"}, None, "--push is for export: leave it out"),
+        ("import", {"license": "mit"}, None, "--license is for export: leave it out"),
+        ("import", {"from": "x"}, "gpt2", "--config is for export: leave it out"),
         ("import", {}, None, "import needs --from=DIR"),
         ("export", {}, None, "export needs --to=DIR, or --push=org/name"),
-        ("export", {"to": "x", "private": True}, None, "--private is of a push: give --push=org/name"),
+        ("export", {"to": "x", "private": True}, None, "--private is for --push: give --push=org/name"),
         ("export", {"to": "x", "push": "me"}, None, "--push=me: it must be org/name"),
         ("export", {"to": "x", "push": "me/x"}, None, "--push=me/x: no token is set here"),
     ],
@@ -199,6 +199,8 @@ def test_an_adapter_for_a_model_that_others_do_not_have_is_not_pushed(hub_server
     write_adapter(tmp_path / "adapter", "gpt2", LoRA(rank=2))
     adapters.import_adapter(str(tmp_path / "adapter"), str(tmp_path / "source"), str(tmp_path / "run"))
     monkeypatch.setenv("HF_TOKEN", "hf_known")
-    with pytest.raises(UserError, match="which others do not have: start one from hf:org/name, or leave out --adapter"):
+    with pytest.raises(
+        UserError, match="which others do not have: start a run from hf:org/name, or leave out --adapter"
+    ):
         exchange(monkeypatch, "export", tmp_path / "run", adapter=True, push="me/small")
     assert "me/small" not in hub_server.repositories

@@ -73,27 +73,27 @@ def test_a_hugging_face_directory_has_no_checkpoints(tmp_path):
             "runs/mine is no directory here; a model of the Hugging Face Hub is named hf:runs/mine",
         ),
         ("openai-community/gpt2", "is named hf:openai-community/gpt2"),
-        ("hdfs://bucket/run", "hdfs:// is none of the stores"),
+        ("hdfs://bucket/run", "hdfs:// is not a supported store"),
         ("./no/such@best", "./no/such@best is no directory here"),
-        ("{run}@25", r"checkpoint 25 of {run} cannot be used: it is not there; the nearest that verifies is {run}@20"),
-        ("{run}@average4", "@average4 is of 4 checkpoints, and of the last ones there 3 verify: give a number up"),
-        ("{run}@average0", "@average0 is of 0 checkpoints, and of the last ones there 3 verify"),
+        ("{run}@25", r"checkpoint 25 of {run} cannot be used: it does not exist; the nearest valid one is {run}@20"),
+        ("{run}@average4", "@average4 needs 4 checkpoints, but only 3 of the last ones verify: give at most"),
+        ("{run}@average0", "@average0 needs 0 checkpoints, but only 3 of the last ones verify"),
         ("{run}@ema", "{run}@ema: the run keeps no moving average of its parameters, for which config.train.ema_decay"),
         ("{run}@ema10", "{run}@ema: the run keeps no moving average of its parameters"),
-        ("{run}@ema11", "checkpoint 11 of {run} cannot be used: it is not there"),
+        ("{run}@ema11", "checkpoint 11 of {run} cannot be used: it does not exist"),
         ("{run}@best5", "after @ comes a step, best, average"),
-        ("{run}@9000", r"it is not there; the nearest that verifies is {run}@30, of an export --step=30"),
+        ("{run}@9000", r"it does not exist; the nearest valid one is {run}@30 (for an export: --step=30)"),
         (
             "{run}@newest",
-            "(of all, or average5: of 5), ema or trained, as {run}@best; got 'newest'",
+            "(of all, or average5: of 5), ema or trained, for example {run}@best; got 'newest'",
         ),
         (
             "{run}@-1",
-            "(of all, or average5: of 5), ema or trained, as {run}@best; got '-1'",
+            "(of all, or average5: of 5), ema or trained, for example {run}@best; got '-1'",
         ),
         (
             "{run}@",
-            "(of all, or average5: of 5), ema or trained, as {run}@best; got ''",
+            "(of all, or average5: of 5), ema or trained, for example {run}@best; got ''",
         ),
         ("{run}/checkpoints/20", "is a checkpoint of a run: give {run}@20"),
         ("{run}/tokenizer", "is neither a run, which has config.json and checkpoints/, nor a Hugging Face directory"),
@@ -108,16 +108,16 @@ def test_what_is_not_there_is_one_line(made_run, name, message):
 
 def test_a_damaged_checkpoint_names_one_that_verifies_and_others_do_without_it(run):
     damage(run, 30)
-    with pytest.raises(UserError, match=r"checkpoint 30 of .*changed; the nearest that verifies is .*/run@20"):
+    with pytest.raises(UserError, match=r"checkpoint 30 of .*changed; the nearest valid one is .*/run@20"):
         find_origin(f"{run}@30")
     assert steps(run) == ["20"] and steps(f"{run}@average") == ["10", "20"]
     damage(run, 20)
-    with pytest.raises(UserError, match="checkpoint 20 of .* the nearest that verifies is .*/run@10"):
+    with pytest.raises(UserError, match="checkpoint 20 of .* the nearest valid one is .*/run@10"):
         find_origin(f"{run}@best")
     assert find_origin(f"{run}@average").description == f"{run}, mean of the one step 10"
     damage(run, 10)
     for which, message in (
-        ("@10", "no other verifies"),
+        ("@10", "no other checkpoint is valid"),
         ("", "every checkpoint in"),
         ("@average", "every checkpoint in"),
     ):
@@ -151,8 +151,8 @@ def test_an_average_is_of_the_last_ones(run, saving, expected, caplog):
     (run / "config.json").write_text(json.dumps(config | {"checkpoint": config["checkpoint"] | saving}))
     assert steps(f"{run}@average") == expected == steps(f"{run}@average{len(expected)}")
     early = ", ".join(step for step in ("10", "20", "30") if step not in expected)
-    assert f"not of the last, and no part of the mean: steps {early}" in caplog.text
-    with pytest.raises(UserError, match=f"and of the last ones there {len(expected)} verify"):
+    assert f"the mean excludes earlier checkpoints: steps {early}" in caplog.text
+    with pytest.raises(UserError, match=f"but only {len(expected)} of the last ones verify"):
         find_origin(f"{run}@average{len(expected) + 1}")
 
 
@@ -170,5 +170,7 @@ def test_a_run_without_validation_has_no_best(run):
 def test_a_run_that_has_saved_nothing_is_one_line(run, which):
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").mkdir()
-    with pytest.raises(UserError, match="holds no checkpoint|no checkpoint there|it is not there; no other verifies"):
+    with pytest.raises(
+        UserError, match="has no checkpoint|no checkpoint there|it does not exist; no other checkpoint is valid"
+    ):
         find_origin(f"{run}{which}")

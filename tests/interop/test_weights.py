@@ -133,7 +133,7 @@ def test_a_damaged_file_is_refused_where_heads_may_be_fresh(lost, source):
 def test_a_run_may_have_other_heads_than_its_start(source):
     masked = dataclasses.replace(CASES["electra_small"].config, masked_lm_head=True, replaced_token_head=False)
     discriminator = write_directory(source.parent / "electra", "electra_small")
-    with pytest.raises(UserError, match="masked_lm_head is True, there False.*fresh_heads=True makes heads anew"):
+    with pytest.raises(UserError, match="masked_lm_head is True, there False.*fresh_heads=True initializes heads"):
         open_start(str(discriminator), masked, fresh_heads=False)
     lacking = open_start(str(discriminator), masked, fresh_heads=True).lacking
     assert {path.split("/")[0] for path in lacking} == {"masked_lm_head", "unembedding"}
@@ -174,7 +174,7 @@ def test_of_one_file_and_an_index_the_file_is_read(source, tmp_path):
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "b.safetensors"}}))
     said = directories.import_directory(str(source), str(tmp_path / "run"))
     assert said.endswith(
-        "model.safetensors was read, as transformers does, and not the files of model.safetensors.index.json"
+        "model.safetensors was read, as in transformers; the files of model.safetensors.index.json were ignored"
     )
 
 
@@ -208,7 +208,7 @@ def test_the_layers_of_gpt_neo_are_said_once(tmp_path):
     kinds = json.loads((source / "config.json").read_text())["attention_layers"]
     assert set(kinds) == {"global", "local"}
     change_config(source, attention_layers=["global"] * len(kinds))
-    with pytest.raises(UserError, match="attention_types .*, and attention_layers that are not those"):
+    with pytest.raises(UserError, match="attention_types .*, and other attention_layers"):
         DirectoryWeights(str(source))
 
 
@@ -346,15 +346,15 @@ def broken_config(source):
     [
         (
             missing_misshaped_and_extra,
-            r"more is unknown.*LayerNorm.weight is \[7\], wanted \[16\].*"
+            r"more is unknown.*LayerNorm.weight is \[7\], expected \[16\].*"
             r"layer.1.output.dense.weight \[16, 48\] is missing.*cls.predictions.bias \[99\] is missing",
         ),
         (extra, "bert.adapter.weight is unknown; more is unknown"),
         (untied, "cls.predictions.decoder.weight differs from bert.embeddings.word_embeddings.weight"),
         (not_finite, r"bert.pooler.dense.bias, cls.predictions.bias hold numbers that are not finite"),
-        (truncated, "is no whole safetensors file"),
-        (header_flipped, "is no whole safetensors file"),
-        (only_pickles, "pytorch_model.bin.*are not read.*import BertForPreTraining as M.*save_pretrained"),
+        (truncated, "is incomplete or no safetensors file"),
+        (header_flipped, "is incomplete or no safetensors file"),
+        (only_pickles, "pytorch_model.bin.*are not supported.*import BertForPreTraining as M.*save_pretrained"),
         (bare_and_full_names, "bert.embeddings.LayerNorm.bias and embeddings.LayerNorm.bias, .* two names of one"),
         (old_and_new_names, "bert.embeddings.LayerNorm.beta and bert.embeddings.LayerNorm.bias, .* two names of one"),
         (
@@ -363,12 +363,12 @@ def broken_config(source):
             ": it lacks cls.predictions.bias, .*"
             "fresh_heads=True.*import BertForPreTraining as M",
         ),
-        (another_class, "architectures .'BertLMHeadModel'.; known: .*BertModel"),
+        (another_class, "architectures .'BertLMHeadModel'.; supported: .*BertModel"),
         (only_adapters, r"holds adapters \(adapter_config.json\), not a model: merge them"),
         (more_ids_than_rows, "the tokenizer has 121 ids, and the model 99 rows of embeddings"),
-        (index_that_leaves, "must be one of this directory"),
-        (index_of_a_missing_file, "names b.safetensors, which is missing"),
-        (quantized_numbers, "is quantized, which is not read: cls.predictions.bias is uint8"),
+        (index_that_leaves, "must be in this directory"),
+        (index_of_a_missing_file, "lists b.safetensors, which is missing"),
+        (quantized_numbers, "is quantized, which is not supported: cls.predictions.bias is uint8"),
         (quantized_config, "is quantized .quantization_config of config.json."),
         (null_in_config, "config.json describes no model"),
         (text_in_config, "config.json describes no model"),

@@ -369,8 +369,8 @@ def test_a_cudnn_whose_attention_errs_is_not_taken(version, is_taken, monkeypatc
         ),
         ("tpu", {"dropout_rate": 0.1}, "'tpu_splash' has no dropout of attention weights, and config.model."),
         ("tpu", {"dropout_rate": 0.1, "bias": "shared"}, "'tpu_flash' has no dropout of attention weights, and config"),
-        ("gpu", {"has_positions": True}, "'cudnn' takes rows from their start, and this mask has positions of its own"),
-        ("tpu", {"has_positions": True}, "'tpu_splash' takes rows from their start, and this mask has positions"),
+        ("gpu", {"has_positions": True}, "'cudnn' does not support explicit positions, and this mask has them"),
+        ("tpu", {"has_positions": True}, "'tpu_splash' does not support explicit positions"),
     ],
 )
 def test_auto_warns_in_one_line_where_the_fast_one_does_not_fit(platform, options, reason):
@@ -396,7 +396,7 @@ def test_xla_can_be_requested_anywhere(platform):
         ("cudnn", "gpu", {"logit_cap": 50.0}, "has no cap of attention logits"),
         ("tpu_flash", "tpu", {"window": 8}, "has neither windows nor a cap"),
         ("tpu_splash", "tpu", {"bias": "shared"}, "takes no bias"),
-        ("cudnn", "gpu", {"bias": "by_row"}, "has not been seen to give a bias of each row"),
+        ("cudnn", "gpu", {"bias": "by_row"}, "has no tested gradient for a bias per row"),
         ("cudnn", "gpu", {"dropout_rate": 0.1}, "has no dropout of attention weights"),
         ("tpu_flash", "tpu", {"dropout_rate": 0.1}, "has no dropout of attention weights"),
         ("tpu_splash", "tpu", {"dropout_rate": 0.1}, "has no dropout of attention weights"),

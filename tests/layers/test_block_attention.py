@@ -171,9 +171,9 @@ def test_four_times_the_length_costs_four_times_as_much(kind):
         ({"sparse_attention": RandomBlocks(size=0)}, "size is 0, it must be at least 1"),
         ({"sparse_attention": RandomBlocks(random=-1)}, "random is -1, it must be at least 0"),
         ({"layer_pattern": ("local",), "window": 4}, "layer_pattern is .*, set it to \\('global',\\)"),
-        ({"head": Embed(2), "masked_lm_head": False}, "config.model.head Embed asks of several texts in one: take"),
-        ({"head": Classify(1, "choice"), "masked_lm_head": False}, "config.model.head Classify asks of several texts"),
-        ({"position": SinusoidalPositions()}, "which SinusoidalPositions has not: take LearnedPositions"),
+        ({"head": Embed(2), "masked_lm_head": False}, "config.model.head Embed has several documents per row: use"),
+        ({"head": Classify(1, "choice"), "masked_lm_head": False}, "config.model.head Classify has several documents"),
+        ({"position": SinusoidalPositions()}, "which SinusoidalPositions does not have: use LearnedPositions"),
     ],
 )
 def test_what_does_not_fit_is_one_line(fields, message):

@@ -103,11 +103,11 @@ def test_flops_are_those_of_the_products():
     [
         ({"rank": 0}, r"latent_attention\.rank is 0, it must be at least 1"),
         ({"rotary_dim": 3}, r"rotary_dim is 3, it must be even"),
-        ({"rotary_dim": 10}, r"rotary_dim is 10: it must be below config\.model\.head_dim, 10"),
-        ({"value_dim": 12}, r"value_dim is 12: it must be at most config\.model\.head_dim, 10"),
-        ({"position": LearnedPositions()}, r"needs RotaryPositions, config\.model\.position is LearnedPositions"),
-        ({"num_kv_heads": 2}, r"has keys for each head: config\.model\.num_kv_heads is 2, set it to None"),
-        ({"qk_norm": True}, r"has norms of its own: config\.model\.qk_norm is True"),
+        ({"rotary_dim": 10}, r"rotary_dim is 10, it must be below config\.model\.head_dim 10"),
+        ({"value_dim": 12}, r"value_dim is 12, it must be at most config\.model\.head_dim 10"),
+        ({"position": LearnedPositions()}, r"requires RotaryPositions, config\.model\.position is LearnedPositions"),
+        ({"num_kv_heads": 2}, r"requires one key head per head: config\.model\.num_kv_heads is 2, set it to None"),
+        ({"qk_norm": True}, r"has its own norms: config\.model\.qk_norm is True"),
         ({"qkv_bias": True}, r"config\.model\.qkv_bias is True, set it to None"),
     ],
 )

@@ -191,7 +191,9 @@ def test_the_spec_says_so():
         jax.eval_shape(lambda: model.init(jax.random.key(0), batch([[1] * 12]), deterministic=True))
     (spec,) = specs
     assert all_pairs(spec).tolist() == [12 * 9 + 2 * 12]
-    with pytest.raises(UserError, match="knows no blocks, and config.model.sparse_attention is set; set it to 'auto'"):
+    with pytest.raises(
+        UserError, match="does not support blocks, and config.model.sparse_attention is set; set it to 'auto'"
+    ):
         choose_implementation("tpu_splash", "tpu", dataclasses.replace(spec, dropout_rate=0.0))
 
 
@@ -214,15 +216,18 @@ def test_four_times_the_length_costs_four_times_as_much(kind):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"family": "decoder"}, "is for an encoder, config.model.family is 'decoder': set it to None"),
-        ({"position": RelativePositionBuckets()}, "config.model.position is RelativePositionBuckets: take Learned"),
-        ({"num_kv_heads": 1}, "has keys for each head: config.model.num_kv_heads is 1, set it to None"),
-        ({"qk_norm": True}, "goes without config.model.qk_norm, which is True: set it to False"),
-        ({"attention_logit_cap": 5.0}, "goes without config.model.attention_logit_cap, which is 5.0: set it to None"),
+        ({"family": "decoder"}, "requires an encoder, config.model.family is 'decoder': set it to None"),
+        ({"position": RelativePositionBuckets()}, "config.model.position is RelativePositionBuckets: use Learned"),
+        ({"num_kv_heads": 1}, "requires one key head per head: config.model.num_kv_heads is 1, set it to None"),
+        ({"qk_norm": True}, "does not support config.model.qk_norm, which is True: set it to False"),
+        (
+            {"attention_logit_cap": 5.0},
+            "does not support config.model.attention_logit_cap, which is 5.0: set it to None",
+        ),
         ({"layer_pattern": ("local", "global")}, r"layer_pattern is \('local', 'global'\), set it to \('local',\)"),
         (
             {"sparse_attention": SlidingWindows("none"), "head": Classify(2, "single"), "masked_lm_head": False},
-            "global_tokens is 'none', and config.model.head Classify reads the first token, which sees no more than "
+            "global_tokens is 'none', and config.model.head Classify reads the first token, which only attends to "
             "its window of 6: set it to 'first'",
         ),
         (
@@ -231,12 +236,12 @@ def test_four_times_the_length_costs_four_times_as_much(kind):
         ),
         (
             {"sparse_attention": SlidingWindows("none"), "head": Extract(), "masked_lm_head": False},
-            "global_tokens is 'none', and config.model.head Extract looks for an answer whose question is seen within "
-            "a window of 6 alone: set it to 'question'",
+            "global_tokens is 'none', and config.model.head Extract would see the question only within "
+            "a window of 6: set it to 'question'",
         ),
         (
             {"sparse_attention": SlidingWindows("question")},
-            "global_tokens is 'question', and no config.model.head Extract asks one: set it to 'first'",
+            "global_tokens is 'question', which requires config.model.head Extract: set it to 'first'",
         ),
         (
             {"sparse_attention": SlidingWindows(longest_question=0)},
@@ -244,8 +249,8 @@ def test_four_times_the_length_costs_four_times_as_much(kind):
         ),
         (
             {"window": 33},
-            "config.model.window is 33, and config.model.sparse_attention has half of it on each side of a token: set "
-            "it to the even 32, which is the same, or to 34",
+            "config.model.window is 33, and config.model.sparse_attention splits it evenly around a token: set "
+            "it to 32, which is equivalent, or to 34",
         ),
     ],
 )

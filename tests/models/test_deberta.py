@@ -228,12 +228,12 @@ def test_split_over_devices_it_is_the_same(name, mesh):
         ("input_convolution", 2, "config.model.input_convolution is 2, it must be odd"),
         ("position.num_buckets", 1, "config.model.position.num_buckets is 1, it must be at least 2"),
         ("position.max_distance", 100, "config.model.position.max_distance is 100, it must be at least 130"),
-        ("num_kv_heads", 4, "need as many key heads as heads, config.model.num_kv_heads is 4"),
-        ("norm_at", "pre", "config.model.enhanced_mask_decoder needs an encoder with norm_at='post'"),
+        ("num_kv_heads", 4, "require one key head per head, config.model.num_kv_heads is 4"),
+        ("norm_at", "pre", "config.model.enhanced_mask_decoder requires an encoder with norm_at='post'"),
         ("num_layers", 1, "at least 2 layers"),
-        ("position", LearnedPositions(), "needs DisentangledPositions, config.model.position is LearnedPositions"),
-        ("generator", None, "config.model.enhanced_mask_decoder needs a masked_lm_head or a generator"),
-        ("replaced_token_head", False, "config.model.replaced_token_context is of a replaced_token_head"),
+        ("position", LearnedPositions(), "requires DisentangledPositions, config.model.position is LearnedPositions"),
+        ("generator", None, "config.model.enhanced_mask_decoder requires a masked_lm_head or a generator"),
+        ("replaced_token_head", False, "config.model.replaced_token_context requires a replaced_token_head"),
     ],
 )
 def test_what_cannot_work_is_said_before_it_runs(path, value, message):

@@ -239,7 +239,7 @@ def test_the_generator_takes_what_is_its_own_from_the_config_of_the_model():
         ({"num_layers": 0}, "generator.num_layers is 0"),
         ({"share_embeddings": "al"}, "generator.share_embeddings is 'al', did you mean 'all'"),
         ({"loss_weight": 0.0}, "generator.loss_weight is 0.0"),
-        (None, "config.model.replaced_token_head learns from config.model.generator"),
+        (None, "config.model.replaced_token_head requires config.model.generator"),
     ],
 )
 def test_a_wrong_generator_is_named(change, message):

@@ -195,10 +195,10 @@ def test_the_gradient_norm_is_that_of_what_is_trained():
     [
         (dict(rate_decay=0.0), r"config.layers.rate_decay is 0.0, it must be in \(0, 1\]"),
         (dict(rate_decay=1.2), r"config.layers.rate_decay is 1.2, it must be in \(0, 1\]"),
-        (dict(frozen=-1), "config.layers.frozen is -1, it must be from 0 to 2, the blocks of a stack"),
+        (dict(frozen=-1), "config.layers.frozen is -1, it must be from 0 to 2, the number of blocks of a stack"),
         (dict(frozen=3), "config.layers.frozen is 3, it must be from 0 to 2"),
         (dict(unfreeze_every=-1), "config.layers.unfreeze_every is -1, it must be at least 0"),
-        (dict(unfreeze_warmup=5), "config.layers.unfreeze_warmup is 5, and no layer waits for it"),
+        (dict(unfreeze_warmup=5), "config.layers.unfreeze_warmup is 5, which requires config"),
     ],
 )
 def test_a_field_that_cannot_be_is_named_in_one_line(layers, said):
@@ -211,13 +211,13 @@ def test_a_field_that_cannot_be_is_named_in_one_line(layers, said):
 def test_shared_blocks_are_one_layer_and_electra_is_refused():
     experiment = tiny.get_config("bert")
     experiment.layers, experiment.model.share_layers = LayersConfig(frozen=2), True
-    with pytest.raises(UserError, match="from 0 to 1, the blocks of a stack, which are one by config.model.share_lay"):
+    with pytest.raises(UserError, match="from 0 to 1, the number of blocks of a stack, which config.model.share_lay"):
         validate(experiment, files=False)
     experiment = tiny.get_config("bert")
     experiment.layers = LayersConfig(rate_decay=0.8)
     experiment.model.replaced_token_head, experiment.model.masked_lm_head = True, False
     experiment.model.generator = Generator(num_layers=1, d_model=32, d_ff=64, num_heads=4)
-    with pytest.raises(UserError, match=r"config.layers is for a model of one encoder \(rate · 0.8\^\(layers above\)"):
+    with pytest.raises(UserError, match=r"config.layers \(rate · 0.8\^\(layers above\)\) does not support config"):
         validate(experiment, files=False)
 
 

@@ -346,7 +346,7 @@ def test_an_impossible_field_of_another_optimizer_is_named(optimizer, field, val
     [
         (
             ScheduleFreeAdamW(),
-            r"config\.schedule is WarmupCosine\(warmup_steps=5\), .* that does not fall: set --config",
+            r"config\.schedule is WarmupCosine\(warmup_steps=5\), .* a constant rate: set --config",
         ),
         (Sophia(), r"config\.train\.attention is 'auto', .* set --config\.train\.attention=xla"),
     ],
@@ -372,7 +372,7 @@ def test_an_impossible_start_of_the_rise_is_named():
     (problem,) = WarmupConstant(start_fraction=1.5).problems(None)
     assert problem == "config.schedule.start_fraction is 1.5, it must be in [0, 1]"
     (problem,) = WarmupConstant(0, start_fraction=0.5).problems(None)
-    assert problem.startswith("config.schedule.start_fraction is 0.5, and there is no rise that it starts: ")
+    assert problem.startswith("config.schedule.start_fraction is 0.5, and there is no warmup: ")
 
 
 def test_an_impossible_decay_is_named():

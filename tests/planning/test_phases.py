@@ -45,7 +45,7 @@ def test_the_report_has_a_row_for_each_phase(candidate):
     assert [row[1] for row in rows] == ["1", "2", "3"]
     assert rows[0][2].startswith("steps 1 to 30: sequence_length 16; ") and "fits" in rows[0][2]
     flops = sum(phase.steps * one.roofline.flops for phase, one in candidate.phases)
-    assert f"a step of phase 2 of the model's own, {flops:.3g} in all" in text
+    assert f"per step of phase 2, {flops:.3g} in total" in text
 
 
 @pytest.mark.slow

@@ -436,10 +436,10 @@ def test_a_plan_says_how_much_of_the_convention_is_done():
     candidate = assess(dataclasses.replace(long_rows(), mesh=MeshConfig(data=-1)), Topology.parse("h100:4"))
     text = run_report("gpt", candidate, Topology.parse("h100:4"), None, "")
     time = candidate.roofline
-    assert f"{time.done:.3g} a step ({time.done / time.flops:.0%}) done: attention skips what its masks hide" in text
-    assert f"{time.mfu:.0%} MFU ({time.mfu_done:.0%} of what is done)" in text
+    assert f"{time.done:.3g} per step ({time.done / time.flops:.0%}) executed: attention skips masked positions" in text
+    assert f"{time.mfu:.0%} MFU ({time.mfu_done:.0%} from executed FLOPs)" in text
     plain = assess(dataclasses.replace(long_rows(attention="xla"), mesh=MeshConfig(data=-1)), Topology.parse("h100:4"))
-    assert "done" not in run_report("gpt", plain, Topology.parse("h100:4"), None, "")
+    assert "executed" not in run_report("gpt", plain, Topology.parse("h100:4"), None, "")
 
 
 @pytest.mark.parametrize("name", CHIPS)
@@ -451,5 +451,5 @@ def test_a_plan_says_the_price_or_that_none_is_known(candidate, name):
     )
     (row,) = [line for line in run_report("gpt", found, topology, None, "").splitlines() if line.startswith("  run ")]
     assert row.endswith("(pretrainax/runtime/chips.py)")
-    assert (f"no price of a {name} is known" in row) == (chip.price is None)
+    assert (f"the price of a {name} is unknown" in row) == (chip.price is None)
     assert (f" USD at {chip.price} " in row or f" USD at {chip.price:.2f} " in row) if chip.price else "USD" not in row

@@ -92,7 +92,7 @@ def test_flags_say_what_differs():
 
 
 def test_slices_must_be_those_of_the_topology():
-    with pytest.raises(UserError, match="config.mesh.slices is 1, and 2[*]v5e:2x2 has 2: set it to that"):
+    with pytest.raises(UserError, match="config.mesh.slices is 1, but 2[*]v5e:2x2 has 2; set it to that"):
         assess(large(), Topology.parse("2*v5e:2x2"))
 
 

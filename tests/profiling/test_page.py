@@ -1,4 +1,4 @@
-"""docs/profiling.md names files, marks, flags and limits as they are."""
+"""docs/how-to/profile.md names files, marks, flags and limits as they are."""
 
 import os
 import pathlib
@@ -9,9 +9,10 @@ import pytest
 from pretrainax.config.validation import MOST_PROFILED
 from pretrainax.profile import __doc__ as COMMAND
 from pretrainax.runtime.recorder import FOLDER, ON_REQUEST, STEP, files_of
+from tests.support.docs_pages import how_to
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "profiling.md").read_text()
+PAGE = how_to("profile")
 
 
 def test_the_files_of_a_profile_are_named_as_they_are_written():
@@ -30,5 +31,5 @@ def test_marks_and_limits_are_those_of_the_code():
 def test_the_flags_of_the_command_are_those_that_it_has():
     source = (ROOT / "pretrainax" / "profile.py").read_text()
     flags = set(re.findall(r"--(step|process|topology|picture)\b", PAGE))
-    assert flags == set(re.findall(r'(?:DEFINE_\w+|define_path)\("(\w+)"', source))
+    assert flags == set(re.findall(r'(?:DEFINE_\w+|define_path)\(\s*"(\w+)"', source))
     assert "--workdir" in COMMAND

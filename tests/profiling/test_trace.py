@@ -105,7 +105,7 @@ def test_a_gpu_is_read_by_its_streams(tmp_path, devices):
     expected = {Op(CALLED, "dot"): 350e-9, Op(None, "MemcpyH2D"): 50e-9, Op(CALLED, "sum"): 300e-9}
     assert trace.busy == pytest.approx(expected)
     assert {(work.module, work.kind) for work in work_of(trace)} == {
-        *(("mlp", "products"), ("norm", "elementwise"), ("", "not said"))
+        *(("mlp", "products"), ("norm", "elementwise"), ("", "unknown"))
     }
 
 
@@ -137,8 +137,8 @@ def test_a_product_is_expected_to_take_the_longer_of_its_flops_and_its_bytes(tmp
 def test_the_table_of_a_chip_has_the_plan_beside_it(tmp_path):
     trace = gpu_trace(tmp_path)
     said = report.report(trace, None, Topology.parse("h100:1"))
-    assert "plan" in said and "no plan is beside it" not in said
-    assert "say which --topology it is of" in report.report(trace, None, None)
+    assert "plan" in said and "without a plan" not in said
+    assert "set --topology to the devices of the run" in report.report(trace, None, None)
 
 
 def test_what_is_expected_of_the_step_is_of_the_program_that_was_traced(tmp_path):

@@ -21,7 +21,7 @@ def cells(row: str) -> list[str]:
 
 
 def test_docs_config_md_is_made_of_the_fields_as_they_are():
-    assert (ROOT / "docs" / "config.md").read_text() == PAGE, "run python docs/config.py"
+    assert (ROOT / "docs" / "config.md").read_text() == PAGE, "run python docs/reference.py"
 
 
 def test_every_field_has_a_row_with_type_default_and_meaning():

@@ -10,7 +10,7 @@ from pretrainax.training.metrics_writer import MetricsWriter
 from tests.support.lines import example_metrics, log_steps
 
 BASELINE = f"  unigram baseline: {final_report._BASELINE}"
-MEANING = "  token accuracy: target tokens guessed right, each from the true ones around it (teacher-forced)"
+MEANING = "  token accuracy: target tokens predicted correctly from the true context (teacher-forced)"
 
 
 def finish(run, metrics, baseline):
@@ -26,8 +26,8 @@ def test_whole_sequences_that_are_right_are_shown_beside_their_tokens(tmp_path, 
     said = capsys.readouterr().err
     assert "token accuracy 89.70% · sequence accuracy 54.00%\n" in said
     assert "  sequence accuracy   54.00%\n" in said
-    assert "  token accuracy: target tokens guessed right, each from the true ones around it (teacher-forced)\n" in said
-    assert "  sequence accuracy: targets with every token guessed right: what greedy decoding would get\n" in said
+    assert "  token accuracy: target tokens predicted correctly from the true context (teacher-forced)\n" in said
+    assert "  sequence accuracy: targets with all tokens predicted correctly, as greedy decoding would\n" in said
 
 
 def test_the_end_is_a_table_beside_the_unigram_baseline(tmp_path, capsys):
@@ -55,7 +55,7 @@ def test_of_text_there_are_figures_where_not_all_targets_are_text(tmp_path, caps
     finish(run, {"loss": 2.0, "text_loss": 2.5, "text_accuracy": 0.25}, {"loss": 3.0, "text_loss": 4.0})
     said = capsys.readouterr().err
     assert "  loss of text       2.5000             4.0000\n  accuracy of text   25.00%\n" in said
-    assert "  loss of text: nats a target token that is text: no sentinel, no end, no [SEP]\n" in said
+    assert "  loss of text: nats per target token of text, without sentinels, end tokens and [SEP]\n" in said
     same = {"loss": 2.0, "text_loss": 2.0 + 1e-9, "text_accuracy": 0.25, "bits_per_byte": 1.5, "text_loss/source=x": 1}
     run.log(4, "valid", same)
     assert capsys.readouterr().err == "step 4/4 · validation loss 2.0000 · bits per byte 1.5000\n"
@@ -84,7 +84,7 @@ def test_nothing_that_is_measured_is_missing_in_the_table(tmp_path, capsys):
         ["books", "0.5000", "50.00%", "0.5000"],
     ]
     assert by_denoiser.splitlines() == ["  by denoiser     loss", "  R-0.15-3      0.7500"]
-    assert "  pair accuracy: pairs of segments of which the right label is said" in notes.splitlines()
+    assert "  pair accuracy: pairs of segments with the correct label" in notes.splitlines()
 
 
 def test_the_end_is_a_table_without_a_baseline_too(tmp_path, capsys):

@@ -34,16 +34,16 @@ def test_the_best_median_wins_whatever_a_single_run_has():
         (6, pytest.approx(7**0.5)),
     ]
     assert found.won.values == {"optimizer.learning_rate": "3e-5"} and found.edges == []
-    assert "best: optimizer.learning_rate=3e-5, with a median of 3.5000" in found.table("runs")
+    assert "best: optimizer.learning_rate=3e-5, median 3.5000" in found.table("runs")
 
 
 def test_of_an_accuracy_more_is_better_and_the_best_at_the_edge_is_a_warning():
     found = compared([0.1, 0.2, 0.3], RATES, seeds=1, figure="accuracy")
     assert found.won.values == {"optimizer.learning_rate": "1e-4"}
     assert found.edges == [
-        "1e-4 is the highest optimizer.learning_rate of the grid, the best may be higher: add to --sweep"
+        "1e-4 is the highest optimizer.learning_rate of the grid; the best may be higher: extend --sweep"
     ]
-    assert f"WARNING: {found.edges[0]}" in found.table("runs") and "more is better" in found.table("runs")
+    assert f"WARNING: {found.edges[0]}" in found.table("runs") and "higher is better" in found.table("runs")
     assert found.groups[0].spread is None
     (line,) = compared([0.3, 0.2, 0.1], RATES, seeds=1, figure="accuracy").edges
     assert line.startswith("1e-5 is the lowest")
@@ -59,7 +59,7 @@ def test_a_run_that_failed_counts_as_worse_than_any():
     assert [group.median for group in found.groups] == [3, None]  # between 1 and what has failed
     assert found.won.values == {"optimizer.learning_rate": "1e-3"}
     lost = "learning_rate=1,seed-2 (exit code 1), learning_rate=1,seed-3 (exit code 1)"
-    assert f"without a figure, and counted as worse than any: {lost}\n" in found.table("x")
+    assert f"no result, counted as the worst: {lost}\n" in found.table("x")
     assert "2 of 4" in found.table("x")
     assert json.loads(json.dumps(found.to_json()))["groups"][1] == {
         "values": {"optimizer.learning_rate": "1"},
@@ -91,7 +91,7 @@ def test_seeds_alone_have_a_median_and_nothing_that_won():
 
 def test_a_grid_of_which_all_failed_has_a_table_too():
     found = compared([None, None], [], seeds=2)
-    assert found.won is None and "without a figure, and counted" in found.table("runs")
+    assert found.won is None and "no result, counted" in found.table("runs")
 
 
 def test_the_best_checkpoint_is_by_the_figure_of_those_that_have_it(tmp_path):

@@ -39,6 +39,7 @@ if code == "wait":
     while time.monotonic() < until and len(asked) < 2:
         time.sleep(0.01)
     os._exit(75 if len(asked) == 1 else 128 + asked[0])
+print("a header", "step 4/8 · loss 2.0", "step 8/8 · validation loss 1.5", "WARNING: text", sep="\\n", flush=True)
 with open(os.path.join(folder, "made"), "a") as f:
     print(json.dumps([name, *words]), file=f)
 if code < 0:
@@ -55,12 +56,12 @@ class Grid:
         self.experiment.data.source.path = str(text)
         (folder / "program.py").write_text(PROGRAM)
 
-    def train(self, seeds, codes=None, words=(), extend=False):
+    def train(self, seeds, codes=None, words=(), extend=False, verbose=True):
         """Returns the exit code, and the words of each run that was made."""
         (self.folder / "codes").write_text(json.dumps(codes or {}))
         (self.folder / "made").write_text("")
         runs = grid_of(self.experiment, seeds, [])
-        code = grid_runs.train_grid(runs, str(self.folder), list(words), extend)
+        code = grid_runs.train_grid(runs, str(self.folder), list(words), extend, verbose=verbose)
         return code, [json.loads(line) for line in (self.folder / "made").read_text().splitlines()]
 
     def names(self, *args, **kwargs):
@@ -87,13 +88,22 @@ def test_what_is_done_is_not_made_again_unless_it_is_asked_for_otherwise(grid, c
     assert grid.names(3) == (0, ["seed-0", "seed-2"])
     (grid.folder / "runs.json").write_text("{")
     assert grid.names(2) == (0, ["seed-0", "seed-1"])
-    assert "each run that is done is looked at once more" in capfd.readouterr().err
+    assert "the command checks all finished runs again" in capfd.readouterr().err
+
+
+def test_a_grid_prints_the_news_of_its_runs_and_writes_the_rest_to_a_file(grid, capfd):
+    assert grid.names(2, {"seed-1": 1}, verbose=False) == (1, ["seed-0", "seed-1"])
+    printed, error = capfd.readouterr()
+    output = "a header\nstep 4/8 · loss 2.0\nstep 8/8 · validation loss 1.5\nWARNING: text\n"
+    assert printed == "" and error.count("validation loss 1.5") == error.count("WARNING: text") == 2
+    assert (grid.folder / "seed-0.log").read_text() == (grid.folder / "seed-1.log").read_text() == output
+    assert error.count("a header") == 1  # the last lines of the run that failed
 
 
 def test_a_run_that_fails_is_tried_again_and_the_others_are_made(grid, capfd):
     assert grid.names(3, {"seed-0": 1, "seed-1": -signal.SIGKILL}) == (1, ["seed-0", "seed-1", "seed-2"])
     told = capfd.readouterr().err
-    assert "killed by SIGKILL" in told and "worse than any: seed-0 (exit code 1), seed-1 (exit code 1)" in told
+    assert "killed by SIGKILL" in told and "counted as the worst: seed-0 (exit code 1), seed-1 (exit code 1)" in told
     content = json.loads((grid.folder / "runs.json").read_text())
     assert [row["exit_code"] for row in content["runs"]] == [1, 1, 0]
     assert grid.names(3) == (0, ["seed-0", "seed-1"])
@@ -120,7 +130,7 @@ def test_a_folder_that_is_a_run_or_is_in_use_is_refused(grid):
     with WorkdirLock(str(grid.folder)), pytest.raises(RunFailed, match="is in use by process"):
         grid.train(1)
     (grid.folder / "config.json").touch()
-    with pytest.raises(UserError, match="holds a run, and those of --seeds and --sweep are in folders below one"):
+    with pytest.raises(UserError, match="holds a single run; --seeds and --sweep put each run into a folder below"):
         grid.train(1)
 
 
@@ -182,7 +192,7 @@ def test_a_grid_that_is_killed_takes_its_run_with_it(grid):
 def test_a_grid_in_several_processes_is_refused(tmp_path, text, cache):
     args = command("tests/support/tiny.py:gpt", tmp_path / "runs", text, cache, "--seeds=2")
     done = run(args, ENV | {"JAX_NUM_PROCESSES": "2"})
-    assert done.returncode == 2 and "--seeds and --sweep are for one process" in last_line(done)
+    assert done.returncode == 2 and "--seeds and --sweep run in one process" in last_line(done)
     assert not (tmp_path / "runs").exists()
 
 
@@ -210,5 +220,5 @@ def test_seeds_of_the_real_command_killed_and_started_again(tmp_path, text, cach
         assert (row["step"], row["value"]) == (best["step"], best["loss"])
         seeds.append(json.loads((workdir / "config.json").read_text())["train"]["seed"])
     assert seeds == [0, 1] and content["runs"][0]["value"] != content["runs"][1]["value"]
-    assert "2 runs by validation loss, less is better" in done.stderr
+    assert "2 runs by validation loss, lower is better" in done.stderr
     assert last_line(done) == f"written to {tmp_path}/runs.json"

@@ -129,7 +129,7 @@ def test_a_card_has_the_results_of_evaluate_that_are_of_its_checkpoint(trained, 
     assert "TextFiles(path='…/other'): left to right; 3 documents." in card and "± is the standard error" in card
     (workdir / "evaluations" / "text.json").write_text("{}{")
     shutil.rmtree(tmp_path / "export")
-    with pytest.raises(UserError, match=r"text\.json holds no results of pretrainax\.evaluate"):
+    with pytest.raises(UserError, match=r"text\.json is not a valid result file of pretrainax\.evaluate"):
         card_of(workdir, tmp_path / "export")
 
 
@@ -139,11 +139,11 @@ def test_a_card_claims_no_figure_of_other_parameters(trained, tmp_path):
     export_workdir(origin.directory, str(tmp_path / "export"), origin.steps)
     write_card(str(tmp_path / "export"), origin, "me/tiny", None, None)
     card = (tmp_path / "export" / "README.md").read_text()
-    assert "Nothing was measured of exactly these parameters." in card and not values(card).keys() & {
+    assert "No results exist for exactly these parameters." in card and not values(card).keys() & {
         "loss",
         "accuracy",
     }
-    assert "the mean of the checkpoints of steps 2 and 4" in card
+    assert "the average of the checkpoints of steps 2 and 4" in card
 
 
 def test_a_manifest_leaves_the_card_to_who_writes_it(trained, tmp_path):
@@ -171,7 +171,7 @@ def test_a_card_says_where_numbers_come_from(trained, tmp_path):
     card = card_of(trained, tmp_path / "export", recipe=Recipe("gpt2", compared))
     assert "The config is `gpt2` of PretrainAX" in card
     (width,) = (row for row in compared.rows if row.path == "model.d_model")
-    line = f"| `model.d_model` | `32` | set for this run, in the place of `{width.fact.value}` ({width.fact.status}: "
+    line = f"| `model.d_model` | `32` | set for this run, instead of `{width.fact.value}` ({width.fact.status}: "
     assert line in card and "data.source" not in card.partition("## Recipe")[2]
 
 
@@ -189,7 +189,7 @@ def test_a_card_of_an_import_says_that_nothing_is_known_of_its_training(tmp_path
     import_directory(str(tmp_path / "source"), str(tmp_path / "run"))
     card = card_of(tmp_path / "run", tmp_path / "export")
     assert f"| layers | {layers} |" in card
-    assert "It was not trained here." in card and "What it was trained on is said by whom it came from" in card
+    assert "It was not trained with PretrainAX." in card and "Its training data is unknown to PretrainAX" in card
     assert "## Training" not in card and "## Config" not in card
 
 

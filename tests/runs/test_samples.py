@@ -54,6 +54,11 @@ def ids(text: str) -> np.ndarray:
 
 
 def say(line: str, *examples, room: int = 32, **options) -> list[str]:
+    """Returns the samples without their summary."""
+    return [text for text in all_lines(line, *examples, room=room, **options) if "predicted tokens" not in text]
+
+
+def all_lines(line: str, *examples, room: int = 32, **options) -> list[str]:
     model = Recites(tuple(ids(line).tolist()))
     return list(samples(model, {}, examples, Lengths(room, room, room), TOKENIZER, **options))
 
@@ -80,13 +85,21 @@ def causal(tokens: str, **more):
 def test_spans_are_filled_in_and_a_wrong_one_shows_the_truth():
     example = pair("thank you <X> me <Y> week </s>", "<X> for inviting <Y> last </s>")
     (text,) = say("</s> <X> for you <Y> last inviting", example)
-    assert text == "thank you [for you ≠ for inviting] me [last] week"
+    assert text == "100%  thank you [for] […] me […] week"
+
+
+def test_the_last_line_counts_the_correct_tokens_and_the_likely_ones():
+    example = masked("[CLS] thank </s> me </s> last", "you last </s>", [2, 4, 1], weights=[1, 1, 0])
+    *_, summary = all_lines("thank you me inviting", example)
+    assert summary == (
+        "2 predicted tokens in 1 rows: 50% are correct; the true token is among the 10 most likely for 100%"
+    )
 
 
 def test_masks_are_filled_in_and_a_wrong_one_shows_the_truth():
     example = masked("[CLS] thank </s> me </s> last", "you last </s>", [2, 4, 1], weights=[1, 1, 0])
     (text,) = say("thank you me inviting", example)
-    assert text == "thank [you] me [inviting ≠ last] last"
+    assert text == "100%  thank [you] me […] last"
 
 
 def test_an_answer_is_shown_beside_the_true_one_and_may_end_earlier():
@@ -120,12 +133,12 @@ def test_a_continuation_stops_where_the_model_ends_its_text():
 def test_a_word_of_which_a_part_was_asked_is_shown_whole():
     example = masked("you thank </s> week </s>", "##ing ##s", [2, 4])
     (text,) = say("thank ##s week ##s", example)
-    assert text == "you [thanks ≠ thanking] [weeks]"
+    assert text == "100%  you [thanks ≠ thanking] […]"
 
 
 def test_a_text_that_begins_or_is_cut_within_a_word_is_shown_without_that_part():
     (text,) = say("you for", masked("##ing you </s> " + "thank ##s " * 60 + "you", "for", [2]), room=200)
-    assert text.startswith("you [for] thanks") and text.endswith("thanks")
+    assert text.startswith("100%  you [for] thanks") and text.endswith("thanks")
     assert len(text.split()) <= samples_module._SHOWN
 
 
@@ -146,19 +159,19 @@ def test_of_the_texts_those_with_words_are_taken():
     numbers = [pair("12 34 12 34 <X> 12 </s>", "<X> 34 </s>")] * 12
     words = pair("thank you <X> me </s>", "<X> for </s>")
     texts = say("<X> for", *numbers, words, *numbers, count=1)
-    assert texts == ["thank you [for] me"]
+    assert texts == ["100%  thank you [for] me"]
 
 
-def test_of_the_texts_with_words_those_are_taken_where_the_model_says_words():
-    says_a_number = pair("thank you <Y> me </s>", "<Y> for </s>")
-    says_a_wrong_word = pair("thank you <X> week </s>", "<X> for </s>")
-    assert say("<Y> 12 <X> last", says_a_number, says_a_wrong_word, count=1) == ["thank you [last ≠ for] week"]
+def test_of_the_texts_with_words_the_one_with_the_most_confident_prediction_is_taken():
+    unsure = pair("thank you <Y> me </s>", "<Y> for </s>")  # no token follows <Y>: all are equally likely
+    sure = pair("thank you <X> week </s>", "<X> for </s>")
+    assert say("<X> last", unsure, sure, count=1) == ["100%  thank you [last ≠ for] week"]
 
 
-def test_it_stops_when_it_is_told_to_and_shows_no_half_of_a_span():
-    example = pair("thank you <X> me </s>", "<X> for inviting </s>")
-    asked = []  # before the choice, before the example, before each of its two tokens
-    assert say("<X> for inviting", example, stop=lambda late: len(asked.append(late) or asked) > 3) == []
+def test_it_stops_when_it_is_told_to_and_shows_no_half_of_an_answer():
+    example = pair("thank you </s>", "for inviting me </s>")
+    asked = []  # before the choice, before the example, before each of the first two tokens
+    assert say("</s> for inviting", example, stop=lambda late: len(asked.append(late) or asked) > 3) == []
     assert asked == [False] * 4
 
 
@@ -182,7 +195,7 @@ def test_one_model_is_compiled_once_for_all_texts(monkeypatch):
 def test_prompts_are_filled_in_or_gone_on_with_and_a_wrong_one_says_why():
     filled, wrong = prompted(loaded_case("bert"), ["a[MASK]c \n d", "no mask"])
     assert re.fullmatch(r"a\[MASK\]c d ⟶ a.c d", filled)
-    assert wrong.startswith("no mask ⟶ nothing: the text has no hole to fill in")
+    assert wrong.startswith("no mask ⟶ no result: the text has no hole to fill in")
     (told,) = prompted(loaded_case("gpt2"), ["abc"])
     assert told.startswith("abc ⟶ ") and "\n" not in told
 

@@ -39,7 +39,7 @@ def test_all_processes_say_which_of_them_differ_from_the_first(three, first, thi
     with pytest.raises(UserError) as e:
         check_same("config.checkpoint.init_from", "a", "give its commit")
     assert str(e.value) == (
-        f"config.checkpoint.init_from differs between hosts: {named} another than process 0, and process 1 has a: "
+        f"config.checkpoint.init_from differs between hosts: {named} another value than process 0; process 1 has a: "
         "give its commit"
     )
 

@@ -153,8 +153,8 @@ ENDLESS = {
     "{{ 'a'.center(3000000000) }}": "GiB of memory",
     "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}": "took more than",
     "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}": "deeper than Python allows|fails|crashed",
-    "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}": "deeper than Python allows|no Jinja|crashed",
-    "{% if a %}" * 3000 + "{% endif %}" * 3000: "deeper than Python allows|no Jinja|fails|crashed",
+    "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}": "deeper than Python allows|valid Jinja|crashed",
+    "{% if a %}" * 3000 + "{% endif %}" * 3000: "deeper than Python allows|valid Jinja|fails|crashed",
 }
 
 
@@ -234,5 +234,5 @@ def test_patterns_are_found_as_re_finds_them():
     names = ("encoder/query", "decoder/mlp/up", "decoder/key")
     assert patterns.found_in(("(?:^|/)(?:query|key)$", "mlp/.+$"), names) == [[True, False, True], [False, True, False]]
     for wrong in ("(", "(*"):
-        with pytest.raises((UserError, ValueError), match="is no regular expression"):
+        with pytest.raises((UserError, ValueError), match="is not a regular expression"):
             patterns.found_in((wrong,), names)

@@ -40,7 +40,7 @@ def test_as_many_files_as_the_system_lets_one_may_be_open(before, after, limits)
 
 def test_too_few_files_are_one_line(limits):
     limits(24, 24)
-    with pytest.raises(UserError, match="24 files may be open at a time, and a run needs 128: raise `ulimit -n`"):
+    with pytest.raises(UserError, match="the limit on open files is 24; a run needs at least 128: raise it"):
         allow_files()
 
 

@@ -122,7 +122,7 @@ def test_what_is_heard_is_handed_on_from_before_and_after():
     "refusal, asked, said",
     [
         ("", False, "SIGUSR1: a profile of the next steps follows"),
-        ("", True, "SIGUSR1: it is asked for already"),
+        ("", True, "SIGUSR1: a profile is already requested"),
         (
             "the profile of steps 3 to 5 is being written",
             False,

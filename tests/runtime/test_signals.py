@@ -34,7 +34,7 @@ def test_a_second_signal_quits_at_once(where):
         assert child.stdout.readline() == b"ready\n"
         child.send_signal(signal.SIGTERM)
         assert child.stderr.readline() == b"\n"
-        assert child.stderr.readline() == b"SIGTERM: saving after this step; once more to leave at once\n"
+        assert child.stderr.readline() == b"SIGTERM: saving after this step; a second signal exits immediately\n"
         child.send_signal(signal.SIGTERM)  # as one whose launcher died is told by each of its threads
         with pytest.raises(subprocess.TimeoutExpired):
             child.wait(timeout=0.6)

@@ -137,8 +137,8 @@ def test_each_process_writes_a_profile_of_its_own_devices(runs):
         trace = read_trace(files_of(str(folder), process).trace)
         assert (trace.steps, trace.devices) == ([3, 4], 4)
     said = [(workdir.parent / f"log-{PROFILED}-{i}").read_text() for i in (0, 1)]
-    assert "of process 0 alone: each of the 2 has a trace" in said[0] and "ms a step on cpu, 4 devices" in said[0]
-    assert "ms a step" not in said[1]
+    assert "process 0 of 2; to see another process" in said[0] and "ms per step on cpu, mean of 4 devices" in said[0]
+    assert "ms per step" not in said[1]
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def test_when_one_process_is_frozen_the_other_ends_and_names_it(group):
     code, seconds = group.end(0)
     assert code == 1 and seconds < 30
     assert group.said(0).splitlines()[-1].startswith("pretrainax: process 1 of 2 on ")
-    assert "has not been heard of for 20 s" in group.said(0)
+    assert "has sent no heartbeat for 20 s" in group.said(0)
 
 
 @pytest.mark.slow
@@ -208,7 +208,7 @@ def test_when_process_0_is_killed_the_other_ends_and_names_it(group):
     group.signal(0, signal.SIGKILL)
     code, seconds = group.end(1)
     assert code == 1 and seconds < 30
-    assert group.said(1).splitlines()[-1].startswith("pretrainax: process 0 of 2, which all others meet at, is gone")
+    assert group.said(1).splitlines()[-1].startswith("pretrainax: process 0 of 2 (the coordinator) is gone")
 
 
 @pytest.mark.slow
@@ -263,7 +263,7 @@ def three(monkeypatch):
         monkeypatch.setattr(processes, "_RUNS", iter([0]))
         made.append(processes.Watchdog())
         made[i]._heard = {j: (-1, 0) for j in ([1, 2] if i == 0 else [0])}
-    store.key_value_set("pretrainax/0/word", json.dumps(made[0]._word), allow_overwrite=True)
+    store.key_value_set("pretrainax/0/word", json.dumps(made[0]._decision), allow_overwrite=True)
     return made
 
 
@@ -277,7 +277,7 @@ def talk(three, tick):
 def test_all_stop_at_the_first_call_that_none_has_left_behind(three):
     for watchdog, count in zip(three, [5, 3, 7], strict=True):  # a process runs ahead of the devices, and of the others
         assert not any(watchdog.agree(stop=False) for _ in range(count))
-    three[1]._wanted = True
+    three[1]._stop_requested = True
     for tick in range(1, 5):
         talk(three, tick)
     answers = [
@@ -289,7 +289,7 @@ def test_all_stop_at_the_first_call_that_none_has_left_behind(three):
 def test_a_signal_to_all_processes_costs_no_further_step(three):
     for watchdog in three:
         assert not any(watchdog.agree(stop=False) for _ in range(4))
-        watchdog._wanted = True
+        watchdog._stop_requested = True
     for tick in range(1, 5):
         talk(three, tick)
     assert [watchdog.agree(stop=True) for watchdog in three] == [True, True, True]
@@ -312,10 +312,10 @@ def test_a_process_without_a_step_for_long_ends_and_says_after_which(count, monk
         peers._ticks += ticks
         done()
         if ticks != 1:
-            peers._look_for_steps(peers._ticks - peers._last_step)
+            peers._check_progress(peers._ticks - peers._last_step)
     assert not left
     peers._ticks += 1
-    peers._look_for_steps(peers._ticks - peers._last_step)
+    peers._check_progress(peers._ticks - peers._last_step)
     assert left == [1]
     assert "no step after 7 for 60 s (config.train.stuck_after): a device or a collective" in capsys.readouterr().err
 

@@ -95,8 +95,8 @@ def test_a_holder_on_another_machine_that_is_silent_is_followed_after_a_while_an
     machines("b")
     with WorkdirLock(str(tmp_path)):
         said = capsys.readouterr().err
-    assert re.search(r"is held by process \d+ of .*, since 2999-01-01.*: waiting 0 s for a sign of life", said)
-    assert "no sign of life" in said
+    assert re.search(r"is held by process \d+ of .*, since 2999-01-01.*: waiting 0 s for a heartbeat", said)
+    assert "no heartbeat" in said
 
 
 def test_a_holder_on_another_machine_that_gives_it_back_is_followed_at_once(machines, tmp_path, monkeypatch):
@@ -113,7 +113,7 @@ def test_who_was_taken_for_dead_ends_itself(holder, tmp_path):
     other = {"machine": "another", "host": "host17", "process": 7, "user": "anna", "since": "today", "beat": 1}
     (tmp_path / "run.lock").write_text(json.dumps(other).ljust(1024))
     assert holder.wait(timeout=20) == 1
-    assert "was taken over by process 7 of anna on host17, since today: this run ends here" in holder.stderr.read()
+    assert "was taken over by process 7 of anna on host17, since today: this run stops" in holder.stderr.read()
     assert json.loads((tmp_path / "run.lock").read_text()) == other
 
 
@@ -142,5 +142,5 @@ def test_a_file_that_says_nothing_is_nobodys(content, tmp_path):
 @pytest.mark.parametrize("path", ["file", "file/below", "x" * 300])
 def test_a_workdir_that_cannot_be_a_folder_is_one_line(path, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="--workdir=.* cannot be made a folder: .*; take another one"):
+    with pytest.raises(UserError, match="--workdir=.* cannot be created: .*; set another folder"):
         WorkdirLock(str(tmp_path / path)).__enter__()

@@ -229,7 +229,7 @@ def test_a_report_has_the_figures():
 
 @pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
 def test_other_families_are_told_that_the_constants_are_a_decoders(family):
-    assert "The constants of this law are those of the decoder family" in report(Budget(flops=1e19, family=family))
+    assert "This law was measured on the decoder family" in report(Budget(flops=1e19, family=family))
 
 
 def test_twice_the_mfu_is_half_the_time():
@@ -287,18 +287,18 @@ def test_a_law_from_a_file(tmp_path):
 def test_a_file_that_is_no_law_is_refused(tmp_path, content):
     path = tmp_path / "law.json"
     path.write_text(content)
-    with pytest.raises(UserError, match="is no law that --fit writes|is not a JSON"):
+    with pytest.raises(UserError, match="is not a law that --fit writes|is not a JSON"):
         law_of(str(path))
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({}, "give one of --flops, --hours, --tokens and --fit; got none"),
+        ({}, "set exactly one of --flops, --hours, --tokens and --fit; got none"),
         ({"flops": 1e20, "tokens": 1e9}, "got --flops=1e[+]20 --tokens=1e[+]09"),
         ({"hours": 3}, "needs a --topology"),
-        ({"flops": -1.0}, "--flops=-1: it must be above 0"),
-        ({"tokens": 0.0}, "it must be above 0"),
+        ({"flops": -1.0}, "--flops=-1: the budget must be above 0"),
+        ({"tokens": 0.0}, "the budget must be above 0"),
         ({"flops": 1e20, "mfu": 1.5}, "--mfu=1.5"),
         ({"flops": 1e20, "law": "hofman"}, "did you mean 'hoffmann'"),
         ({"flops": 1e20, "law": "none.json"}, "cannot be read"),

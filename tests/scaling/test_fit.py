@@ -138,13 +138,13 @@ def test_the_loss_of_an_electra_is_the_discriminators(tmp_path):
 def test_runs_that_select_by_other_figures_or_validate_otherwise_do_not_compare(tmp_path):
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", evaluate__select_by="bits_per_byte")
-    with pytest.raises(UserError, match="do not compare: evaluate.select_by: 'loss' -> 'bits_per_byte'"):
+    with pytest.raises(UserError, match="are not comparable: evaluate.select_by: 'loss' -> 'bits_per_byte'"):
         read_runs(f"{tmp_path}/*")
     write_run(tmp_path / "c", evaluate__objective=CausalLM(mask_documents=True))
-    with pytest.raises(UserError, match=r"do not compare: evaluate.objective: None -> CausalLM\("):
+    with pytest.raises(UserError, match=r"are not comparable: evaluate.objective: None -> CausalLM\("):
         read_runs(f"{tmp_path}/[ac]")
     write_run(tmp_path / "d", evaluate__parameters="ema")
-    with pytest.raises(UserError, match="do not compare: evaluate.parameters: 'trained' -> 'ema'"):
+    with pytest.raises(UserError, match="are not comparable: evaluate.parameters: 'trained' -> 'ema'"):
         read_runs(f"{tmp_path}/[ad]")
 
 
@@ -154,7 +154,7 @@ def test_a_law_is_fit_to_a_loss(figure, is_one, tmp_path):
     if is_one:
         assert read_runs(f"{tmp_path}/*")[1].select_by == figure
         return
-    with pytest.raises(UserError, match=rf"a law is fit to a loss \(.*\), and these runs have .*select_by={figure}"):
+    with pytest.raises(UserError, match=rf"these runs have .*select_by={figure}; a fit needs a loss \("):
         read_runs(f"{tmp_path}/*")
 
 
@@ -176,12 +176,12 @@ def test_a_loss_that_is_not_finite_is_left_out(tmp_path):
 def test_runs_of_other_text_are_refused(tmp_path):
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", data__sequence_length=16)
-    with pytest.raises(UserError, match=r"do not compare: data.sequence_length: 32 -> 16"):
+    with pytest.raises(UserError, match=r"are not comparable: data.sequence_length: 32 -> 16"):
         read_runs(f"{tmp_path}/*")
 
 
 def test_no_runs_are_told(tmp_path):
-    with pytest.raises(UserError, match="no folder there has a config.json and a metrics.jsonl"):
+    with pytest.raises(UserError, match="no matching folder has a config.json and a metrics.jsonl"):
         read_runs(f"{tmp_path}/*")
 
 
@@ -195,9 +195,9 @@ def test_a_broken_config_names_its_run(tmp_path):
 @pytest.mark.parametrize(
     "points, missing",
     [
-        ([], "6 more runs, 3 more sizes, 3 more amounts of text, a size that is trained on two amounts of text"),
+        ([], "6 more runs, 3 more sizes, 3 more amounts of text, one size with two amounts of text"),
         ([(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)], "1 more sizes"),
-        ([(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)], "a size that is trained on two amounts of text"),
+        ([(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)], "one size with two amounts of text"),
         ([(1, 1), (2, 1), (3, 2), (3, 3)], "2 more runs"),
     ],
 )

@@ -48,7 +48,7 @@ def test_a_preset_is_sound_and_of_the_size_that_the_table_says(name, variant):
 
 @pytest.mark.parametrize("name", few((*CONFIGS, *OTHERS), ["llama", "bert_base", "t5_base"]))
 def test_an_unknown_variant_names_the_small_ones(name):
-    with pytest.raises(UserError, match="has no variant 'tinyx', .*; small ones for a laptop: tiny, mini, midi"):
+    with pytest.raises(UserError, match="has no variant 'tinyx', .*; small variants for a laptop: tiny, mini, midi"):
         load(name, "tinyx")
 
 

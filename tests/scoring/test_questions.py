@@ -239,7 +239,7 @@ def test_an_option_that_cannot_be_or_does_nothing_is_one_line(name, scoring, sai
             "a text",
             "by SequenceToSequence, on pairs: give (source, target)",
         ),
-        ("bart", None, ("a", "b"), "was trained by Denoising, which knows no pairs"),
+        ("bart", None, ("a", "b"), "was trained by Denoising, which does not support pairs"),
     ],
 )
 def test_a_document_that_the_model_does_not_read_is_one_line(name, objective, document, said):

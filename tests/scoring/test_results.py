@@ -64,4 +64,4 @@ def test_results_are_written_as_json_and_say_when_they_replace_others(tmp_path):
         **{"counts": {"documents": 2, "tokens": 3000}, "how": "left to right", "origin": "run", "step": 5},
     }
     assert second["value"] is None and second["standard_error"] is None
-    assert write_results(path, [RESULT]) == f"1 results in {path}, in place of those that were there"
+    assert write_results(path, [RESULT]) == f"1 results in {path}, replacing the previous file"

@@ -82,7 +82,7 @@ def test_a_text_without_spaces_has_spans_if_its_characters_are_words():
 @pytest.mark.parametrize(
     "fields, words_of_error",
     [
-        ({"share": 0.0}, "share of the bytes that are in spans is 0.0, it must be in (0, 1)"),
+        ({"share": 0.0}, "share of the bytes in spans is 0.0, it must be in (0, 1)"),
         ({"share": 1.0}, "it must be in (0, 1)"),
         ({"mean_bytes": 0.5}, "mean_bytes of the spans is 0.5, it must be at least 1"),
         ({"mean_bytes": float("nan")}, "mean_bytes"),

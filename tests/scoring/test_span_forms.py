@@ -121,7 +121,7 @@ def test_a_mixture_is_asked_in_its_first_form_for_each_side_with_its_mode():
     ],
 )
 def test_a_model_that_fills_no_spans_is_refused_by_name(case, objective):
-    with pytest.raises(UserError, match=f"tests/golden, {case}, of the family .* cannot fill a span: that takes"):
+    with pytest.raises(UserError, match=f"tests/golden, {case}, of the family .* cannot fill a span: use a decoder"):
         forms(loaded_case(case), objective)
 
 
@@ -149,7 +149,7 @@ def test_each_side_has_half_of_the_room_and_what_the_other_leaves():
     assert sizes(BOTH, 15, right=1) == (9, 1)
     assert sizes(LEFT, 15) == (10, 0)
     assert sizes(LEFT, 12) == (7, 0)
-    with pytest.raises(UserError, match="a span of 3 tokens leaves no room for its surroundings in the 6 tokens"):
+    with pytest.raises(UserError, match="a span of 3 tokens leaves no room for its context in the 6 tokens"):
         sizes(BOTH, 6)
 
 

@@ -75,7 +75,7 @@ def test_the_figure_is_all_bits_over_all_bytes_with_its_error_over_documents(sco
     assert abs(apart[0] - apart[1]) < 3 * 2 * figure.standard_error
     assert figure.counts == {"documents": 100, "spans": len(of.spans), "bytes": of.bytes.sum()}
     (own,) = scores["encoder_decoder"].results("a chain")
-    assert "the model says where a span ends" in own.how and "paid for" in figure.how
+    assert "the model predicts its end" in own.how and "with the cost of its number" in figure.how
 
 
 def test_the_number_of_tokens_is_paid_by_how_often_it_comes_in_other_documents():
@@ -98,7 +98,7 @@ def test_a_difference_is_of_the_same_spans_and_its_error_is_smaller_than_that_of
     assert between.value == pytest.approx(apart[0].value - apart[1].value)
     assert between.standard_error < math.hypot(*(figure.standard_error for figure in apart))
     others = score_spans(chain.knowing("decoder"), chain.texts(3, 60), CHOICE)[0]
-    with pytest.raises(UserError, match="not asked for the same spans"):
+    with pytest.raises(UserError, match="scored on different spans"):
         difference(others, scores["encoder"])
 
 

@@ -161,7 +161,7 @@ def test_a_parameter_the_table_does_not_know_is_an_error():
 def test_a_parameter_of_another_rank_than_its_row_is_an_error():
     with pytest.raises(
         ValueError,
-        match=r"blocks/mlp/up/kernel has shape \(8, 16\), its row of PARTITION_RULES says 'layers d_model d_ff'",
+        match=r"blocks/mlp/up/kernel has shape \(8, 16\), its row of PARTITION_RULES has axes 'layers d_model d_ff'",
     ):
         param_specs({"blocks": {"mlp": {"up": {"kernel": shape(8, 16)}}}})
 

@@ -38,7 +38,7 @@ def test_parts_are_of_the_rows_that_the_stages_share():
     assert stages == Stages(4, 8, 2) and stages.ticks == 11
     assert stages.bubble == pytest.approx(3 / 11) and stages.stretch == pytest.approx(11 / 8)
     assert describe_stages(config(parts=8), sizes) == (
-        "4 stages of 1 of 4 layers, 8 parts of 2 rows a device; 27% of the time of the layers is the bubble"
+        "4 stages of 1 of 4 layers, 8 parts of 2 rows per device; the bubble is 27% of the time of the layers"
     )
 
 
@@ -50,8 +50,8 @@ def test_parts_that_go_back_one_by_one_have_the_same_bubble_and_one_forward_more
     assert (stages.ticks, stages.bubble, stages.seen) == (11, 3 / 11, 11 / 8)
     assert stages.stretch == pytest.approx(11 / 8 * (forwards + 1 + 2) / (forwards + 2))
     assert describe_stages(experiment, sizes) == (
-        "4 stages of 1 of 4 layers, 8 parts of 2 rows a device, one forward, one backward; "
-        "27% of the time of the layers is the bubble"
+        "4 stages of 1 of 4 layers, 8 parts of 2 rows per device, 1F1B schedule; "
+        "the bubble is 27% of the time of the layers"
     )
     assert stages_of(experiment, ONE | {"data": 8}).stretch == 1
 

@@ -45,17 +45,17 @@ def test_the_sender_survives_any_failure_and_sends_once_it_is_over(url, error, m
         await_(lambda: places.last_sent(folder) == 20)
         assert "checkpoints/20/manifest.sha256" in names(url)
     told = next(line for line in said if "nothing was sent for" in line)
-    assert "(last sent: step 10): the run goes on in" in told
-    assert any("has everything again" in line for line in said)
+    assert "(last sent: step 10): the run continues in" in told
+    assert any("has all files again" in line for line in said)
 
 
 def test_a_failure_at_the_end_says_where_the_files_are(url, monkeypatch, capsys):
     with pytest.raises(
-        RunFailed, match="ValueError: a bug; the same command on this machine goes on from what was not"
+        RunFailed, match="ValueError: a bug; run the same command on this machine to continue and send the rest"
     ):
         with places.at_work(url) as folder:
             monkeypatch.setattr(twin.Twin, "push", lambda *_, **__: (_ for _ in ()).throw(ValueError("a bug")))
-    assert f"what was not sent is in {folder}" in capsys.readouterr().err
+    assert f"files that were not sent are in {folder}" in capsys.readouterr().err
 
 
 def test_a_lease_is_renewed_after_any_failure(url, monkeypatch):
@@ -103,7 +103,7 @@ def test_a_full_disk_is_told_with_its_path_and_not_tried_again(url, no_patience,
 def test_what_has_no_room_is_refused_before_it_is_fetched(url, monkeypatch):
     Store(url).write("a", b"123")
     monkeypatch.setattr(twin.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2})())
-    with pytest.raises(RunFailed, match="3 bytes are to be fetched, and .* has 2 free"):
+    with pytest.raises(RunFailed, match="3 bytes are to be fetched, but .* has only 2 free"):
         places.here(url)
 
 

@@ -112,7 +112,7 @@ def test_a_flag_takes_a_model_of_the_hub_where_it_is_read():
     assert from_.parse(f"{NAME}@v1") == f"{NAME}@v1"
     with pytest.raises(ValueError, match="write hf:org/name or hf:org/name@revision"):
         from_.parse("hf://org/name")
-    with pytest.raises(ValueError, match="models of the hub are read alone.*export --push=org/name"):
+    with pytest.raises(ValueError, match="only --from, config.checkpoint.init_from.*export --push=org/name"):
         workdir.parse(NAME)
     assert workdir.parse("./hf:org/name") == "./hf:org/name"
 
@@ -133,7 +133,7 @@ def test_pickles_are_not_fetched(server):
     server.repository("org/old").commit({**SMALL, **described, "pytorch_model.bin": b"\x80\x04", "rust_model.ot": b""})
     folder = places.here("hf:org/old")  # its tokenizer can be used
     said, code = line(places.complete, folder)
-    assert code == 2 and said.startswith("hf:org/old holds pytorch_model.bin and no safetensors: files that can run")
+    assert code == 2 and said.startswith("hf:org/old holds pytorch_model.bin and no safetensors: such files can run")
     assert "hf:org/old@refs/pr/1" in said and "import BertForMaskedLM as M; M.from_pretrained('org/old')" in said
     assert not any("pytorch_model.bin" in path for _, path, _ in server.requests)
 
@@ -141,7 +141,7 @@ def test_pickles_are_not_fetched(server):
 def test_a_model_without_weights(server):
     server.repository("org/empty").commit(SMALL)
     assert line(places.complete, places.here("hf:org/empty")) == (
-        "hf:org/empty holds no safetensors: give a model that does",
+        "hf:org/empty holds no safetensors: use a model with safetensors",
         2,
     )
 
@@ -178,7 +178,7 @@ def test_a_description_that_is_too_large_is_left_out_with_a_line(server, monkeyp
     folder = places.here(NAME)
     sizes = {name: len(content) for name, content in SMALL.items()}
     assert max(sizes.values()) > 20 and names(folder) == {name for name, size in sizes.items() if size <= 20}
-    assert "config.json is left out, of 22 bytes: more than is read of such a file" in capsys.readouterr().err
+    assert "config.json is skipped: it has 22 bytes, the limit is 20" in capsys.readouterr().err
 
 
 def test_a_listing_without_a_commit_is_of_no_hub(server):
@@ -186,7 +186,7 @@ def test_a_listing_without_a_commit_is_of_no_hub(server):
     repository.commits["../../../x"] = repository.commits[repository.references["main"]]
     repository.references["main"] = "../../../x"
     said, code = line(places.here, NAME)
-    assert code == 2 and "is no hub" in said
+    assert code == 2 and "is not a hub" in said
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,11 @@ def test_there_is_no_such_model(server, monkeypatch, token):
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     said, code = line(places.here, "hf:org/nothing")
-    then = "or the token that is set here may not see it" if token else "if it is private, log in by `hf auth login`"
+    then = "or the token set here has no access to it" if token else "if it is private, log in by `hf auth login`"
     assert (
-        code == 2 and f"{server.url} has no model org/nothing: mind the name; {then}" in said and "hf_known" not in said
+        code == 2
+        and f"{server.url} has no model org/nothing: check the name; {then}" in said
+        and "hf_known" not in said
     )
 
 
@@ -227,7 +229,7 @@ def test_a_gated_model_wants_a_token(server, monkeypatch):
 def test_a_token_that_the_hub_does_not_know(server, monkeypatch, capsys):
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
     said, code = line(places.here, NAME)
-    assert code == 2 and "does not know the token that is set here" in said
+    assert code == 2 and "does not accept the token that is set here" in said
     assert "secret" not in said + "".join(capsys.readouterr())
 
 
@@ -240,13 +242,13 @@ def test_a_busy_hub_is_asked_again(server, monkeypatch, capsys):
     ]
     assert names(places.here(NAME)) == set(SMALL)
     said = capsys.readouterr().err
-    assert "the hub is busy (it answers 429): asking again in" in said and "(it answers 503)" in said
+    assert "the hub is busy (it responds with 429): trying again in" in said and "(it responds with 503)" in said
 
 
 def test_a_hub_that_limits_its_requests_for_long(server, capsys):
     server.faults = [("/api/models/", 429, {"RateLimit": '"api";r=0;t=290'})]
     said, code = line(places.here, NAME)
-    assert code == 1 and "it answers 429, and is to be asked again in 290 s" in said
+    assert code == 1 and "it responds with 429, and asks for a retry in 290 s" in said
 
 
 def test_a_transfer_that_breaks_off_goes_on(server, monkeypatch, capsys):
@@ -396,7 +398,7 @@ def test_without_a_network_each_name_of_a_commit_is_known(server, cut_off):
 def test_a_file_that_is_listed_and_not_there(server, monkeypatch):
     server.faults = [("vocab.json", 404, {"X-Error-Code": "EntryNotFound"})]
     said, code = line(places.here, NAME)
-    assert code == 2 and "the hub answers 404" in said
+    assert code == 2 and "the hub responds with 404" in said
 
 
 def test_without_a_network_and_a_copy(server, cut_off):
@@ -419,7 +421,7 @@ def test_without_a_network_and_with_a_part(server, cut_off):
 def test_a_hub_that_never_answers(server, monkeypatch, capsys):
     places.here(NAME)
     forget(monkeypatch)
-    monkeypatch.setattr(hub, "_ANSWER", 0.2)
+    monkeypatch.setattr(hub, "_TIMEOUT", 0.2)
     server.faults = [("/api/models/", 0, {"seconds": "1"})]
     places.here(NAME)
     assert "ReadTimeout" in capsys.readouterr().err

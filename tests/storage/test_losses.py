@@ -73,7 +73,7 @@ def test_a_bucket_that_another_machine_has_continued_and_lost_deletes_nothing(ur
     with places.at_work(url) as folder:
         assert contents(folder) == {}
     assert contents(aside("work", url)) == files
-    assert "the copies of this machine are kept in" in capsys.readouterr().err
+    assert "the local copies are now in" in capsys.readouterr().err
 
 
 def test_a_reader_of_an_emptied_bucket_keeps_its_copy(url, capsys):
@@ -85,7 +85,7 @@ def test_a_reader_of_an_emptied_bucket_keeps_its_copy(url, capsys):
     empty(url)
     places.here(url)
     assert contents(aside("read", url)) == checkpoint(10) | {"config.json": "{}"}
-    assert capsys.readouterr().err.count("the copies of this machine are kept in") == 1
+    assert capsys.readouterr().err.count("the local copies are now in") == 1
 
 
 def test_a_reader_follows_a_run_that_deletes_old_checkpoints(url, capsys):
@@ -167,9 +167,8 @@ FAULTS = {
 def test_a_part_of_the_metrics_that_is_missing_stops_a_run_in_one_line(url, fault, monkeypatch, tmp_path):
     break_it, _, after = FAULTS[fault]
     break_it(metrics_of(url, monkeypatch, tmp_path))
-    told = (
-        rf"has metrics\.jsonl\.0000{after} and not all of metrics\.jsonl before it.* delete metrics\.jsonl\.0000{after}"
-    )
+    part = rf"metrics\.jsonl\.0000{after}"
+    told = rf"has {part}, but not all of metrics\.jsonl before it.* delete {part}"
     for _ in range(2):
         with pytest.raises(RunFailed, match=told), places.at_work(url):
             pass
@@ -185,7 +184,7 @@ def test_a_reader_gets_the_metrics_before_a_part_that_is_missing(url, fault, mon
     break_it(metrics_of(url, monkeypatch, tmp_path))
     with open(os.path.join(places.here(url), "metrics.jsonl")) as f:
         assert f.read().startswith("000000000\n" if parts else "")
-    assert "here they are left out" in capsys.readouterr().err
+    assert "this command leaves them out" in capsys.readouterr().err
 
 
 def test_a_listing_without_a_manifest_that_is_there_deletes_no_checkpoint(url, monkeypatch, tmp_path):
@@ -278,7 +277,7 @@ def test_a_file_that_was_damaged_here_is_fetched_and_replaces_no_good_one(url, n
     with places.at_work(url) as folder:
         assert contents(folder) == files
     assert {n: Store(url).read(n).decode() for n in names(url)} == files
-    assert f"has other contents of 1 object (checkpoints/20/{name}) than were saved" in capsys.readouterr().err
+    assert f"1 object (checkpoints/20/{name}) in {folder} changed after the save" in capsys.readouterr().err
 
 
 @pytest.mark.first(1)

@@ -52,7 +52,7 @@ def test_a_pattern_matches_no_name_that_leads_outside(raw):
 
 @pytest.mark.parametrize("url", ["gs://b/../../x", "gs://b/./x", "gs://b//x", "s3://..", f"gs://b/{'x' * 256}"])
 def test_a_url_that_leads_outside_is_refused(url):
-    assert path_problem(url).startswith("it is no URL of an object or a folder")
+    assert path_problem(url).startswith("it is not a valid URL of an object or folder")
     with pytest.raises(UserError):
         places.here(url)
 
@@ -65,7 +65,7 @@ def test_a_url_without_a_bucket_is_refused(url):
 
 @pytest.mark.parametrize("url", ["s3://KEY:SECRET@bucket/x", "gs://a:b@c"])
 def test_a_url_with_credentials_is_refused(url):
-    assert "a key and its secret" in path_problem(url)
+    assert "a key and a secret" in path_problem(url)
 
 
 # --- markers of folders ----------------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ def test_what_another_machine_has_overtaken_is_put_aside(url, monkeypatch, tmp_p
     with places.at_work(url) as folder:
         assert open(os.path.join(folder, "metrics.jsonl")).read() == "1\n2\n3\n"
     said = capsys.readouterr().err
-    aside = said.split("what it had not sent is in ")[1].split("\n")[0]
+    aside = said.split("files that were not sent are now in ")[1].split("\n")[0]
     assert open(os.path.join(aside, "metrics.jsonl")).read() == "1\nnot sent\n"
 
 
@@ -327,14 +327,14 @@ def test_a_holder_whose_lease_was_taken_ends_itself(url, monkeypatch):
 def test_a_store_that_refuses_keeps_no_run_from_its_end_and_says_where_its_files_are(gcs, capsys, monkeypatch):
     monkeypatch.setattr(places, "EVERY", 0.1)
     with (
-        pytest.raises(RunFailed, match="refuses this user .*goes on from what was not sent"),
+        pytest.raises(RunFailed, match="refuses this user .*to continue and send the rest"),
         places.at_work("gs://bucket/r") as folder,
     ):
         gcs.forbids_writes = True
         write(folder, checkpoint(10))
         time.sleep(0.5)
     said = capsys.readouterr().err
-    assert said.count("the run goes on in") == 1 and f"what was not sent is in {folder}" in said
+    assert said.count("the run continues in") == 1 and f"files that were not sent are in {folder}" in said
     gcs.forbids_writes = False
     with places.at_work("gs://bucket/r"):
         pass

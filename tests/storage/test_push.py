@@ -85,7 +85,7 @@ def test_a_push_to_a_busy_hub_goes_on(logged_in, folder, monkeypatch, capsys):
     logged_in.faults = [("/repos/create", 429, {"Retry-After": "0"}), ("/commit/", 503, {"Retry-After": "0"})]
     hub.push(folder, "me/model", is_private=False)
     assert FILES.items() <= there(logged_in, "me/model").items()
-    assert "the hub is busy (it answers 429)" in capsys.readouterr().err
+    assert "the hub is busy (it responds with 429)" in capsys.readouterr().err
 
 
 def test_a_push_that_breaks_off_changes_nothing(logged_in, folder, monkeypatch):

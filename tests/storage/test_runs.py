@@ -66,7 +66,7 @@ def test_no_url_is_taken_for_a_file(bucket, touched, tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"{RUN}, no checkpoint was sent yet" in done.stderr  # the header's row of the workdir
     assert re.search(r"goodput .*, 1 start, (last sent: step (6|10|12)|no checkpoint was sent yet)\n", done.stderr)
-    assert f"{RUN} has everything (last sent: step 12)" in done.stderr
+    assert f"{RUN} has all files (last sent: step 12)" in done.stderr
     assert json.loads(Store(RUN).read("goodput.json"))[-1]["last_sent"] in (None, 6, 10, 12)  # when it was written
     said = [done.stderr]
     module = [sys.executable, "-m"]
@@ -83,7 +83,7 @@ def test_no_url_is_taken_for_a_file(bucket, touched, tmp_path):
         done = runs.run(command)
         assert done.returncode == 0, done.stderr
         said += [done.stdout, done.stderr]
-    lines_said = [line for text in said for line in text.splitlines() if "is kept in" not in line]
+    lines_said = [line for text in said for line in text.splitlines() if "has a local copy in" not in line]
     assert [line for line in lines_said if str(tmp_path) in line] == []  # of folders of this machine
     assert "a: last sent: step 12\n" in said[8]  # report's stderr
     found = Store("gs://bucket").objects().keys()
@@ -108,7 +108,7 @@ def test_a_run_is_trained_read_exported_and_started_from_in_a_bucket(bucket, tmp
     flags = ["--output=gs://bucket/results.json", "--config.data.keep_bytes=0"]
     evaluated = runs.run([*module, "pretrainax.evaluate", f"--from={RUN}@best", *flags])
     assert evaluated.returncode == 0, evaluated.stderr
-    assert "files of tokens are beyond config.data.keep_bytes=0: they stay in gs://bucket/cache" in evaluated.stderr
+    assert "token files are beyond config.data.keep_bytes=0: they stay in gs://bucket/cache" in evaluated.stderr
     assert "loss" in Store("gs://bucket").read("results.json").decode()
     exported = runs.run(runs.exporting(RUN, "gs://bucket/export"))
     assert exported.returncode == 0, exported.stderr

@@ -52,7 +52,7 @@ def test_windows_beyond_the_most_are_left_out_and_noted_in_the_first():
 
 
 def test_a_stride_that_leaves_out_tokens_is_refused():
-    with pytest.raises(UserError, match="stride is 127, and a window has 126 tokens: what is between two"):
+    with pytest.raises(UserError, match="stride is 127, but a window has 126 tokens: the model would not"):
         windows(Chunks(stride=127), 250)
 
 
@@ -112,7 +112,7 @@ def test_rows_of_windows_are_full_and_the_corpus_is_another_one(variant):
         (Chunks(stride=0), "config.objective.chunks.stride is 0, it must be at least 1"),
         (Chunks(most=0), "config.objective.chunks.most is 0"),
         (Chunks(join="median"), "config.objective.chunks.join is 'median'"),
-        (Chunks(), "config.data.drop_duplicates is of whole texts"),
+        (Chunks(), "config.data.drop_duplicates compares whole documents"),
     ],
 )
 def test_what_cannot_work_is_one_line(chunks, said):

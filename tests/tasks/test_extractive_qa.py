@@ -93,7 +93,7 @@ def test_the_question_is_told_to_windows_that_make_its_tokens_global():
     check_batch(batch, task._model, task.lengths(64), 2)
     assert batch["question"].sum(1).tolist() == [len(asked), 0]
     del batch["question"]
-    with pytest.raises(UserError, match=r"batch has no 'question', the encoder needs int32 \[2, 64\]"):
+    with pytest.raises(UserError, match=r"batch has no 'question', the encoder expects int32 \[2, 64\]"):
         check_batch(batch, task._model, task.lengths(64), 2)
 
 
@@ -303,21 +303,21 @@ def test_it_is_sound_and_planned_without_records():
     [
         (lambda e: setattr(e.objective, "stride", 0), "config.objective.stride is 0, it must be at least 1"),
         (lambda e: setattr(e.objective, "max_question_length", 60), "max_question_length 60 leaves no room"),
-        (lambda e: setattr(e.data, "drop_duplicates", True), "drop_duplicates is of whole texts"),
+        (lambda e: setattr(e.data, "drop_duplicates", True), "drop_duplicates compares whole documents"),
         (lambda e: setattr(e.model, "head", Classify(2, "single")), r"ExtractiveQA needs Extract\(\)"),
         (lambda e: setattr(e.evaluate, "select_by", "no_answer_accuracy"), "allowed: answer_f1, exact_match, loss"),
         (
             lambda e: [setattr(e.model, name, value) for name, value in windows(16).items()],
             "max_question_length is 16, which with the token before the question is more than "
-            "config.model.sparse_attention.longest_question 16: set that to 17",
+            "config.model.sparse_attention.longest_question 16: set longest_question to 17",
         ),
         (
             lambda e: setattr(e, "tuning", PromptTuning()) or [setattr(e.model, *item) for item in windows(17).items()],
-            "whose tokens would stand before the question",
+            "whose tokens would be before the question",
         ),
         (
             lambda e: setattr(e.model, "head", Extract(second_text=True)) or setattr(e.model, "num_token_types", 1),
-            "second_text goes by token types, and config.model.num_token_types is 1 in an encoder: set it to False",
+            "config.model.family is encoder and num_token_types is 1: set second_text to False",
         ),
     ],
 )

@@ -66,7 +66,7 @@ def test_what_is_cut_is_counted():
     assert max(len(example["tokens"]) for example in found) == 20 and found[2]["loss_weights"].sum() == 0
     cut = sum(len(text.tokens) > 21 for text in texts)
     (said,) = task.warnings([text.note for text in texts])
-    assert f"{cut} of 3 conversations lose their end, 1 of them all answers" in said and cut >= 2
+    assert f"{cut} of 3 lose their end, and 1 of them all answers" in said and cut >= 2
 
 
 def test_a_template_that_does_not_fit_the_vocabulary_is_said():
@@ -89,7 +89,7 @@ def test_a_template_that_does_not_fit_the_vocabulary_is_said():
             "message 2 .*'assitant', did you mean 'assistant'",
         ),
         ({"messages": [USER, {"from": "gpt", "value": "a"}]}, "message 2 .* 'role' and 'content'"),
-        ({"messages": [USER, {"role": "assistant", "content": [{"type": "text"}]}]}, "message 2 .*with texts"),
+        ({"messages": [USER, {"role": "assistant", "content": [{"type": "text"}]}]}, "message 2 .*with strings"),
         ({"messages": ["Hi", "hello"]}, "message 1 .*must be an object"),
         ({"conversation": [USER, ANSWER]}, "no field 'messages'.*config.objective.messages_field"),
     ],
@@ -106,7 +106,7 @@ def config(**fields):
 
 
 def test_a_wrong_template_is_one_line():
-    with pytest.raises(UserError, match="config.objective.template is no Jinja template"):
+    with pytest.raises(UserError, match="config.objective.template is not a valid Jinja template"):
         validate(config(template="{% for"))
     experiment = config()
     experiment.model.family = "encoder_decoder"

@@ -43,5 +43,5 @@ def test_a_place_that_is_not_in_the_text_is_refused(task, record, said):
 def test_marks_that_name_no_words_are_refused(marks):
     (said,) = MarkedWords("text", labels=("no", "yes"), marks=marks).field_problems()
     assert said.startswith(
-        f"config.objective.marks is {marks}, it must be one or two of three fields each: one of text,"
+        f"config.objective.marks is {marks}, it must be one or two marks of three fields each: one of text,"
     )

@@ -85,7 +85,7 @@ def test_choices_in_fields_of_their_own_and_contexts_of_several_texts():
         ({"answer": -1}, "holds -1,"),
         ({"answer": True}, "holds True,"),
         ({"answer": None}, "holds None,"),
-        ({"choices": ["a", "b", "c"]}, "3 choices, config.objective.choices is 2"),
+        ({"choices": ["a", "b", "c"]}, "3 choices, but config.objective.choices is 2"),
         ({"choices": ["a", " "]}, "choice 1 .* is empty"),
         ({"choices": "a or b"}, "field 'choices' holds 'a or b', it must be a list"),
         ({"choices": ["a", 1.5]}, "holds float, it must be a string"),
@@ -128,7 +128,7 @@ def test_a_row_has_room_for_all_choices_where_positions_have_it_for_one():
     [
         (dict(choices=1), "config.objective.choices is 1, it must be from 2 to 26"),
         (dict(choices=3, choice_fields=("a", "b")), "choice_fields is .*a list, or 3 fields"),
-        (dict(context_fields=()), "context_fields is .* a field at least"),
+        (dict(context_fields=()), "context_fields is .* at least one field"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused(task, said):

@@ -81,7 +81,7 @@ def test_the_rank_of_a_passage_is_among_all_but_those_that_answer_too():
     [
         ({**RECORD, "query": " "}, "field 'query' is empty"),
         ({**RECORD, "passage": None}, "field 'passage' holds NoneType"),
-        ({**RECORD, "worse": ["one"]}, "field 'worse' has 1 passages, config.objective.negatives is 2"),
+        ({**RECORD, "worse": ["one"]}, "field 'worse' has 1 passages, but config.objective.negatives is 2"),
         ({**RECORD, "worse": ["one", ""]}, "must be a list of texts, none of them empty"),
         ({**RECORD, "worse": 3}, "must be a list of texts"),
         ({"query": "a", "passage": "b"}, "no field 'worse'.*config.objective.negatives_field"),
@@ -104,12 +104,12 @@ def config(task=None, **head):
 @pytest.mark.parametrize(
     "fields, head, said",
     [
-        ({"negatives": 2}, {}, "negatives is 2 and negatives_field None"),
-        ({"negatives_field": "worse"}, {}, "set both, as"),
+        ({"negatives": 2}, {}, "negatives is 2 and negatives_field is None"),
+        ({"negatives_field": "worse"}, {}, "set both, for example"),
         ({"query_length": 2}, {}, "config.objective.query_length is 2"),
         ({}, {"num_texts": 3}, "Retrieval needs Embed\\(num_texts=2\\)"),
         ({}, {"temperature": 0.0}, "config.model.head.temperature is 0.0"),
-        ({}, {"dimensions": (8, 32)}, "each must be another number below config.model.d_model 32"),
+        ({}, {"dimensions": (8, 32)}, "they must be distinct numbers below config.model.d_model 32"),
     ],
 )
 def test_what_does_not_fit_together_is_one_line(fields, head, said):

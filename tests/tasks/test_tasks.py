@@ -76,7 +76,7 @@ def test_a_number_is_the_value_of_a_regression():
         (Classification(labels=("a", "b")), {"txt": "a", "label": "a"}, "no field 'text', did you mean 'txt'"),
         (Classification(labels=("a", "b"), pair_field="other"), {"text": "a", "label": "a"}, "no field 'other'"),
         (Classification(labels=("a", "b")), {"text": 1.5, "label": "a"}, "field 'text' holds float"),
-        (Classification(labels=("a", "b"), multi_label=True), {"text": "a", "label": "a"}, "it is a list"),
+        (Classification(labels=("a", "b"), multi_label=True), {"text": "a", "label": "a"}, "it must be a list"),
         (Classification(labels=("a", "b"), multi_label=True), {"text": "a", "label": ["x"]}, "the label 'x'"),
         (Regression(low=0.0, high=5.0), {"text": "a", "label": 5.5}, "holds 5.5.* 0.0 and 5.0"),
         (Regression(), {"text": "a", "label": "much"}, "'much', it must be a number"),
@@ -231,7 +231,7 @@ def test_the_head_has_as_many_labels_as_the_task():
     "change, said",
     [
         ({"model.head.num_labels": 2}, "of 3 labels needs Classify\\(num_labels=3"),
-        ({"model.masked_lm_head": True}, "config.model.head is Classify, beside which there is no other"),
+        ({"model.masked_lm_head": True}, "config.model.head is Classify, which excludes other heads"),
         ({"objective.labels": ("a",)}, "config.objective.labels is \\('a',\\)"),
         ({"objective.labels": ("a", "a", "b")}, "it must name all classes"),
         ({"evaluate.select_by": "mathews"}, "did you mean 'matthews'"),

@@ -138,7 +138,7 @@ def test_a_broken_record_says_what_is_wrong_with_it(record, said):
         ({"input": "{text!r}"}, "it must name fields in braces"),
         ({"input": "{text"}, "which is no template"),
         ({"scores": ("rogue",)}, "has 'rogue', did you mean 'rouge'"),
-        ({"labels": ("a", "a")}, "a word stands there twice"),
+        ({"labels": ("a", "a")}, "each word must occur only once"),
         ({"target_length": 1}, "target_length is 1"),
         ({"answers": -1}, "config.objective.answers is -1"),
         ({"num_beams": 0}, "config.objective.num_beams is 0"),
@@ -154,9 +154,12 @@ def test_a_wrong_field_is_one_line(fields, said):
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda e: setattr(e.evaluate, "select_by", "exact_match"), "answers have to be written: set config.objective"),
+        (
+            lambda e: setattr(e.evaluate, "select_by", "exact_match"),
+            "which needs generated answers: set config.objective",
+        ),
         (lambda e: setattr(e.evaluate, "select_by", "exact"), "config.evaluate.select_by is 'exact'"),
-        (lambda e: setattr(e.model, "head", Classify(2, "single")), "writes with the head of the pretraining"),
+        (lambda e: setattr(e.model, "head", Classify(2, "single")), "generates with the vocabulary head"),
         (lambda e: setattr(e.model, "family", "encoder"), "trains config.model.family encoder_decoder or decoder"),
     ],
 )

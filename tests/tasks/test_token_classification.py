@@ -204,13 +204,16 @@ def test_the_head_has_the_labels_of_the_task_and_may_follow_its_scheme():
     "change, said",
     [
         ({"model.head.num_labels": 2}, r"TokenClassification of 5 labels needs Tag\(num_labels=5"),
-        ({"model.head.follows": ((), (7,), (), (), ())}, "follows is of a CRF"),
-        ({"model.head.kind": "crf", "model.head.follows": ((), (7,))}, "follows is .* it must have for each of the 5"),
+        ({"model.head.follows": ((), (7,), (), (), ())}, "follows requires a CRF"),
+        (
+            {"model.head.kind": "crf", "model.head.follows": ((), (7,))},
+            "follows is .* it must have an entry for each of the 5",
+        ),
         ({"model.head.dropout_rate": 1.5}, r"dropout_rate is 1.5, it must be in \[0, 1\)"),
         ({"objective.labels": ("O",)}, "it must name all tags"),
         ({"objective.labels": ("O", "I-A", "B-B")}, "has no 'B-A', with which spans of IOB2 begin"),
         ({"objective.scheme": "iob1", "objective.labels": ("O", "B-A", "I-B")}, "no 'I-A', with which spans of IOB1"),
-        ({"objective.scheme": "iob2", "objective.labels": ("O", "S-A")}, "has 'S-A': they must be O, B-X and I-X"),
+        ({"objective.scheme": "iob2", "objective.labels": ("O", "S-A")}, "has 'S-A': labels must be O, B-X and I-X"),
         ({"evaluate.select_by": "f2"}, "select_by is 'f2', allowed: accuracy, f1"),
     ],
 )

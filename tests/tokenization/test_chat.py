@@ -100,11 +100,11 @@ def test_tokens_that_the_vocabulary_lacks_are_named():
 @pytest.mark.parametrize(
     "template, said",
     [
-        ("{% for m in messages %}", "is no Jinja template"),
+        ("{% for m in messages %}", "is not a valid Jinja template"),
         ("{{ raise_exception('no system message') }}", "fails .*no system message.*'Be good.'"),
-        ("{{ messages[9].content }}", "fails|is no"),
+        ("{{ messages[9].content }}", "fails|is not"),
         ("{{ messages.__class__.__mro__ }}", "fails .*SecurityError"),
-        ("{{ messages | length }}{{ messages[-1].content }}", "renders the beginning of a conversation otherwise"),
+        ("{{ messages | length }}{{ messages[-1].content }}", "renders the start of a conversation differently"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_one_line(template, said):

@@ -57,9 +57,7 @@ every = pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("choice", [Unigram, BPE])
 def test_more_characters_than_pieces_says_what_to_take(choice):
     text = "".join(chr(0x4E00 + i % 3000) for i in range(9000))
-    message = (
-        r"vocab_size is 500, the characters alone of this text need \d+.*take config.tokenizer=\"ByteBPE\(vocab_size="
-    )
+    message = r"vocab_size is 500, but the characters of this text alone need \d+.*use .*ByteBPE\(vocab_size="
     with pytest.raises(UserError, match=message):
         choice(vocab_size=500).build(iter([text]))
 
@@ -158,7 +156,7 @@ def test_a_vocabulary_of_words_is_a_file_with_a_word_a_line(tmp_path):
     tokenizer = Words(path=str(file)).load()
     np.testing.assert_array_equal(tokenizer.encode("the Müller house"), [3, 4, 2])
     file.write_text("the\n<UNK>\n")
-    with pytest.raises(UserError, match="has no line </S>, <S>: no vocabulary of words"):
+    with pytest.raises(UserError, match="has no line </S>, <S>: it is not a word vocabulary"):
         Words(path=str(file)).load()
 
 
@@ -321,26 +319,26 @@ def test_path_takes_the_file_of_the_library(name, tmp_path):
 
 def test_path_of_another_kind_is_refused(tmp_path):
     trained("bpe").save(str(tmp_path))
-    with pytest.raises(UserError, match=r"config\.tokenizer\.path=.* is no Unigram tokenizer"):
+    with pytest.raises(UserError, match=r"config\.tokenizer\.path=.* is not a Unigram tokenizer"):
         Unigram(path=str(tmp_path)).load()
 
 
 @pytest.mark.parametrize("config", [Unigram, BPE, WordPiece, ByteBPE], ids=lambda c: c.__name__)
 def test_path_of_something_else_is_refused(config, tmp_path):
     (tmp_path / "model").write_text("something else")
-    with pytest.raises(UserError, match=r"config\.tokenizer\.path=.* is no "):
+    with pytest.raises(UserError, match=r"config\.tokenizer\.path=.* is not a "):
         config(path=str(tmp_path / "model")).load()
 
 
 def test_path_without_the_special_pieces_is_refused(tmp_path):
     trained("bpe").save(str(tmp_path))
-    with pytest.raises(UserError, match=r"has no \[CLS\], \[MASK\], \[PAD\], \[SEP\], \[UNK\]: no WordPiece"):
+    with pytest.raises(UserError, match=r"has no \[CLS\], \[MASK\], \[PAD\], \[SEP\], \[UNK\]: it is not a WordPiece"):
         WordPiece(path=str(tmp_path / "tokenizer.json")).load()
 
 
 def test_path_with_other_special_pieces_is_refused(tmp_path):
     trained("bpe").save(str(tmp_path))
-    with pytest.raises(UserError, match="<pad>, <s>, <unk>: no ByteBPE; see config.tokenizer.special_pieces"):
+    with pytest.raises(UserError, match="<pad>, <s>, <unk>: it is not a ByteBPE; see config.tokenizer.special_pieces"):
         ByteBPE(path=str(tmp_path / "tokenizer.json"), special_pieces="roberta").load()
 
 
@@ -389,13 +387,15 @@ def experiment(vocab_size, objective=None):
 @pytest.mark.parametrize("name", ["unigram", "sentencepiece_bpe", "wordpiece", "bpe"])
 def test_too_little_text_is_explained(name):
     config = type(CONFIGS[name])(vocab_size=30_000)
-    with pytest.raises(UserError, match=r"config\.tokenizer\.vocab_size is 30000, this text is enough for \d+ at most"):
+    with pytest.raises(
+        UserError, match=r"config\.tokenizer\.vocab_size is 30000, but this text is enough for at most \d+"
+    ):
         config.build(iter(text()))
 
 
 @pytest.mark.parametrize("config", [c(vocab_size=200) for c in (Unigram, BPE, ByteBPE)], ids=lambda c: type(c).__name__)
 def test_vocabulary_too_small_for_the_alphabet_is_explained(config):
-    with pytest.raises(UserError, match=r"config\.tokenizer\.vocab_size is 200, the .* need \d+"):
+    with pytest.raises(UserError, match=r"config\.tokenizer\.vocab_size is 200, but the .* need \d+"):
         config.build(iter(text()))
 
 
@@ -406,7 +406,7 @@ def test_no_text_is_explained():
 
 def test_config_larger_than_the_model_is_a_problem():
     (problem,) = Unigram(vocab_size=1000).problems(experiment(1000))
-    assert problem.startswith("config.model.vocab_size is 1000, the tokenizer will have 1100 ids")
+    assert problem.startswith("config.model.vocab_size is 1000, but the tokenizer will have 1100 ids")
 
 
 def test_missing_path_is_a_problem():

@@ -184,7 +184,7 @@ def test_a_saved_tokenizer_is_read(tmp_path):
     "path, line",
     [
         (None, "config.tokenizer.path is None, it must be"),
-        ("/no/such", "config.tokenizer.path: /no/such is no directory"),
+        ("/no/such", "config.tokenizer.path: /no/such is not a directory"),
     ],
 )
 def test_a_missing_directory_is_a_problem(path, line):
@@ -196,7 +196,7 @@ def test_a_directory_without_a_tokenizer_is_a_problem(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     (tmp_path / "tokenizer.py").write_text("raise SystemExit")
     (problem,) = PretrainedTokenizer(path=str(tmp_path)).problems(None)
-    assert "holds no tokenizer that can be read, neither tokenizer.json nor spiece.model" in problem
+    assert "holds no supported tokenizer file, neither tokenizer.json nor spiece.model" in problem
 
 
 def changed(edit) -> str:
@@ -206,7 +206,7 @@ def changed(edit) -> str:
 
 
 BAD = {
-    "broken JSON": ({"tokenizer__json": "{"}, "tokenizer.json is none of tokenizers"),
+    "broken JSON": ({"tokenizer__json": "{"}, "cannot load tokenizer.json"),
     "broken config": ({"tokenizer__json": "{}", "tokenizer_config__json": "{"}, "tokenizer_config.json is not a JSON"),
     "list as config": ({"vocab__txt": "", "tokenizer_config__json": []}, "tokenizer_config.json is not a JSON object"),
     "broken description": ({"vocabulary__json": "{"}, "is damaged"),
@@ -218,7 +218,7 @@ BAD = {
     "hole": ({"vocab__json": "HOLE", "merges__txt": ""}, "has no piece for 1 of its ids, the first is 256"),
     "hole after added": (
         {"vocab__txt": "[UNK]\na\n", "added_tokens__json": {"<new>": 7}},
-        "its added tokens do not fit the vocabulary: '<new>' as 7",
+        "the added tokens do not fit the vocabulary: '<new>' as 7",
     ),
     "unknown special": (
         {"tokenizer__json": "LLAMA3", "tokenizer_config__json": {"pad_token": "<pad>"}},
@@ -226,21 +226,24 @@ BAD = {
     ),
     "more in the config": (
         {"tokenizer__json": "LLAMA3", "added_tokens__json": {"<new>": 503}},
-        r"adds what tokenizer.json lacks: \['<new>'\]",
+        r"adds pieces that tokenizer.json lacks: \['<new>'\]",
     ),
     "merge of nothing": ({"vocab__json": "BYTES", "merges__txt": "zq zz\n"}, "vocab.json and merges.txt do not fit"),
-    "no bytes": ({"vocab__json": {"a</w>": 0}, "merges__txt": ""}, "vocab.json is none of bytes"),
-    "no SentencePiece": ({"tokenizer__model": b"IQ== 0\n"}, "tokenizer.model is no SentencePiece model"),
-    "ALBERT": ({"spiece__model": "ALBERT"}, "changes a text before spiece.model sees it"),
+    "no bytes": ({"vocab__json": {"a</w>": 0}, "merges__txt": ""}, "vocab.json is not byte-level"),
+    "no SentencePiece": ({"tokenizer__model": b"IQ== 0\n"}, "tokenizer.model is not a SentencePiece model"),
+    "ALBERT": ({"spiece__model": "ALBERT"}, "transformers preprocesses text for spiece.model"),
     "another class": (
         {"vocab__txt": "a\n", "tokenizer_config__json": {"tokenizer_class": "BertJapaneseTokenizer"}},
-        "how BertJapaneseTokenizer splits a text is not in vocab.txt: tokenizer.json is needed",
+        "vocab.txt does not define how BertJapaneseTokenizer splits text: tokenizer.json is required",
     ),
-    "XLM-R": ({"sentencepiece__bpe__model": b""}, "the ids in sentencepiece.bpe.model are not those of the model"),
-    "random": ({"tokenizer__json": "RANDOM"}, "draws its pieces at random"),
+    "XLM-R": (
+        {"sentencepiece__bpe__model": b""},
+        "the ids in sentencepiece.bpe.model differ from the ids of the model",
+    ),
+    "random": ({"tokenizer__json": "RANDOM"}, "samples pieces at random"),
     "contradiction": (
         {"tokenizer__json": "UNCASED", "tokenizer_config__json": {"do_lower_case": False}},
-        "tokenizer_config.json has do_lower_case False, tokenizer.json True",
+        "tokenizer_config.json has do_lower_case False, but tokenizer.json True",
     ),
 }
 

@@ -136,7 +136,7 @@ def test_tokenizer_json_is_kept_byte_for_byte(name, tmp_path):
 
 def test_a_sentencepiece_model_without_a_counterpart_is_refused(tmp_path):
     tokenizer = read_tokenizer(directory(tmp_path / "word", spiece__model=t5_spiece(model_type="word")))
-    with pytest.raises(UserError, match="only unigram and BPE ones can be written"):
+    with pytest.raises(UserError, match="it must be unigram or BPE"):
         write_tokenizer(tokenizer, str(tmp_path / "out"), ModelConfig())
 
 
@@ -145,7 +145,7 @@ def test_a_sentencepiece_model_without_a_counterpart_is_refused(tmp_path):
 
 def test_a_protobuf_that_is_too_old_is_explained(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", None)
-    with pytest.raises(UserError, match="takes a newer protobuf: pip install -U protobuf"):
+    with pytest.raises(UserError, match="requires a newer protobuf: pip install -U protobuf"):
         tokenizer_json(OURS["unigram"][0].build(iter(lines())))
 
 
@@ -164,5 +164,5 @@ def test_models_that_are_neither_unigram_nor_bpe_are_refused(kind):
     model = ModelProto.FromString(tokenizer.model)
     model.trainer_spec.model_type = model.trainer_spec.ModelType.Value(kind)
     tokenizer.model = model.SerializeToString()
-    with pytest.raises(UserError, match="only unigram and BPE ones can be written for transformers"):
+    with pytest.raises(UserError, match="it must be unigram or BPE"):
         tokenizer_json(tokenizer)

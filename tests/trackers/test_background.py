@@ -124,7 +124,7 @@ def test_a_tracker_that_is_stuck_does_not_hold_the_run_and_what_is_dropped_is_co
     assert time.monotonic() - started < 5  # of which 0.2 are asked for: the rest is for a loaded machine
     assert said[0] == "tracker Noting is slower than the run and drops entries; metrics.jsonl is complete"
     assert said[1].startswith("tracker Noting is disabled: it is stuck with 5 queued entries")
-    assert said[2] == "tracker Noting: 94 entries were dropped; metrics.jsonl is complete"
+    assert said[2] == "tracker Noting dropped 94 entries; metrics.jsonl is complete"
     stuck.go_on.set()
 
 

@@ -46,7 +46,7 @@ def test_an_encoder_goes_on_from_a_decoder_and_resumes(decoder, text, cache, tmp
     done = run(command("tests/support/tiny.py:gpt", whole, text, cache, *flags))
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stderr.split())
-    assert f"start from {decoder}, step 1" in said and "adapted DecoderToEncoder(): the mask is opened" in said
+    assert f"start from {decoder}, step 1" in said and "adapted DecoderToEncoder(): attention is bidirectional" in said
     assert "copied encoder/final_norm" in said and "layers 0, 1, 0 of 2" in said
     assert "made token_embedding: 112 new rows, each the mean of 400" in said
     assert "made position_embedding: 64 positions repeated" in said

@@ -161,7 +161,5 @@ def test_a_slow_one_is_a_part_of_the_time_in_the_end(experiment, tmp_path, capsy
 @pytest.mark.slow
 def test_training_alone_refuses_what_it_cannot_start_from(experiment, tmp_path):
     experiment.checkpoint.init_from = str(tmp_path)
-    with pytest.raises(
-        UserError, match="config.checkpoint.init_from is set, and pretrainax.training alone starts from"
-    ):
+    with pytest.raises(UserError, match="config.checkpoint.init_from is set, but pretrainax.training supports"):
         core.train(experiment, str(tmp_path / "run"))

@@ -21,7 +21,7 @@ def test_shards_that_stay_in_a_store_are_said_not_to_be_compared(lines, another_
             check.wait()
         beyond = sum(size > 0 for size in sizes[kept:])  # an empty one needs no room
         assert said.pop() == (
-            f"{beyond} files of tokens are beyond config.data.keep_bytes={of.data.keep_bytes:,}: they stay "
-            f"in {of.data.cache_dir}, were read there by range, and not compared with their checksums"
+            f"{beyond} token files are beyond config.data.keep_bytes={of.data.keep_bytes:,}: they stay in "
+            f"{of.data.cache_dir}, where the run read them by range without verifying their checksums"
         )
         assert not said

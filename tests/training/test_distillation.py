@@ -150,7 +150,7 @@ def test_a_run_that_was_cut_short_ends_the_same_though_its_teacher_went_on(stude
     with pytest.raises(UserError, match=line):
         train(narrow(teacher, text, cache), str(part))
     (part / "teacher.json").write_text(json.dumps(known | {"directory": str(folder / "gone")}))
-    with pytest.raises(UserError, match=f"needs step 0 of {folder / 'gone'}, which cannot be read: put it back"):
+    with pytest.raises(UserError, match=f"needs step 0 of {folder / 'gone'}, which cannot be read: restore it"):
         train(narrow(teacher, text, cache), str(part))
 
 
@@ -178,7 +178,7 @@ def test_a_plan_and_a_run_count_the_teacher_s_memory_and_its_forward(student, te
         own, theirs = (flops_per_step(model, *step) for model in (experiment.model, run.work.teacher))
         assert run.work.flops_per_step == pytest.approx(own + theirs / 3)
         assert run.parameters == plain.parameters / 4
-        assert "width 32; 1,024 parameters map states to its width" in dict(describe(run))["teacher"]
+        assert "width 32; 1,024 parameters map states to this width" in dict(describe(run))["teacher"]
 
 
 def test_attention_runs_by_the_kernel_that_holds_its_logits_where_they_are_compared(teacher, text, cache):

@@ -122,7 +122,7 @@ def test_experts_that_die_are_said_once(monkeypatch, capsys, experiment, tmp_pat
     monkeypatch.setattr(expert_balance, "figures", lambda sums: figures(sums) | {"dead_experts": 3.0})
     assert train(experiment, str(tmp_path)) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "got no token" in line]
-    assert len(said) == 1 and said[0].startswith("3 experts got no token in the steps up to 4: they learn nothing")
+    assert len(said) == 1 and said[0].startswith("3 experts got no token in the steps up to 4, so they learn nothing")
 
 
 @pytest.mark.parametrize(
@@ -134,20 +134,20 @@ def test_experts_that_die_are_said_once(monkeypatch, capsys, experiment, tmp_pat
         ),
         (
             {"capacity": 0.5},
-            r"experts\.capacity is 0\.5, .* must be at least 1, as 1\.25; None drops none",
+            r"experts\.capacity is 0\.5, .* must be at least 1, such as 1\.25; None drops no",
         ),
         ({"num_experts": 0, "top_k": 0}, r"num_experts is 0, it must be at least 1; .*top_k is 0"),
         ({"d_ff": 0}, r"config\.model\.experts\.d_ff is 0, it must be at least 1"),
-        ({"groups": 2}, r"groups is 2 and config\.model\.experts\.top_groups None: set both, or none"),
+        ({"groups": 2}, r"groups is 2 and config\.model\.experts\.top_groups is None: set both or"),
         ({"groups": 3, "top_groups": 1}, r"num_experts 4 is not a multiple of config\.model\.experts\.groups 3"),
         ({"groups": 2, "top_groups": 3}, r"top_groups is 3, it must be at most config\.model\.experts\.groups, 2"),
-        ({"top_k": 3, "groups": 2, "top_groups": 1}, r"top_k is 3: 1 groups have 2 experts"),
-        ({"groups": 4, "top_groups": 2, "group_score": "best_two"}, r"group_score is 'best_two', and a group has one"),
-        ({"first_dense": 2}, r"first_dense is 2: it must leave a layer of 2"),
+        ({"top_k": 3, "groups": 2, "top_groups": 1}, r"top_k is 3, it must be at most 2: 1 groups"),
+        ({"groups": 4, "top_groups": 2, "group_score": "best_two"}, r"group_score is 'best_two', which requires 2"),
+        ({"first_dense": 2}, r"first_dense is 2, it must be below the number of layers, 2"),
         ({"first_dense": -1}, r"first_dense is -1, it must be at least 1"),
-        ({"every": 1}, r"every is 1, it must be at least 2; None puts experts in all layers"),
-        ({"every": 3}, r"every is 3, which does not divide the 2 layers of the decoder: set it to a divisor, or None"),
-        ({"every": 2, "first_dense": 1}, r"every is 2 and .*\.first_dense 1, which both say where experts are"),
+        ({"every": 1}, r"every is 1, it must be at least 2; None puts experts in every layer"),
+        ({"every": 3}, r"every is 3, it must divide the 2 layers of the decoder"),
+        ({"every": 2, "first_dense": 1}, r"every is 2 and .*\.first_dense 1, which conflict"),
         ({"dense_after": 0}, r"config\.model\.experts\.dense_after is 0, it must be at least 1"),
         ({"scale": 0.0}, r"experts\.scale is 0\.0, it must be above 0"),
         ({"z_weight": -1.0}, r"config\.model\.experts\.z_weight is -1\.0, it must be at least 0"),
@@ -161,7 +161,7 @@ def test_settings_that_mean_nothing_are_one_line(settings, message, experiment):
 def test_behind_experts_there_is_nothing_where_a_block_is_parallel(experiment):
     experiment = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, parallel=True))
     (line,) = MixtureOfExperts(dense_after=8).problems(experiment)
-    assert "dense_after is 8, and with config.model.parallel nothing of a block is after its feed-forward" in line
+    assert "dense_after is 8, and with config.model.parallel a block has no sublayer after its feed-forward" in line
 
 
 def mesh(**sizes):

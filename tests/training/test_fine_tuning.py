@@ -198,7 +198,7 @@ def test_buckets_are_of_the_training_alone(pretrained, records, cache, tmp_path,
     experiment.data.packing, experiment.train.steps = OneEach(buckets=(12,)), 2
     experiment.checkpoint.init_from = None
     assert train(experiment, str(tmp_path / "run")) == 0
-    assert "FROM RANDOM NUMBERS: nothing is pretrained" in capsys.readouterr().err
+    assert "RANDOM INITIALIZATION: config.checkpoint.init_from is not set" in capsys.readouterr().err
     (line,) = (line for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "valid")
     assert line["labels"] == VALID and line["squared_error"] == pytest.approx(line["loss"])
     assert {"pearson", "spearman"} <= line.keys()
@@ -283,7 +283,9 @@ def test_windows_of_a_record_are_examples_and_one_record_in_the_figures(pretrain
         figures, (_, _, notes) = run.validate(loaded.params), run.validation.answers(loaded.params)
         warnings = [value for name, value in header.rows(run) if name == "WARNING"]
     (stream,) = run.train_batches.streams
-    assert any(line.startswith(f"{stream.plan.statistics['records cut short']} RECORDS LOSE") for line in warnings)
+    assert any(
+        line.startswith(f"{stream.plan.statistics['records cut short']} RECORDS ARE TRUNCATED") for line in warnings
+    )
     assert figures["labels"] == len(notes) == prepared.valid[0].num_documents
     assert sum(note["window"] == 0 for note in notes) == VALID and max(note["window"] for note in notes) == 2
     assert (figures["accuracy"] * VALID) == pytest.approx(round(figures["accuracy"] * VALID))

@@ -37,8 +37,8 @@ def test_what_fails_at_the_end_is_a_line_and_the_run_is_whole(experiment, tmp_pa
     experiment.checkpoint.keep_at, experiment.evaluate.average = (0,), 2
     assert train(experiment, str(tmp_path)) == 0
     said = capsys.readouterr().err
-    assert "config.evaluate.average is 2, and 1 of the last checkpoints can be averaged\n" in said
-    assert "mean of the parameters of steps 1: validation loss" in said  # without step 0, which is kept for good
+    assert "config.evaluate.average is 2, but only 1 of the last checkpoints can be averaged\n" in said
+    assert "average of the parameters of steps 1: validation loss" in said  # without step 0, which is kept for good
     for what in ("the baseline", "curves.png", "samples"):
         assert f"the run is done and saved, but without {what}: MemoryError: no room\n" in said
     assert "validation loss" in said and "goodput" in said  # the table, and what comes after it
@@ -57,9 +57,9 @@ def test_a_signal_leaves_out_what_is_left_and_the_run_is_done(experiment, tmp_pa
     monkeypatch.setattr(final_report, "_baseline", interrupted)
     assert train(experiment, str(tmp_path)) == 0
     said = capsys.readouterr().err
-    assert "SIGTERM: the run is done and saved, leaving out what is left of its tables and samples" in said
+    assert "SIGTERM: the run is done and saved, skipping its remaining tables and samples" in said
     assert "validation loss" in said and "unigram" not in said.partition("validation loss")[2]
-    assert "  (left out after a signal: the others)" in said and "  · " not in said
+    assert "  (no more samples after a signal)" in said and "  · " not in said
     assert (tmp_path / "curves.png").exists()
 
 

@@ -59,7 +59,7 @@ def test_layers_that_stay_as_they_are_drawn_or_never_begin_are_a_warning(run):
     assert line.startswith("NOT ALL ARE TRAINED: with config.layers.unfreeze_every 14 the lowest layer begins after 42")
     assert warnings(run, layers=LayersConfig(unfreeze_every=14, frozen_embeddings=True, frozen=1))[1:] == []
     (line,) = warnings(run, layers=LayersConfig(frozen=1))
-    assert line.startswith("FROZEN AT RANDOM: config.layers has the first block frozen, and config.checkpoint.init_f")
+    assert line.startswith("FROZEN AT RANDOM: config.layers has the first block frozen, but config.checkpoint.init_f")
     assert warnings(run, layers=LayersConfig(frozen=1), checkpoint__init_from="runs/a") == []
 
 
@@ -76,10 +76,10 @@ def test_the_layers_have_a_row_with_the_parameters_that_are_trained(run):
 def test_it_names_source_tokens_epochs_objective_tokenizer_optimizer_and_schedule(run, text):
     said = dict(rows(run))
     assert said["source"] == f"TextFiles(path='{text}')"
-    assert said["run"] == "40 steps, 10.2 k tokens, 0.5 epochs of the text"  # 8 rows of 32 each
+    assert said["run"] == "40 steps, 10.2 k tokens, 0.5 epochs"  # 8 rows of 32 each
     assert said["objective"] == "CausalLM()" and said["tokenizer"] == "ByteBPE(vocab_size=400), 400 ids"
-    assert said["optimizer"] == "AdamW(learning_rate=0.003), learning rate 3.0e-3 at its peak"
-    assert said["schedule"] == "WarmupCosine(warmup_steps=5), warm-up over 5 steps"
+    assert said["optimizer"] == "AdamW(learning_rate=0.003), peak learning rate 3.0e-3"
+    assert said["schedule"] == "WarmupCosine(warmup_steps=5), warmup over 5 steps"
     assert "WARNING" not in said
 
 
@@ -93,11 +93,11 @@ def test_the_built_in_text_is_called_a_trial_with_the_flag_of_the_papers(run):
     said = dict(rows(run, papers_source=flag, data__source=PythonDocs()))["source"]
     size = sum(corpus.num_bytes for corpus in (*run.prepared.train, *run.prepared.valid)) / 1e6
     assert said == (
-        f"PythonDocs(): a trial on {size:.0f} MB of Python's documentation; for the paper's corpus: "
+        f"PythonDocs(): a smoke test on {size:.0f} MB of Python's documentation; for the dataset of the paper: "
         f'--config.data.source="{flag}"'
     )
     own = dict(rows(run, data__source=PythonDocs()))["source"]
-    assert own.endswith("for your own text: --config.data.source=\"TextFiles(path='FOLDER')\"")
+    assert own.endswith("for your own data: --config.data.source=\"TextFiles(path='FOLDER')\"")
 
 
 @pytest.mark.parametrize("epochs, loud", [(4.0, False), (4.1, True), (1360.0, True)])
@@ -117,7 +117,7 @@ def test_of_several_sources_the_one_that_is_read_too_often_is_named(run):
 def test_a_warm_up_longer_than_the_run_is_a_warning(run, warmup, loud):
     said = warnings(run, schedule__warmup_steps=warmup)
     assert len(said) == loud
-    assert not loud or f"warmup_steps is {warmup:,}, and the run has 40 steps" in said[0]
+    assert not loud or f"warmup_steps is {warmup:,}, but the run has 40 steps" in said[0]
 
 
 def test_the_rate_that_a_long_warm_up_ends_at_is_that_of_the_schedule(run):
@@ -145,5 +145,5 @@ def test_bits_per_byte_that_a_text_does_not_have_are_nothing_to_select_by(run, m
     monkeypatch.setattr(run.validation.valid_batches, "no_target_bytes", "the tokenizer does not tell 'a' from 'A'")
     evaluate = dataclasses.replace(run.experiment.evaluate, select_by="bits_per_byte")
     changed = dataclasses.replace(run, experiment=dataclasses.replace(run.experiment, evaluate=evaluate))
-    with pytest.raises(UserError, match="of which there are none: the tokenizer does not tell 'a' from 'A'"):
+    with pytest.raises(UserError, match="which is not available: the tokenizer does not tell 'a' from 'A'"):
         header.show(changed, writer=None, first=[])

@@ -39,7 +39,7 @@ def test_a_thread_that_would_be_busy_most_of_the_time_gives_way_to_processes(run
     with_a_chip(monkeypatch, run, 0.88)
     size = size_loader(run)
     assert run.experiment.data.workers == size.workers == 2
-    assert size.row() == ("loader", "a batch takes 100 ms to make, a step 114 ms at 60% MFU: 2 processes")
+    assert size.row() == ("loader", "a batch takes 100 ms, a step 114 ms at 60% MFU: 2 processes")
 
 
 def test_what_a_user_asks_for_stays_and_is_called_too_few(run, monkeypatch):

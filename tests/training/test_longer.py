@@ -107,10 +107,10 @@ def test_phases_that_move_are_asked_for_where_a_step_done_was_of_another():
     old.phases = new.phases = (Phase(share=0.5, sequence_length=16), Phase())
     assert longer.extend(old, new, 10, agreed=False) == "extended from 20 to 40 steps"
     with pytest.raises(
-        UserError, match="step 11 was made in phase 2, steps 11 to 20: .*, and would be of phase 1, steps"
+        UserError, match="step 11 was trained in phase 2, steps 11 to 20: .*, and would now be in phase 1, steps"
     ):
         longer.extend(old, new, 11, agreed=False)
-    assert "step 11 was made in phase 2" in longer.extend(old, new, 11, agreed=True)
+    assert "step 11 was trained in phase 2" in longer.extend(old, new, 11, agreed=True)
 
 
 def test_the_rates_of_each_phase_are_compared():
@@ -119,7 +119,7 @@ def test_the_rates_of_each_phase_are_compared():
     rates = [float(WarmupCosine(5).build(1.0, length)(11)) for length in (20, 40)]
     with pytest.raises(UserError) as refused:
         longer.extend(old, new, 11, agreed=False)
-    line = "the learning rate of step 12 is {:.3g} by the schedule of 20 steps and {:.3g} by that of 40"
+    line = "the learning rate of step 12 is {:.3g} in the schedule of 20 steps and {:.3g} in the schedule of 40 steps"
     assert line.format(*rates) in str(refused.value)
 
 
@@ -171,7 +171,7 @@ def test_another_field_is_refused_whatever_the_steps(short, whole):
 
 
 def test_nothing_to_extend_is_said(short, tmp_path):
-    with pytest.raises(UserError, match="--extend is for a run that is there"):
+    with pytest.raises(UserError, match="--extend requires an existing run"):
         train(short, str(tmp_path / "run"), extend=True)
     assert not (tmp_path / "run" / "config.json").exists()
 
@@ -196,7 +196,7 @@ def test_a_run_that_ended_for_lack_of_patience_goes_on_with_more(short, tmp_path
     still = {"optimizer": dataclasses.replace(short.optimizer, learning_rate=0.0)}
     impatient = dataclasses.replace(short.evaluate, every=1, patience=2)
     assert train(of(short, 6, evaluate=impatient, **still), str(tmp_path)) == 0
-    assert "with a larger config.evaluate.patience the same command goes on" in capfd.readouterr().err
+    assert "to continue, run the same command with a larger config.evaluate.patience" in capfd.readouterr().err
     assert steps(tmp_path)[-1] < 6
     patient = dataclasses.replace(impatient, patience=None)
     assert train(of(short, 6, evaluate=patient, **still), str(tmp_path)) == 0

@@ -103,7 +103,7 @@ def test_a_run_that_selects_by_another_figure_from_now_on_says_so_and_begins_ane
     experiment.evaluate.select_by, experiment.train.steps = "accuracy", 8
     assert train(experiment, str(tmp_path), extend=True) == 0
     assert steps(tmp_path) == [2, 8]  # whose accuracy is known too
-    said = "so far the best checkpoint was chosen by validation loss; from here on it is by accuracy, among those that"
+    said = "until now validation loss selected the best checkpoint; from this step on accuracy selects it, among"
     assert said in capsys.readouterr().err
     state = read_run_json(str(tmp_path / "checkpoints" / "8"))["extra"]
     assert (state["best_loss"], state["evaluations_since_best"], state["select_by"]) == (0.2, 1, "accuracy")
@@ -143,7 +143,7 @@ def test_damage_that_is_found_later_names_the_checkpoints_that_may_have_seen_it(
             look(self)
 
     monkeypatch.setattr(CorpusCheck, "raise_if_damaged", late)
-    with pytest.raises(UserError, match=r"prepare again; checkpoints after step 0 may have seen it: delete these too"):
+    with pytest.raises(UserError, match=r"prepare again; checkpoints after step 0 may have seen it: delete them too"):
         train(experiment, str(tmp_path / "run"))
     assert steps(tmp_path / "run") == [2]
 
@@ -152,13 +152,13 @@ def test_damage_that_is_found_later_names_the_checkpoints_that_may_have_seen_it(
 def test_a_run_that_is_over_before_the_corpus_is_compared_says_so(experiment, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(CorpusCheck, "_run", lambda self: None)
     assert train(experiment, str(tmp_path)) == 0
-    assert "files of the corpus were not compared: the run was over" in capsys.readouterr().err
+    assert "corpus files were verified" in capsys.readouterr().err
 
 
 def test_a_run_whose_objective_is_not_as_asked_does_not_start(experiment, tmp_path, monkeypatch):
     off = [Statistic("noise density", 0.3, asked=0.15, tolerance=0.01)]
     monkeypatch.setattr(type(experiment.objective), "statistics", lambda *_: iter(off))
-    with pytest.raises(RunFailed, match=r"CausalLM has noise density 0\.3 in .* asked is 0\.15 within 0\.01"):
+    with pytest.raises(RunFailed, match=r"CausalLM has noise density 0\.3 in .* expected 0\.15 ± 0\.01"):
         train(experiment, str(tmp_path))
     assert not (tmp_path / "metrics.jsonl").exists() or not lines(tmp_path, "train")
 
@@ -263,7 +263,8 @@ def test_a_run_that_an_older_version_began_goes_on_and_says_what_it_does_not_kno
     assert line["step"] == 6 and line["loss"] > 0 and line["tokens_per_second"] > 0
     assert [line[name] for name in ("text_tokens", "text_bytes", "tokens", "flops")] == [None] * 4
     assert (
-        "the version that began it did not count text_tokens, text_bytes, tokens and flops" in capsys.readouterr().err
+        "the version that started this run did not count text_tokens, text_bytes, tokens and flops"
+        in capsys.readouterr().err
     )
 
 

@@ -131,7 +131,7 @@ def test_a_rollback_leaves_out_the_spike_and_the_steps_before_it():
         ({"spike_deviations": 0.0}, "config.train.spike_deviations is 0.0"),
         ({"spike_window": 1}, "config.train.spike_window is 1"),
         ({"on_spike": "rolback"}, "did you mean 'rollback'"),
-        ({}, "config.checkpoint.keep 2 holds the last 5 steps, config.train.rollback_steps is 100"),
+        ({}, "config.checkpoint.keep 2 covers the last 5 steps, config.train.rollback_steps is 100"),
     ],
 )
 def test_settings_that_cannot_work_are_named(change, message):
@@ -229,7 +229,7 @@ def test_a_planted_spike_is_rolled_back_and_its_batches_are_never_used_again(
     assert train(experiment, str(tmp_path)) == 0
     assert [used[step] for step in (8, 9, 10, 11, 20)] == [7, 8, 15, 16, 25]
     assert "step 13: " in (shown := capsys.readouterr().err)
-    assert "rollback 1: back to step 8, and after step 9 6 batches are left out" in shown
+    assert "rollback 1: back to step 8; after step 9 the run skips 6 batches" in shown
     train_lines = lines(tmp_path, "train")
     assert [line["step"] for line in train_lines] == list(range(2, 21, 2))
     assert [line["skipped_batches"] for line in train_lines] == [0] * 4 + [6] * 6
@@ -412,7 +412,7 @@ def test_a_loss_that_is_not_finite_is_rolled_back_too(experiment, tmp_path, monk
     plant(monkeypatch, (4,), overflow)
     assert train(experiment, str(tmp_path)) == 0
     assert "not finite at step 5 (examples 32 to 39)" in (shown := capsys.readouterr().err)
-    assert "back to step 2, and after step 2 6 batches are left out" in shown
+    assert "back to step 2; after step 2 the run skips 6 batches" in shown
     assert all(line["loss"] is not None for line in lines(tmp_path))
 
 
@@ -420,7 +420,7 @@ def test_a_loss_that_is_not_finite_is_rolled_back_too(experiment, tmp_path, monk
 def test_one_more_rollback_than_allowed_is_one_line(experiment, tmp_path, monkeypatch):
     plant(monkeypatch, range(12, 100), rare)
     experiment.train.max_rollbacks = 1
-    with pytest.raises(RunFailed, match=r"step \d+: .* was taken back 1 times, which is config\.train\.max_rollbacks"):
+    with pytest.raises(RunFailed, match=r"step \d+: .* was rolled back 1 times, which is config\.train\.max_rollbacks"):
         train(experiment, str(tmp_path))
 
 
@@ -471,7 +471,7 @@ def test_a_run_that_is_to_stop_at_a_spike_stops_and_one_that_ignores_them_rememb
 def test_as_many_rollbacks_as_are_allowed_are_made():
     once = [Rollback(spike=9, step=5, skipped=6)]
     assert plan_rollback(Spike(50, "step 50: x"), once, settings(max_rollbacks=2)).step == 46
-    with pytest.raises(RunFailed, match="step 50: x; the run was taken back 1 times, which is config.train.max_roll"):
+    with pytest.raises(RunFailed, match="step 50: x; the run was rolled back 1 times, which is config.train.max_roll"):
         plan_rollback(Spike(50, "step 50: x"), once, settings(max_rollbacks=1))
 
 

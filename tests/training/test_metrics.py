@@ -100,7 +100,7 @@ def test_a_damaged_line_is_left_out_counted_and_kept_aside(damage, tmp_path, cap
     capsys.readouterr()
     assert len(read_metrics(str(path))) == len(lines)
     run = MetricsWriter(str(tmp_path), total_steps=4, resume_step=4)
-    assert capsys.readouterr().err == f"1 line is damaged in {path} and left out; as it was: {path}.damaged\n"
+    assert capsys.readouterr().err == f"1 line is damaged in {path} and removed; the original is {path}.damaged\n"
     run.close()
     assert path.read_bytes() == b"".join(lines)
     assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == b"".join(damaged)
@@ -285,7 +285,7 @@ def test_a_further_head_that_is_trained_is_in_the_total_loss(monkeypatch):
 
 
 def test_a_figure_of_a_part_means_what_the_whole_does():
-    assert meaning("loss/source=web") == "nats a target token, of source=web" and meaning("my_loss") == ""
+    assert meaning("loss/source=web") == "nats per target token, of source=web" and meaning("my_loss") == ""
 
 
 def test_of_a_file_that_is_not_there_no_line_is_damaged(tmp_path):

@@ -129,7 +129,7 @@ def test_where_there_is_no_memory_for_it_one_line_says_so():
     check_room_for_ema(state, needed)
     check_room_for_ema(state, None)
     check_room_for_ema(without, parameters)  # whatever becomes of that
-    with pytest.raises(UserError, match="config.train.ema_decay keeps another copy of the parameters, .*B of a dev"):
+    with pytest.raises(UserError, match="config.train.ema_decay adds a copy of the parameters, .*B per dev"):
         check_room_for_ema(state, needed - parameters)
 
 
@@ -174,8 +174,8 @@ def test_validation_is_of_the_parameters_that_evaluate_parameters_names(experime
     assert losses[0] == logged == json.loads((run / "checkpoints" / "6" / "run.json").read_text())["metrics"]["loss"]
     assert losses[1] != logged
     said = (run / "said.txt").read_text()
-    assert "moving average of the parameters, decay 0.75; it is validated, and kept as the best" in said
-    line = f"mean of the parameters of steps 4, 6: validation loss {mean:.4f}, without it {logged:.4f}; "
+    assert "moving average of the parameters, decay 0.75; used in validation and for the best checkpoint" in said
+    line = f"average of the parameters of steps 4, 6: validation loss {mean:.4f}, without averaging {logged:.4f}; "
     assert f"{line}to evaluate or export it: {run}@average2\n" in said
 
 

@@ -153,7 +153,7 @@ def test_a_checkpoint_is_loaded_and_exported_as_its_phase_trained_it(whole, tmp_
         written = json.loads((tmp_path / f"{step}" / "config.json").read_text())
         assert theta in (written.get("rope_theta"), written.get("rope_parameters", {}).get("rope_theta"))
     both = tuple(f"{workdir}/checkpoints/{step}" for step in (2, 4))
-    with pytest.raises(UserError, match="are of phases with other positions .* have no average"):
+    with pytest.raises(UserError, match="are from phases with different positions .* cannot be averaged"):
         load_origin(Origin(workdir, both, "their mean"))
 
 

@@ -118,10 +118,10 @@ def test_a_run_with_a_profile_trains_as_one_without(profiled, tmp_path, text, ca
 def test_a_resumed_run_writes_what_is_left_and_says_what_is_not(tmp_path, text, cache, capsys):
     train(of(text, cache, steps=3, profile_steps=""), tmp_path)
     train(of(text, cache, steps=7, profile_steps="3:5"), tmp_path)
-    assert "the profile is of steps 5: a start compiles in its first step, which is 4" in capsys.readouterr().err
+    assert "profile limited to steps 5: the first step of this start, 4, compiles" in capsys.readouterr().err
     assert read_trace(files(tmp_path, 5).trace).steps == [5]
     train(of(text, cache, steps=9, profile_steps="3:5"), tmp_path)
-    assert "no profile of steps 3 to 5: this start makes steps 8 to 9" in capsys.readouterr().err
+    assert "no profile of steps 3 to 5: this start runs steps 8 to 9" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_a_signal_has_the_next_steps_in_a_profile(tmp_path, text, cache, capsys)
     train(of(text, cache, steps=5, profile_steps=""), tmp_path, request)
     assert read_trace(files(tmp_path, 2).trace).steps == [2, 3, 4]
     assert "profile of steps 2 to 4" in capsys.readouterr().err
-    assert not request.requested and "the steps of the run are over" in request.refusal
+    assert not request.requested and "no more steps" in request.refusal
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_a_signal_after_the_last_step_that_could_be_traced_is_answered(tmp_path,
     request = ProfileRequest()
     request.requested = True
     train(of(text, cache, steps=1, profile_steps=""), tmp_path, request)
-    assert "SIGUSR1: no step was left to write a profile of" in capsys.readouterr().err
+    assert "SIGUSR1: no profile, the run has no more steps" in capsys.readouterr().err
 
 
 def test_a_profile_that_cannot_be_written_ends_no_run(tmp_path, text, cache, capsys):
@@ -158,13 +158,13 @@ def test_a_trace_that_somebody_else_writes_ends_no_run(tmp_path, text, cache, ca
 @pytest.mark.parametrize(
     "given, said",
     [
-        ("10", "it must be its first and its last step, as 10:13"),
-        ("10:", "it must be its first and its last step, as 10:13"),
-        ("-3:5", "it must be its first and its last step, as 10:13"),
+        ("10", "it must be the first and last step, such as 10:13"),
+        ("10:", "it must be the first and last step, such as 10:13"),
+        ("-3:5", "it must be the first and last step, such as 10:13"),
         ("5:4", "the last step must not be before the first"),
-        ("1:4", "it must be of steps from 2, as the first one is compiled, to config.train.steps, 1000"),
-        ("990:1001", "it must be of steps from 2, as the first one is compiled, to config.train.steps, 1000"),
-        (f"2:{MOST_PROFILED + 2}", f"of {MOST_PROFILED + 1} steps: set it to at most {MOST_PROFILED}"),
+        ("1:4", "steps must be from 2, because the first step compiles, to config.train.steps, 1000"),
+        ("990:1001", "steps must be from 2, because the first step compiles, to config.train.steps, 1000"),
+        (f"2:{MOST_PROFILED + 2}", f"{MOST_PROFILED + 1} steps: the maximum is {MOST_PROFILED}"),
     ],
 )
 def test_steps_that_cannot_be_profiled_are_refused(given, said, text):

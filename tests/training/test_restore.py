@@ -72,7 +72,7 @@ def test_the_checkpoint_of_a_run_may_lack_heads_too(experiment, tmp_path):
     experiment.tokenizer = PretrainedTokenizer(path=str(run / "tokenizer"))
     experiment.checkpoint.init_from = str(run)
     with pytest.raises(
-        UserError, match="tie_embeddings is False, there True .unembedding/kernel .*fresh_heads=True makes heads anew"
+        UserError, match="tie_embeddings is False, there True .unembedding/kernel .*fresh_heads=True initializes heads"
     ):
         train(experiment, str(tmp_path / "run"))
     experiment.checkpoint.fresh_heads = True
@@ -125,7 +125,5 @@ def test_a_run_that_has_saved_no_longer_needs_its_start(experiment, bare, tmp_pa
 
 def test_fresh_heads_of_nothing_are_a_mistake(experiment):
     experiment.checkpoint.init_from, experiment.checkpoint.fresh_heads = None, True
-    with pytest.raises(
-        UserError, match="config.checkpoint.fresh_heads is of heads that config.checkpoint.init_from lacks"
-    ):
+    with pytest.raises(UserError, match="config.checkpoint.fresh_heads requires config.checkpoint.init_from"):
         validate(experiment)

@@ -85,5 +85,5 @@ def test_records_of_any_source_are_ranked_as_in_a_validation_and_nothing_is_said
     assert {result.measure: result.value for result in results} == {
         name: pytest.approx(last[name]) for name in experiment.objective.figures
     }
-    with pytest.raises(UserError, match=r"makes vectors.*\.embed\(texts\).*evaluate"):
+    with pytest.raises(UserError, match=r"embeds texts.*\.embed\(texts\).*evaluate"):
         loaded.predict([{"query": "aus x", "passage": "so aus", "worse": ["so le"]}])

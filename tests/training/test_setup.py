@@ -84,7 +84,7 @@ def header(experiment, platform, length=512, **sizes):
     return announced, [value for name, value in rows if name == "WARNING"]
 
 
-OTHER_BITS = ", other bits each time: config.train.deterministic"
+OTHER_BITS = ", not deterministic: see config.train.deterministic"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_run_counts_what_its_attention_skips(traced, platform, pairs):
         row = dict(describe(run))["FLOPs"]
     # 8 rows, 2 layers, 4 heads of 64, 2 products forward and 4 backward
     assert run.work.flops_per_step - run.work.flops_done_per_step == 2 * 6 * 8 * 2 * 4 * 64 * (512**2 - pairs)
-    share = f"; done {run.work.flops_done_per_step / run.work.flops_per_step:.0%}: attention skips what its masks hide"
+    share = f"; {run.work.flops_done_per_step / run.work.flops_per_step:.0%} done: attention skips masked positions"
     assert row.endswith(share) == (platform == "gpu")
     assert ("done" in row) == (platform == "gpu")
 

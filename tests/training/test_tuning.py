@@ -163,7 +163,7 @@ def test_a_start_that_is_gone_or_another_one_is_refused(loss, tuned, base, text,
         shutil.rmtree(copy)
     else:
         (run / "start.json").write_text(json.dumps(known | {"directory": str(copy), "sha256": "0" * 64}))
-    line = f"step 2 of {copy}, which (cannot be read: put it back|is not what it was when the run started)"
+    line = f"step 2 of {copy}, which (cannot be read: restore it|is not what it was when the run started)"
     with pytest.raises(UserError, match=line):
         pretrainax.load(str(run))
     experiment = config_lib.load(run / "config.json")

@@ -119,7 +119,7 @@ def test_the_table_of_an_electra_has_all_that_is_measured_beside_always_saying_o
     assert table["replaced loss"] == [f"{valid['replaced_loss']:.4f}", f"{entropy:.4f}"]
     for label in ("precision", "recall", "fraction"):
         assert table[f"replaced {label}"][0] == f"{valid[f'replaced_{label}']:.2%}"
-    assert "the best checkpoint is that of the best validation replaced_loss" in said
+    assert "the best checkpoint is the one with the best validation replaced_loss" in said
 
 
 # --- by part --------------------------------------------------------------------------------------------------------
@@ -238,10 +238,10 @@ def test_what_a_validation_sees_nothing_of_is_said_and_cannot_be_selected_by(of_
     said = []
     with jax.set_mesh(run.mesh):
         header.show(run, SimpleNamespace(header=said.extend), [])
-        warning = f"NOT VALIDATED: a validation has no row of {unseen}: raise config.evaluate.batches or weights"
+        warning = f"NOT VALIDATED: validation has no row of {unseen}: raise config.evaluate.batches or weights"
         assert ("WARNING", warning) in said
         run.experiment.evaluate.select_by = f"loss/{unseen}"
-        with pytest.raises(UserError, match="and a validation has no row of it"):
+        with pytest.raises(UserError, match="but validation has no row of it"):
             header.show(run, SimpleNamespace(header=said.extend), [])
 
 
@@ -279,7 +279,7 @@ def test_what_validation_asks_is_measured_and_checked_before_the_first_step(othe
     assert said[False] == said[True][:1]
     rows_of_30_percent = lambda row: (MaskedLM(), plain.train_batches.examples(row)[1])  # noqa: E731
     monkeypatch.setattr(run.validation.valid_batches, "examples", rows_of_30_percent)
-    with pytest.raises(RunFailed, match=r"mask rate 0\.[23].* asked is 0\.15 .* config\.evaluate\.objective"):
+    with pytest.raises(RunFailed, match=r"mask rate 0\.[23].* expected 0\.15 .* config\.evaluate\.objective"):
         with jax.set_mesh(run.mesh):
             header.show(run, SimpleNamespace(header=lambda rows: None), [])
 
@@ -297,12 +297,12 @@ def test_the_batches_of_training_are_the_same_bit_for_bit(other_rate):
 @pytest.mark.parametrize(
     "trained, asked, reason",
     [
-        (CausalLM(), PrefixLM(), "none: the loss of PrefixLM is no likelihood of the text"),
+        (CausalLM(), PrefixLM(), "none: the loss of PrefixLM is not a likelihood of the text"),
         (PrefixLM(), CausalLM(), None),
         (
             CausalLM(),
             ObjectiveMixture((CausalLM(), PrefixLM()), (1.0, 1.0)),
-            "none: the loss of PrefixLM is no likelihood of the text",
+            "none: the loss of PrefixLM is not a likelihood of the text",
         ),
     ],
 )
@@ -379,6 +379,6 @@ def test_a_validation_is_made_of_the_same_kind_of_text_as_the_training(text, cac
     experiment = config("bert", NextSentencePrediction(), text, cache)
     experiment.model.pair_head, experiment.evaluate.objective = True, MaskedLM()
     assert message(experiment) == (
-        "config.evaluate.objective is MaskedLM, which is made of tokens, and config.objective NextSentencePrediction "
-        "of sentences: validate by one that is made of the same"
+        "config.evaluate.objective is MaskedLM, which reads tokens, but config.objective NextSentencePrediction "
+        "reads sentences: both must read the same unit"
     )

@@ -151,10 +151,10 @@ def test_a_decoder_learns_conversations_and_its_export_has_the_template(cache, t
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda e, patch: setattr(e, "tuning", PrefixTuning()), "and a model with PrefixTuning.* writes no text"),
+        (lambda e, patch: setattr(e, "tuning", PrefixTuning()), "but a model with PrefixTuning.* generates no text"),
         (
             lambda e, patch: patch.setattr(jax, "process_count", lambda: 2),
-            "and one process writes answers: set it to 0",
+            "but a run of several processes cannot generate answers: set it to 0",
         ),
     ],
 )

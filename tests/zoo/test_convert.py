@@ -96,7 +96,7 @@ def test_missing_and_misshaped_tensors_are_all_named():
     state["transformer.ln_f.weight"] = np.ones(3)
     with pytest.raises(UserError) as error:
         from_huggingface(table, state, config)
-    for name in ("ln_f.weight is [3], wanted", "wpe.weight", "h.1.mlp.c_fc.weight"):
+    for name in ("ln_f.weight is [3], expected", "wpe.weight", "h.1.mlp.c_fc.weight"):
         assert name in str(error.value)
 
 

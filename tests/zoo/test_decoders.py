@@ -316,8 +316,8 @@ def test_a_mistral_without_a_window_sees_everything():
 @pytest.mark.parametrize(
     "json, message",
     [
-        (LLAMA_3_1 | {"attention_bias": True}, "attention_bias True; only False"),
-        (LLAMA_3_1 | {"mlp_bias": True}, "mlp_bias True; only False"),
+        (LLAMA_3_1 | {"attention_bias": True}, "attention_bias True; 'llama' supports only False"),
+        (LLAMA_3_1 | {"mlp_bias": True}, "mlp_bias True; 'llama' supports only False"),
         (
             LLAMA_3_1 | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
             "rope_type 'dynamic'; allowed: linear",
@@ -352,12 +352,12 @@ def test_a_mistral_without_a_window_sees_everything():
         ),
         (
             {"model_type": "phi3", "rope_scaling": {"type": "longrope", "attention_factor": 1.2}},
-            "attention_factor 1.2; only that of the paper is known",
+            "attention_factor 1.2; only the paper's is supported",
         ),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0] * 17 + [1, 1]}, "only every n-th layer"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "2 no_rope_layers for 36 layers"),
         ({"model_type": "smollm3", "attention_bias": True}, "attention_bias True"),
-        ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm True; only False"),
+        ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm True; 'phi' supports only False"),
     ],
 )
 def test_what_would_compute_something_else_is_refused(json, message):

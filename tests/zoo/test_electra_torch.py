@@ -171,11 +171,11 @@ def test_the_released_base_generator_is_the_presets():
     [
         (
             {"architectures": ["ElectraForCausalLM"]},
-            "ElectraForPreTraining, ElectraForMaskedLM, ElectraModel run",
+            "supported for 'electra': ElectraForPreTraining, ElectraForMaskedLM, ElectraModel",
         ),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
         ({"is_decoder": True}, "is_decoder True"),
-        ({"architectures": ["ElectraForMaskedLM"], "hidden_act": "relu"}, "hidden_act 'relu'.* only 'gelu' runs"),
+        ({"architectures": ["ElectraForMaskedLM"], "hidden_act": "relu"}, "hidden_act 'relu'.* supports only 'gelu'"),
     ],
 )
 def test_what_computes_something_else_is_refused(change, message):

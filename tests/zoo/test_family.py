@@ -57,9 +57,9 @@ def test_key_heads_that_are_all_heads_may_be_written_either_way():
 
 
 def test_what_would_compute_something_else_is_refused():
-    with pytest.raises(UserError, match="use_cache_of_old True; only False is known for 'made-up'"):
+    with pytest.raises(UserError, match="use_cache_of_old True; 'made-up' supports only False"):
         FAMILY.read_config(JSON | {"use_cache_of_old": True})
-    with pytest.raises(UserError, match="act 'swoosh'; known: gelu, gelu_fast"):
+    with pytest.raises(UserError, match="act 'swoosh'; supported: gelu, gelu_fast"):
         FAMILY.read_config(JSON | {"act": "swoosh"})
 
 

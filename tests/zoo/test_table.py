@@ -50,7 +50,7 @@ def test_the_command_prints_the_rows_asked_for():
 def test_no_such_row_is_one_line():
     done = run("--only=gtp")
     assert done.returncode == 2
-    assert done.stderr.splitlines() == ["pretrainax: --only=gtp: no row has a name that starts so"]
+    assert done.stderr.splitlines() == ["pretrainax: --only=gtp: no preset has a name with this prefix"]
 
 
 def test_every_family_that_is_more_than_another_one_in_size_is_measured():

@@ -1,1 +1,1 @@
-"""The rows that a model will see, measured and shown before the first step."""
+"""Statistics and views of the rows that a model will be trained on."""

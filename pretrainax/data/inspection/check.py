@@ -1,4 +1,4 @@
-"""A check that the examples are what the config asks for, by measuring some before the first step."""
+"""Checks that examples match the config: measures the first rows of a run before the first step."""
 
 import dataclasses
 import math
@@ -11,15 +11,15 @@ from pretrainax.config import RunFailed, UserError
 from pretrainax.data.batch import Example, Lengths, has_loss, has_word_labels, is_encoder_decoder
 from pretrainax.data.objectives import Objective, Statistic
 
-_TOKENS, _ROWS = 200_000, 256  # at most so many are measured, which takes less than a second
-_SHARES = ("padding", "unknown", "rows without")  # statistics that are shown as per cent
-_FEW = 0.01  # of the rows may have nothing to predict: those of a text of unknown tokens
+_MAX_TOKENS, _MAX_ROWS = 200_000, 256  # limits of a measurement; it takes less than a second
+_SHARES = ("padding", "unknown", "rows without")  # statistics in percent
+_MAX_ROWS_WITHOUT_LOSS = 0.01  # share of the rows; a row of unknown tokens has no loss token
 
 
 class Group(NamedTuple):
     """The examples of one objective of a mixture."""
 
-    name: str  # "MaskedLM"; "SpanCorruption 2" where there are several
+    name: str  # "MaskedLM"; "SpanCorruption 2" if the mixture has several
     examples: list[Example]
     statistics: list[Statistic]
 
@@ -29,23 +29,23 @@ class Measured(NamedTuple):
 
     groups: list[Group]
     rows: int
-    statistics: list[Statistic]  # of the rows, whatever the objective
-    fill: np.ndarray  # [rows], the share of each row's inputs that is no padding
-    plan: dict[str, float]  # what the plan of the rows cut and left out
+    statistics: list[Statistic]  # of the rows, over all objectives
+    fill: np.ndarray  # [rows], the share of each row's inputs that is not padding
+    plan: dict[str, float]  # counts of the row plan, such as cut and dropped documents
 
 
-def measure(batches: Any, rows: int = _ROWS, step: Optional[int] = None) -> Measured:
-    """Returns statistics of the objectives and of the padding, over `rows` rows of `batches` or fewer.
+def measure(batches: Any, rows: int = _MAX_ROWS, step: Optional[int] = None) -> Measured:
+    """Returns statistics of the objectives and of the padding over at most `rows` rows of `batches`.
 
-    step: the updates before the first of them; None: those before the first batch.
+    step: the number of updates before the first row; None: the step at which `batches` starts.
     """
-    rows = max(1, min(rows, _ROWS, _TOKENS // max(batches.lengths.raw, 1)))
+    rows = max(1, min(rows, _MAX_ROWS, _MAX_TOKENS // max(batches.lengths.raw, 1)))
     by_objective: dict[int, tuple[Objective, list[Example]]] = {}
-    made = []
+    examples_by_row = []
     first = (batches.start if step is None else step) * batches.global_batch_size
     for row in range(first, first + rows):
         objective, examples = batches.examples(row)
-        made.append(examples)
+        examples_by_row.append(examples)
         by_objective.setdefault(id(objective), (objective, []))[1].extend(examples)
     kinds = [type(objective).__name__ for objective, _ in by_objective.values()]
     groups = []
@@ -55,39 +55,39 @@ def measure(batches: Any, rows: int = _ROWS, step: Optional[int] = None) -> Meas
         statistics = list(objective.between(begin, end).statistics(examples, batches.vocabulary))
         groups.append(Group(kinds[i] + number, examples, statistics))
     capacity = [batches.lengths_of(row // batches.global_batch_size) for row in range(first, first + rows)]
-    statistics, fill = _row_statistics(made, capacity, batches)
+    statistics, fill = _row_statistics(examples_by_row, capacity, batches)
     return Measured(groups, rows, statistics, fill, batches.statistics())
 
 
 def check(measured: Measured, objective: Objective, path: str = "config.objective") -> None:
-    """Raises UserError where rows have no loss token, and RunFailed where a rate is not the one asked for.
+    """Raises UserError if too many rows have no loss token, and RunFailed if a rate is out of tolerance.
 
-    objective, path: that of the config and its field, for the field to set.
+    objective, path: the objective of the config and the path of its field; the messages name the fields to set.
     """
     for stat in measured.statistics:
         if stat.is_off:
             fields = " or ".join([*_fields(objective, path), "config.data.sequence_length"])
             raise UserError(
-                f"{stat.measured:.1%} of {measured.rows} rows have no loss token, {type(objective).__name__} leaves "
-                f"nothing to predict there: raise {fields}, "
-                "or see in python -m pretrainax.inspect --config=... whether they are all unknown tokens"
+                f"{stat.measured:.1%} of {measured.rows} rows have no loss token: {type(objective).__name__} predicts "
+                f"nothing in them. Raise {fields}, "
+                "or check with python -m pretrainax.inspect --config=... if these rows hold only unknown tokens"
             )
     for group in measured.groups:
         for stat in group.statistics:
             if stat.is_off:
                 raise RunFailed(
                     f"{group.name} has {stat.name} {stat.measured:.4g} in {len(group.examples):,} examples, "
-                    f"asked is {stat.asked:.4g} within {stat.tolerance:.2g}; see python -m pretrainax.inspect "
-                    f"--config=..., and {stat.advice or f'compare {path} with the text'}"
+                    f"expected {stat.asked:.4g} ± {stat.tolerance:.2g}. Run python -m pretrainax.inspect "
+                    f"--config=..., and {stat.advice or f'compare {path} with the dataset'}"
                 )
 
 
 def one_line(measured: Measured) -> str:
-    """Writes `MaskedLM: mask rate 0.15 (asked 0.15), …; padding 0.0 %, 1,216 loss tokens a batch`."""
+    """Returns a line: `MaskedLM: mask rate 0.15 (expected 0.15), …; padding 0.00%, loss tokens a batch 1,216`."""
     rates = [
-        f"{group.name}: " + ", ".join(f"{s.name} {s.measured:.3g} (asked {s.asked:.3g})" for s in asked)
+        f"{group.name}: " + ", ".join(f"{s.name} {s.measured:.3g} (expected {s.asked:.3g})" for s in checked)
         for group in measured.groups
-        if (asked := [s for s in group.statistics if s.asked is not None])
+        if (checked := [s for s in group.statistics if s.asked is not None])
     ]
     general = [f"{stat.name} {number(stat)}" for stat in measured.statistics if stat.asked is None]
     counted = [f"{count:,} {name}" for name, count in measured.plan.items() if count and name != "fill"]
@@ -95,50 +95,50 @@ def one_line(measured: Measured) -> str:
 
 
 def number(stat: Statistic) -> str:
-    """Writes shares of the rows as per cent, counts with commas."""
+    """Formats a statistic: shares in percent, counts with commas."""
     if stat.name.startswith(_SHARES):
         return f"{stat.measured:.2%}"
     return f"{stat.measured:,.0f}" if stat.measured >= 100 else f"{stat.measured:.4g}"
 
 
 def _row_statistics(
-    made: Sequence[list[Example]], capacity: Sequence[Lengths], batches: Any
+    rows: Sequence[list[Example]], capacity: Sequence[Lengths], batches: Any
 ) -> tuple[list[Statistic], np.ndarray]:
-    """Returns statistics of the rows made of these examples, with room for `capacity`, and how full each row is."""
-    has_encoder = is_encoder_decoder(made[0][0])
-    read = "encoder_tokens" if has_encoder else "tokens"
-    inputs = np.array([sum(len(e[read]) for e in row) for row in made])
+    """Returns statistics of rows with these examples and capacities, and the fill of each row, [rows]."""
+    has_encoder = is_encoder_decoder(rows[0][0])
+    inputs_name = "encoder_tokens" if has_encoder else "tokens"
+    inputs = np.array([sum(len(e[inputs_name]) for e in row) for row in rows])
     room = np.array([lengths.inputs for lengths in capacity])
-    loss = np.array([sum(map(_asked, row)) for row in made])
+    loss = np.array([sum(map(_num_predictions, row)) for row in rows])
     statistics = [
         Statistic("padding of the encoder" if has_encoder else "padding", float(1 - inputs.sum() / room.sum()))
     ]
     if has_encoder:
-        outputs = sum(len(e["tokens"]) for row in made for e in row)
+        outputs = sum(len(e["tokens"]) for row in rows for e in row)
         statistics.append(
             Statistic("padding of the decoder", 1 - outputs / sum(lengths.targets for lengths in capacity))
         )
     statistics += [
         Statistic("loss tokens a batch", float(loss.mean()) * batches.global_batch_size),
-        Statistic("examples a row", sum(map(len, made)) / len(made)),
+        Statistic("examples a row", sum(map(len, rows)) / len(rows)),
     ]
     if batches.vocabulary.unk is not None:
-        unknown = sum(np.count_nonzero(e[read] == batches.vocabulary.unk) for row in made for e in row)
+        unknown = sum(np.count_nonzero(e[inputs_name] == batches.vocabulary.unk) for row in rows for e in row)
         statistics.append(Statistic("unknown tokens", float(unknown / inputs.sum())))
-    few = _FEW + 5 * math.sqrt(_FEW / len(made))
-    statistics.append(Statistic("rows without loss", float(np.mean(loss == 0)), asked=0.0, tolerance=few))
+    tolerance = _MAX_ROWS_WITHOUT_LOSS + 5 * math.sqrt(_MAX_ROWS_WITHOUT_LOSS / len(rows))
+    statistics.append(Statistic("rows without loss", float(np.mean(loss == 0)), asked=0.0, tolerance=tolerance))
     return statistics, inputs / room
 
 
-def _asked(example: Example) -> int:
-    """Counts what is to be said of an example: tokens, labels of words, or one label."""
+def _num_predictions(example: Example) -> int:
+    """Returns the number of predictions of an example: loss tokens, word labels, or 1 for a single label."""
     if has_loss(example):
         return np.count_nonzero(example["loss_weights"])
     return len(example["word_labels"]) if has_word_labels(example) else 1
 
 
 def _fields(objective: Any, path: str) -> Iterator[str]:
-    """Yields the paths of the fields that say how much is predicted."""
+    """Yields the paths of the fields that set the share of predicted tokens."""
     for field in dataclasses.fields(objective):
         value = getattr(objective, field.name)
         if field.name.endswith(("_rate", "_density")) and isinstance(value, float):

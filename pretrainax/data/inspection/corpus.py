@@ -1,6 +1,6 @@
 """The metrics of a corpus: documents and their lengths, use of the vocabulary, duplicates.
 
-A corpus of any size is read in blocks; what is kept of it fits in a few hundred megabytes.
+It reads a corpus in blocks, so memory stays within a few hundred megabytes for a corpus of any size.
 """
 
 import hashlib
@@ -14,16 +14,16 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.tables import markdown
 from pretrainax.tokenization.base import Tokenizer, unknown_share
 
-_BLOCK = 1 << 22  # tokens, or documents, read at a time
-_COMPARED = 1 << 22  # different documents that are compared with each other; of more, a sample
-_COLLECTED = 1 << 20  # hashes of documents that are sorted together
-_EDGES = np.unique(np.ceil(2.0 ** (np.arange(64 * 41) / 64)).astype(np.int64))  # of lengths: 1, 2, 3, … then 1 % apart
-_OPENING = 24  # tokens of the longest document that are shown
+_BLOCK = 1 << 22  # tokens, or documents, in one read
+_MAX_COMPARED = 1 << 22  # different documents to compare; a larger corpus is sampled
+_COLLECTED = 1 << 20  # hashes of documents in one sort
+_EDGES = np.unique(np.ceil(2.0 ** (np.arange(64 * 41) / 64)).astype(np.int64))  # length bins: 1, 2, 3, … then 1 % apart
+_OPENING_TOKENS = 24  # first tokens of the longest document in the report
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
 def measure(splits: Mapping[str, Corpus], tokenizer: Tokenizer) -> dict[str, JsonObject]:
-    """Returns the metrics of each split, ready for JSON. Lengths are in tokens, the document's separator included."""
+    """Returns the metrics of each split as JSON values. Lengths are in tokens and include the document separator."""
     metrics, digests = {}, {}
     for name, corpus in splits.items():
         digests[name] = Digests(_document_digests(corpus))
@@ -57,14 +57,14 @@ def _lengths(corpus: Corpus, tokenizer: Tokenizer) -> JsonObject:
             longest, at = int(lengths.max()), start + int(lengths.argmax())
         before = int(ends[-1])
     beginning = int(corpus.document_ends[at]) - longest
-    opening = tokenizer.decode(corpus.tokens(beginning, min(longest, _OPENING)))
+    opening = tokenizer.decode(corpus.tokens(beginning, min(longest, _OPENING_TOKENS)))
     reached = counts.cumsum() / corpus.num_documents
-    octaves = np.bincount((2 * np.log2(_EDGES) + 1e-9).astype(int), counts).astype(np.int64)  # half ones
+    octaves = np.bincount((2 * np.log2(_EDGES) + 1e-9).astype(int), counts).astype(np.int64)  # half octaves
     bars = [[float(2 ** (i / 2)), int(count)] for i, count in enumerate(octaves) if count]
     return {
         "length_mean": corpus.num_tokens / corpus.num_documents,
         "length_quantiles": {f"{q:g}": int(_EDGES[reached.searchsorted(q - 1e-12)]) for q in _QUANTILES},
-        "length_histogram": bars,  # [shortest, documents]; the next bar is sqrt(2) times as long
+        "length_histogram": bars,  # [shortest length, documents]; bin edges grow by sqrt(2)
         "longest": {"document": at, "tokens": longest, "opening": " ".join(opening.split())},
     }
 
@@ -79,9 +79,9 @@ def _vocabulary_use(counts: np.ndarray, tokenizer: Tokenizer) -> JsonObject:
     ranks = np.unique(np.geomspace(1, max(len(by_rank), 1), 200).round().astype(int))[: len(by_rank)]
     return {
         "vocabulary": vocabulary.size,
-        "pieces": len(pieces),  # ids that are text
+        "pieces": len(pieces),  # ids that stand for text
         "pieces_used": len(by_rank),
-        "pieces_below_10": int((pieces < 10).sum()),  # uses; the unused ones among them
+        "pieces_below_10": int((pieces < 10).sum()),  # occurrences; includes unused pieces
         "counts_by_rank": [[int(rank), int(by_rank[rank - 1])] for rank in ranks],
         "unknown_share": unknown_share(counts, tokenizer),
     }
@@ -91,37 +91,38 @@ def _vocabulary_use(counts: np.ndarray, tokenizer: Tokenizer) -> JsonObject:
 
 
 class Digests:
-    """Finds which documents are equal, from a hash of each.
+    """A set of document hashes that counts duplicates.
 
-    Of more than `limit` different ones, those are kept whose hash ends in `level` zero bits, and counted for 2^level
-    (adaptive sampling, Flajolet 1990): all copies of a document or none, the same ones in every corpus.
+    With more than `limit` different documents it samples: it keeps hashes that end in `level` zero bits and weights
+    each by 2^level (adaptive sampling, Flajolet 1990). A sample has all copies of a document or none, and every corpus
+    samples the same documents.
     """
 
-    def __init__(self, blocks: Iterator[np.ndarray], limit: int = _COMPARED):
-        """blocks: uint64 [documents] each."""
+    def __init__(self, blocks: Iterator[np.ndarray], limit: int = _MAX_COMPARED):
+        """blocks: hashes, each block uint64 [documents]."""
         self.level = 0
         self._hashes, self._copies = np.empty(0, np.uint64), np.empty(0, np.int64)
         for block in blocks:
-            self._keep(np.append(self._hashes, block), np.append(self._copies, np.ones(len(block), np.int64)))
+            self._sample(np.append(self._hashes, block), np.append(self._copies, np.ones(len(block), np.int64)))
             while len(self._hashes) > limit:
                 self.level += 1
-                self._keep(self._hashes, self._copies)
+                self._sample(self._hashes, self._copies)
 
     @property
     def duplicates(self) -> int:
-        """Documents that another before them equals."""
+        """The number of documents that equal an earlier document."""
         return int(self._copies.sum() - len(self._hashes)) << self.level
 
     def among(self, others: "Digests") -> int:
-        """Counts the documents of these that are among the others."""
+        """Returns the number of documents in this set that `others` contains."""
         level = max(self.level, others.level)
-        found = np.isin(self._hashes, others._hashes) & _ends_in_zeros(self._hashes, level)
-        return int(self._copies[found].sum()) << level
+        is_shared = np.isin(self._hashes, others._hashes) & _ends_in_zeros(self._hashes, level)
+        return int(self._copies[is_shared].sum()) << level
 
-    def _keep(self, hashes: np.ndarray, copies: np.ndarray) -> None:
-        kept = _ends_in_zeros(hashes, self.level)
-        self._hashes, group = np.unique(hashes[kept], return_inverse=True)
-        self._copies = np.bincount(group, copies[kept], len(self._hashes)).astype(np.int64)
+    def _sample(self, hashes: np.ndarray, copies: np.ndarray) -> None:
+        in_sample = _ends_in_zeros(hashes, self.level)
+        self._hashes, group = np.unique(hashes[in_sample], return_inverse=True)
+        self._copies = np.bincount(group, copies[in_sample], len(self._hashes)).astype(np.int64)
 
 
 def _ends_in_zeros(hashes: np.ndarray, count: int) -> np.ndarray:
@@ -129,7 +130,7 @@ def _ends_in_zeros(hashes: np.ndarray, count: int) -> np.ndarray:
 
 
 def _document_digests(corpus: Corpus) -> Iterator[np.ndarray]:
-    """Yields uint64 [about a million documents], until all are there."""
+    """Yields the hashes of all documents in blocks, uint64 [about a million documents]."""
     digest, collected = hashlib.blake2b(digest_size=8), []
     for start in range(0, corpus.num_tokens, _BLOCK):
         block = corpus.tokens(start, min(_BLOCK, corpus.num_tokens - start))
@@ -139,7 +140,7 @@ def _document_digests(corpus: Corpus) -> Iterator[np.ndarray]:
             digest.update(block[begin:end])
             collected.append(digest.digest())
             digest = hashlib.blake2b(digest_size=8)
-        digest.update(block[cuts[-1] :])  # the document goes on in the next block
+        digest.update(block[cuts[-1] :])  # the document continues in the next block
         if len(collected) >= _COLLECTED:
             yield np.frombuffer(b"".join(collected), np.uint64)
             collected = []
@@ -150,11 +151,11 @@ def _document_digests(corpus: Corpus) -> Iterator[np.ndarray]:
 
 
 def table(metrics: Mapping[str, JsonObject]) -> str:
-    """Writes the metrics of `measure` in Markdown, a column a split."""
+    """Returns the metrics of `measure` as a Markdown table with one column per split."""
     names = list(metrics)
     rows = {name: dict(_rows(metrics[name])) for name in names}
-    said = dict.fromkeys(itertools.chain.from_iterable(rows.values()))
-    return markdown(["", *names], [[line, *(rows[name].get(line, "") for name in names)] for line in said])
+    labels = dict.fromkeys(itertools.chain.from_iterable(rows.values()))
+    return markdown(["", *names], [[label, *(rows[name].get(label, "") for name in names)] for label in labels])
 
 
 def _rows(split: JsonObject) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The page that shows what a model will see: one HTML file without scripts, for light and dark, screen and paper."""
+"""An HTML page of the rows that a model will be trained on: one file, no scripts, light and dark themes, printable."""
 
 import html
 from collections.abc import Iterator
@@ -60,10 +60,10 @@ svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
 
 
 def render(config: str, summary: str, measured: check.Measured, views: list[View]) -> str:
-    """Writes the whole page.
+    """Returns the page as HTML.
 
     Args:
-      config: its name.
+      config: the name of the config.
       summary: a line about the corpus.
     """
     parts = [
@@ -82,7 +82,7 @@ def render(config: str, summary: str, measured: check.Measured, views: list[View
 
 
 def _table(measured: check.Measured) -> str:
-    head = "<tr><th>figure<th class=n>measured<th class=n>asked<th>"
+    head = "<tr><th>statistic<th class=n>measured<th class=n>expected<th>"
     several = len(measured.groups) > 1
     rows = [
         _statistic(f"{group.name}: {statistic.name}" if several else statistic.name, statistic)
@@ -95,15 +95,15 @@ def _table(measured: check.Measured) -> str:
 
 
 def _statistic(name: str, statistic: Statistic) -> str:
-    asked = verdict = ""
+    expected = verdict = ""
     if statistic.asked is not None:
-        asked = f"{statistic.asked:.4g} ± {statistic.tolerance:.2g}"
+        expected = f"{statistic.asked:.4g} ± {statistic.tolerance:.2g}"
         verdict = "<span class=off>✗ off</span>" if statistic.is_off else "<span class=ok>✓</span>"
-    return f"<tr><td>{_escape(name)}<td class=n>{check.number(statistic)}<td class=n>{asked}<td>{verdict}"
+    return f"<tr><td>{_escape(name)}<td class=n>{check.number(statistic)}<td class=n>{expected}<td>{verdict}"
 
 
 def _histogram(fill: np.ndarray) -> str:
-    """Draws how many rows are how full, in twenty bars."""
+    """Returns a histogram of the fill of the rows as SVG, with 20 bars."""
     counts, _ = np.histogram(np.clip(fill, 0, 1), bins=20, range=(0, 1))
     bars = "".join(
         f'<rect x="{i * 12 + 1}" y="{96 - 88 * count / counts.max():.1f}" width="10" '
@@ -117,23 +117,23 @@ def _histogram(fill: np.ndarray) -> str:
         '<line x1="0" x2="240" y1="97" y2="97" stroke="var(--line)"/>'
         '<text x="0" y="112">0 %</text><text x="120" y="112" text-anchor="middle">50 %</text>'
         '<text x="240" y="112" text-anchor="end">100 %</text></svg>'
-        f"<p class=soft>{fill.mean():.1%} of the inputs are text, on average; {len(fill)} rows.</p>"
+        f"<p class=soft>{fill.mean():.1%} of the inputs are not padding, on average; {len(fill)} rows.</p>"
     )
 
 
 def _legend(views: list[View]) -> str:
-    """Explains the kinds that these views show, and no others."""
+    """Returns a legend of the kinds of pieces in these views."""
     pieces = [piece for view in views for side in view.sides for piece in side.pieces]
     kinds = {piece.kind for piece in pieces if piece.tokens} - {"text"}
     items = [(f"<mark class={kind}>{kind}</mark>", KINDS[kind].partition(": ")[2]) for kind in KINDS if kind in kinds]
     if any(piece.part == "prefix" for piece in pieces):
-        items.append(("<mark class=prefix>prefix</mark>", "seen from both sides"))
+        items.append(("<mark class=prefix>prefix</mark>", "bidirectional attention"))
     if any(piece.part in "AB" and piece.part for piece in pieces):
         items.append(("<mark class=A>A</mark> <mark class=B>B</mark>", "segments of a sentence pair"))
     if any(piece.dim for piece in pieces):
         items.append(("<span class=dim>pale</span>", "no loss"))
     if any(piece.new for piece in pieces):
-        items.append(("╌╌", "another document begins"))
+        items.append(("╌╌", "start of the next document"))
     return "<div class=legend>" + "".join(f"<span>{sign} {meaning}</span>" for sign, meaning in items) + "</div>"
 
 
@@ -166,4 +166,4 @@ def _pieces(pieces: list[Piece]) -> Iterator[str]:
 
 
 def _escape(text: str) -> str:
-    return html.escape(text).replace("⏎", "<i>⏎</i>\n")  # shown, and broken there
+    return html.escape(text).replace("⏎", "<i>⏎</i>\n")  # shows the mark and breaks the line after it

@@ -1,4 +1,4 @@
-"""A row of a batch as people read it: pieces of text, each marked with what the objective did to it."""
+"""A readable view of a row of a batch: pieces of text, each with a mark for the change that the objective made."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -21,13 +21,13 @@ from pretrainax.reporting.visible import visible
 
 # The kinds of a piece.
 KINDS = {
-    "text": "text as it is",
-    "masked": "masked: the model reads the mask and predicts the word",
-    "random": "random: the model reads another word and predicts the right one",
-    "kept": "kept: the model reads the word and predicts it all the same",
-    "sentinel": "sentinel: stands for a span",
+    "text": "unchanged text",
+    "masked": "masked: the input is the mask token, the target is the word",
+    "random": "random: the input is a random word, the target is the original word",
+    "kept": "kept: the input is the original word, which is also the target",
+    "sentinel": "sentinel: replaces a span",
     "special": "special token",
-    "unknown": "unknown: no token of the vocabulary",
+    "unknown": "unknown: not in the vocabulary",
     "padding": "padding",
 }
 _NAMES = tuple(KINDS)
@@ -35,12 +35,12 @@ _CODE = {name: code for code, name in enumerate(_NAMES)}
 
 
 class Piece(NamedTuple):
-    text: str  # what the model reads there
-    kind: str  # of KINDS
-    tokens: int  # how many
-    target: str = ""  # what it predicts there, where that is shown beside what it reads
-    part: str = ""  # "A" | "B" of a sentence pair | "prefix": seen from both sides
-    new: bool = False  # another document, or another example, begins
+    text: str  # the input of the model
+    kind: str  # a key of KINDS
+    tokens: int  # the number of tokens
+    target: str = ""  # the target, if the view shows it next to the input
+    part: str = ""  # "A" | "B" of a sentence pair | "prefix": with bidirectional attention
+    new: bool = False  # the first piece of a document or of an example
     dim: bool = False  # a target without loss
 
 
@@ -50,7 +50,7 @@ class Side(NamedTuple):
 
 
 class View(NamedTuple):
-    """A row as it is shown."""
+    """A row for display."""
 
     title: str
     sides: list[Side]
@@ -58,14 +58,14 @@ class View(NamedTuple):
 
 
 class Words:
-    """The text of single ids, with the space in front of a word."""
+    """Decodes ids to text for display, with the space before each word."""
 
     def __init__(self, tokenizer: Any):
         self.vocabulary, self._special = tokenizer.vocabulary, tokenizer.special_pieces
         self.spellings = tokenizer.spellings()
 
     def of(self, ids: np.ndarray) -> str:
-        """Returns the text of a run of ids; line breaks, tabs and control characters are seen."""
+        """Returns the text of a run of ids, with visible signs for line breaks, tabs and control characters."""
         runs = itertools.groupby(ids.tolist(), lambda i: i in self._special or i >= len(self.spellings))
         text = "".join(
             "".join(self._special.get(i, "\ufffd") for i in run)
@@ -87,15 +87,15 @@ def views_of(batches: Batches, words: Words, count: int, step: int = 0) -> list[
         if len(examples) > 1:
             title += f" · {len(examples)} examples"
         on_device = isinstance(objective, ReplacedTokenDetection)
-        notes = ("the generator's replacements are drawn on the device, during the training",) if on_device else ()
+        notes = ("the generator draws its replacements on the device, during training",) if on_device else ()
         views.append(view(row, words, title, notes))
     return views
 
 
 def view(row: Example, words: Words, title: str = "", notes: tuple[str, ...] = ()) -> View:
-    """Shows the sides of a row: what the encoder and the decoder read, and what is predicted.
+    """Returns the view of a row: the inputs of the encoder and the decoder, and the targets.
 
-    row: the arrays of a batch [B, ...] at one place: padded, one example or several.
+    row: one padded row of the arrays of a batch [B, ...], with one example or several.
     """
     vocabulary, sides = words.vocabulary, []
     if is_encoder_decoder(row):
@@ -114,15 +114,18 @@ def view(row: Example, words: Words, title: str = "", notes: tuple[str, ...] = (
         sides.append(Side("predicts", _pieces(targets, segments, kinds, words, dim=weights == 0)))
     labels = {"pair label": "pair_labels", "label": "labels", "label values": "label_values"}
     labels |= {"answer, first and last token": "span"}
-    said = [f"{what} {row[name].tolist()}" for what, name in labels.items() if name in row]
+    label_notes = [f"{what} {row[name].tolist()}" for what, name in labels.items() if name in row]
     if has_word_labels(row):
         words = row["words"][segments > 0]
-        said += [f"words {words.tolist()}", f"their labels {row['word_labels'][: words.max(initial=0)].tolist()}"]
-    return View(title, sides, [*said, *notes])
+        label_notes += [
+            f"words {words.tolist()}",
+            f"their labels {row['word_labels'][: words.max(initial=0)].tolist()}",
+        ]
+    return View(title, sides, [*label_notes, *notes])
 
 
 def _kinds(tokens: np.ndarray, segments: np.ndarray, vocabulary: Any) -> np.ndarray:
-    """Returns the code of each token's kind, [T]; from the ids alone."""
+    """Returns the code of each token's kind, [T], which depends only on the ids."""
     kinds = np.where(np.isin(tokens, list(vocabulary.special_ids)), _CODE["special"], _CODE["text"])
     for name, ids in (("sentinel", vocabulary.sentinels), ("masked", vocabulary.mask), ("unknown", vocabulary.unk)):
         if ids is not None:
@@ -132,7 +135,7 @@ def _kinds(tokens: np.ndarray, segments: np.ndarray, vocabulary: Any) -> np.ndar
 
 
 def _parts(row: Example) -> np.ndarray:
-    """Returns the name of the part that each token is of, [T]."""
+    """Returns the name of each token's part, [T]: "A", "B", "prefix" or ""."""
     if has_pairs(row):
         return np.where(row["token_types"] == 0, "A", "B")
     if has_prefix(row):
@@ -141,7 +144,7 @@ def _parts(row: Example) -> np.ndarray:
 
 
 def _masked(row: Example, kinds: np.ndarray, parts: np.ndarray, words: Words) -> list[Side]:
-    """Shows what is read, with the targets beside the places they are predicted at; and the targets by themselves."""
+    """Returns two sides: the input with each target next to its position, and the targets alone."""
     tokens, segments = row["tokens"], row["segment_ids"]
     is_loss = row["loss_weights"] > 0
     places, targets = row["masked_positions"][is_loss], row["targets"][is_loss]
@@ -156,17 +159,17 @@ def _masked(row: Example, kinds: np.ndarray, parts: np.ndarray, words: Words) ->
     runs = np.split(targets[order], np.flatnonzero(np.diff(places[order]) > 1) + 1)
     predicted = [Piece(words.of(run).strip(" "), "text", len(run), new=False) for run in runs if len(run)]
     is_pair = has_pairs(row)
-    read = _pieces(tokens, segments, kinds, words, parts, originals=originals, separates=not is_pair)
+    inputs = _pieces(tokens, segments, kinds, words, parts, originals=originals, separates=not is_pair)
     gap = Piece(" … ", "padding", 0)
-    between = [piece for one in predicted for piece in (gap, one)][1:]
-    return [Side("reads", read), Side("predicts", between)]
+    between = [piece for target in predicted for piece in (gap, target)][1:]
+    return [Side("reads", inputs), Side("predicts", between)]
 
 
 def _pieces(tokens, segments, kinds, words, parts=None, *, originals=None, dim=None, separates=True) -> list[Piece]:
-    """Returns runs of tokens that look alike; masked, random and kept ones stand alone.
+    """Returns runs of tokens with the same marks; each masked, random or kept token is a separate piece.
 
-    originals: [T] ids that are predicted at these places, -1 elsewhere.
-    separates: the vocabulary's separator ends a document.
+    originals: [T] target ids at the predicted positions, -1 elsewhere.
+    separates: True if the vocabulary's separator ends a document.
     """
     n = len(tokens)
     parts = np.full(n, "") if parts is None else parts
@@ -188,7 +191,7 @@ def _pieces(tokens, segments, kinds, words, parts=None, *, originals=None, dim=N
         kind = _NAMES[kinds[start]]
         text = "" if kind == "padding" else words.of(tokens[start:end])
         target = words.of(originals[start:end]) if alone[start] else ""
-        if alone[start]:  # the words stand apart as in the text, whatever is read
+        if alone[start]:  # the space before the word follows the original text, not the input
             text = " " * target.startswith(" ") + text.strip(" ")
         pieces.append(
             Piece(

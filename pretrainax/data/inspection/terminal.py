@@ -1,4 +1,4 @@
-"""Rows of a batch in words, and what was measured over them, for a terminal."""
+"""Formats views of rows and their statistics for a terminal."""
 
 import textwrap
 
@@ -6,18 +6,18 @@ from pretrainax.data.inspection.check import Measured, number
 from pretrainax.data.inspection.row_view import Piece, View
 from pretrainax.reporting.tables import text_table
 
-_MOST = 240  # tokens of a side in the terminal; the page shows all
+_MAX_TOKENS = 240  # per side in the terminal; the HTML page shows all
 
-# SGR codes of what a terminal colours, and how a piece is written where it does not.
+# SGR colour codes of the kinds of pieces.
 _COLOURS = {"masked": "1;33", "random": "1;31", "kept": "1;32", "sentinel": "1;35", "special": "36", "unknown": "7"}
 _DIM = "2"
 
 
 def render(one: View, colours: bool, width: int) -> str:
-    """Writes a view as lines; without `colours` with plain marks, such as [MASK→hairy]."""
+    """Returns a view as lines of text. Without `colours` it uses plain marks, such as [MASK→hairy]."""
     lines = [_painted(one.title, "1", colours), *(f"  ({note})" for note in one.notes)]
     for side in one.sides:
-        text, part, left = "", "", _MOST
+        text, part, left = "", "", _MAX_TOKENS
         for piece in side.pieces:
             if piece.kind == "padding":
                 text += _marked(piece, colours)
@@ -29,32 +29,32 @@ def render(one: View, colours: bool, width: int) -> str:
                 piece = _cut(piece, left)
                 text += _marked(piece, colours)
                 left -= piece.tokens
-        if over := sum(piece.tokens for piece in side.pieces if piece.kind != "padding") - _MOST + left:
+        if over := sum(piece.tokens for piece in side.pieces if piece.kind != "padding") - _MAX_TOKENS + left:
             text += f" … {over:,} tokens more"
         lines.append(f"  {side.name}")
         for paragraph in text.splitlines():
-            # Colours take no place: long lines wrap by what is seen only where there are none.
+            # Colour codes have no width, but textwrap counts them, so only plain text is wrapped.
             wrapped = [paragraph] if colours else textwrap.wrap(paragraph, max(width - 4, 20), break_on_hyphens=False)
             lines += [f"    {line}" for line in wrapped]
     return "\n".join(lines)
 
 
 def table(measured: Measured) -> str:
-    """Writes each statistic that was measured beside what was asked for."""
-    rows = [("", "measured", "asked", "")]
+    """Returns a table of the statistics with measured and expected values."""
+    rows = [("", "measured", "expected", "")]
     for name, statistics in [(group.name, group.statistics) for group in measured.groups] + [
         ("rows", measured.statistics)
     ]:
         for statistic in statistics:
-            asked = "" if statistic.asked is None else f"{statistic.asked:.4g} ± {statistic.tolerance:.2g}"
+            expected = "" if statistic.asked is None else f"{statistic.asked:.4g} ± {statistic.tolerance:.2g}"
             verdict = "" if statistic.asked is None else "OFF" if statistic.is_off else "ok"
-            rows.append((f"{name}: {statistic.name}", number(statistic), asked, verdict))
+            rows.append((f"{name}: {statistic.name}", number(statistic), expected, verdict))
     rows += [(f"plan: {name}", f"{value:,.4g}", "", "") for name, value in measured.plan.items()]
     return f"measured over {measured.rows} rows\n{text_table(rows, '<>><')}"
 
 
 def _cut(piece: Piece, room: int) -> Piece:
-    """Returns the piece with no more of its text than its share of `room` tokens."""
+    """Returns the piece cut to at most `room` tokens, with the same share of its text."""
     if piece.tokens <= room:
         return piece
     return piece._replace(text=piece.text[: len(piece.text) * room // piece.tokens], tokens=room)

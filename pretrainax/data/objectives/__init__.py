@@ -1,6 +1,6 @@
-"""The tasks of pretraining: each objective turns a window of token ids into an example of what a model is to predict.
+"""Pretraining objectives: each converts a window of token ids into a training example.
 
-NumPy only: loader workers never load JAX.
+NumPy only: loader workers never import JAX.
 """
 
 from pretrainax.data.batch import Lengths

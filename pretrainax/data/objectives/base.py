@@ -1,4 +1,4 @@
-"""The base of all objectives: lengths, an example of a text, its inverse, and checks of config and vocabulary."""
+"""The base class of objectives: lengths and arrays of examples, their inverse, and checks of config and vocabulary."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,68 +20,70 @@ if TYPE_CHECKING:
 
 
 class Text(NamedTuple):
-    """The text that one example is made of: a run of tokens of the corpus."""
+    """The input of one example: a sequence of corpus tokens."""
 
     tokens: np.ndarray  # [n] int32; a document ends with the vocabulary's separator
     segment_ids: np.ndarray  # [n] int32, numbers the documents from 1
-    # [p] int64, where each sentence ends, source and target, or each text of a record; the last is n
+    # [p] int64, ends of the sentences, of source and target, or of the fields of a record; the last is n
     parts: Optional[np.ndarray] = None
-    progress: float = 1.0  # of the training, from 0 to 1
-    elsewhere: Optional[Callable[[np.random.Generator], "Text"]] = None  # draws a text of another document
-    note: Optional[Note] = None  # of a record: what its task has noted
+    progress: float = 1.0  # training progress, from 0 to 1
+    elsewhere: Optional[Callable[[np.random.Generator], "Text"]] = None  # draws a sequence from another document
+    note: Optional[Note] = None  # metadata of a record, written by its task
 
 
 class Statistic(NamedTuple):
-    """A number measured over some examples, beside what the config asks for."""
+    """A value measured over some examples, with the value that the config sets."""
 
     name: str  # "mask rate"
     measured: float
-    asked: Optional[float] = None  # None: nothing is asked
-    tolerance: float = 0.0  # farther than this from `asked`, the objective is wrong: 5 standard deviations, rounding
-    advice: str = ""  # what to do where it is
+    asked: Optional[float] = None  # expected value; None: no expected value
+    tolerance: float = 0.0  # largest deviation of a correct objective: 5 standard deviations, plus rounding
+    advice: str = ""  # how to change the config if `is_off`
 
     @property
     def is_off(self) -> bool:
+        """Returns True if the deviation from `asked` exceeds the tolerance."""
         return self.asked is not None and not math.fabs(self.measured - self.asked) <= self.tolerance
 
 
 def of_field(field: str, lines: Iterator[str]) -> Iterator[str]:
-    """Yields the error lines of an objective that is `config.objective.<field>`."""
+    """Yields error lines of a nested objective, with `config.objective.<field>` as its path."""
     for line in lines:
         yield line.replace("config.objective", f"config.objective.{field}")
 
 
 class EveryFamily:
-    """`families` of an objective that trains every model."""
+    """Descriptor for `families` of an objective that supports every model family."""
 
     def __get__(self, objective, owner) -> tuple[str, ...]:
         return known_families()
 
 
 class Objective(kinds.Objective):
-    """Base of the objectives. A subclass is a dataclass that gives what raises NotImplementedError here.
+    """Base class of objectives. A subclass is a dataclass that overrides the methods that raise NotImplementedError.
 
-    Examples are as long as their text makes them: the pipeline puts several into a row and pads it.
+    Examples vary in length: the pipeline packs several examples into a row and pads the row.
     """
 
-    families: ClassVar[tuple[str, ...]] = ()  # values of config.model.family it can train
+    families: ClassVar[tuple[str, ...]] = ()  # supported values of config.model.family
     special_tokens: ClassVar[tuple[str, ...]] = ()  # fields of Vocabulary that must not be None
-    tokenizers: ClassVar[str] = ""  # which have them, for the error line
-    shortest: ClassVar[int] = 1  # least config.data.sequence_length
-    # a text is: any run of tokens | whole "sentences" | one of the "pairs" of a source | one of the "records" of a task
+    tokenizers: ClassVar[str] = ""  # tokenizers with these special tokens, for error messages
+    shortest: ClassVar[int] = 1  # minimum config.data.sequence_length
+    # input of an example: any run of "tokens" | whole "sentences" | one of the "pairs" of a source | one of the
+    # "records" of a task
     unit: ClassVar[str] = "tokens"
-    pairs_documents: ClassVar[bool] = False  # an example may take text from another document
-    packs: ClassVar[bool] = True  # a row may hold more than one example
-    parts_rows: ClassVar[bool] = False  # an example is several texts side by side, which do not see one another
-    is_likelihood: ClassVar[bool] = False  # the loss is a likelihood of the text: it has a meaning in bits per byte
-    watched: ClassVar[Optional[str]] = None  # the loss whose spikes are looked for; None: `select_by`
-    select_by: ClassVar[str] = "loss"  # the figure of a validation that its model is kept for: a loss that is trained
-    head_figures: ClassVar[tuple[str, ...]] = ()  # that a validation of it has of further heads
-    static: bool = False  # the same text gives the same example in each epoch
+    pairs_documents: ClassVar[bool] = False  # an example may contain text of another document
+    packs: ClassVar[bool] = True  # a row may contain several examples
+    parts_rows: ClassVar[bool] = False  # an example contains several sequences that do not attend to each other
+    is_likelihood: ClassVar[bool] = False  # the loss is a negative log-likelihood, so bits per byte are meaningful
+    watched: ClassVar[Optional[str]] = None  # the loss that is monitored for spikes; None: `select_by`
+    select_by: ClassVar[str] = "loss"  # the validation metric that selects the best checkpoint: a training loss
+    head_figures: ClassVar[tuple[str, ...]] = ()  # validation metrics of additional heads
+    static: bool = False  # a sequence gives the same example in each epoch
 
     @property
     def part(self) -> str:
-        """Names it in the figures of a mixture, "loss/objective=CausalLM"."""
+        """Returns the label of the objective in metrics of a mixture, as in "loss/objective=CausalLM"."""
         return f"objective={type(self).__name__}"
 
     @property
@@ -90,93 +92,93 @@ class Objective(kinds.Objective):
         return not self.parts_rows
 
     def lengths(self, sequence_length: int) -> Lengths:
-        """Returns the lengths of the longest example that has no more than `sequence_length` inputs."""
+        """Returns the lengths of the longest example with at most `sequence_length` inputs."""
         raise NotImplementedError
 
     def places(self, sequence_length: int) -> int:
-        """Returns how many positions the longest text of such a row takes."""
+        """Returns the number of positions in the longest example of a row with `sequence_length` inputs."""
         return max(self.lengths(sequence_length)[1:])
 
     def measure(self, raw: int) -> Lengths:
-        """Returns at most how long an example of `raw` tokens is; of pairs, `measure_pairs`."""
+        """Returns the maximum lengths of an example of `raw` tokens; for pairs, see `measure_pairs`."""
         raise NotImplementedError
 
     def pair_room(self, lengths: Lengths) -> tuple[int, int]:
-        """Returns the most tokens of source and target that make an example of these lengths; pairs are cut to it."""
+        """Returns the maximum tokens of source and target in an example of these lengths; pairs are truncated to it."""
         return lengths.inputs, lengths.targets
 
     def measure_pairs(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns inputs and targets, [n, 2], of examples of n pairs; sizes: [n, 2] tokens of source and target."""
+        """Returns the numbers of inputs and targets, [n, 2], for n pairs; sizes: [n, 2] tokens of source and target."""
         return sizes
 
     def is_cut(self, encoded: "Encoded") -> bool:
-        """Returns True if a document of a corpus of records loses tokens where it becomes an example."""
+        """Returns True if the example of a record has fewer tokens than the encoded record."""
         raise NotImplementedError
 
     def between(self, begin: float, end: float) -> "Objective":
-        """Returns the objective as it is in this part of the training, from 0 to 1: its `statistics` are asked for."""
+        """Returns the objective for an interval of training progress (0 to 1), to compare its `statistics`."""
         return self
 
     def complete(self, experiment: Experiment) -> None:
-        """Puts into a config, once all flags are known, what follows from this objective and is `auto` there."""
+        """Sets the `auto` fields of a config that follow from this objective, after all flags are parsed."""
 
     def adapted(self, experiment: Experiment) -> "Objective":
-        """Returns this objective with what it needs to know of a config; that is kept outside of the fields.
+        """Returns this objective with the settings that it needs from a config; they are no fields of the objective.
 
-        Of its examples only a task's depend on the model: how texts are framed, how many tokens there is room for.
+        Only the examples of tasks depend on the model: on the framing of sequences and on the available length.
         """
         return self
 
     def bind(self, tokenizer: "Tokenizer") -> "Objective":
-        """Returns this objective with what it needs to know of the tokenizer; that one makes the examples.
+        """Returns this objective bound to a tokenizer; the bound objective makes the examples.
 
-        What is known is kept outside of the fields: it is not part of the config.
+        Data of the tokenizer is stored outside of the fields, because it is not part of the config.
         """
         return self
 
     def components(self, pairs: bool = False) -> list[tuple[float, "Objective"]]:
-        """Returns the weighted objectives of a mixture, not nested, for a corpus that holds `pairs` or text."""
+        """Returns the weighted objectives of a mixture, without nesting, for a corpus of `pairs` or of documents."""
         return [(1.0, self)]
 
     def decoder_start(self, vocabulary: "Vocabulary") -> Optional[int]:
-        """Returns the id that a decoder reads before its targets, where an encoder reads the inputs."""
+        """Returns the start id of the decoder in an encoder-decoder."""
         return vocabulary.pad
 
     def example(self, text: Text, rng: np.random.Generator, vocabulary: "Vocabulary") -> Example:
-        """Makes the arrays of one example, not padded; a pure function of the arguments and the state of `rng`.
+        """Returns the arrays of one example, without padding; a pure function of the arguments and the state of `rng`.
 
-        Its names are those of a batch, and so are shapes and dtypes but for the axis of rows: `data.batch.FIELDS`.
+        Names, dtypes and shapes (without the axis of rows) are the same as in a batch: `data.batch.FIELDS`.
         """
         raise NotImplementedError
 
     def prompt(self, tokens: np.ndarray, vocabulary: "Vocabulary") -> Example:
-        """Returns what a model reads of a text that a user gives, before it writes: an example without predictions.
+        """Returns the model input for a user's prompt: an example without targets.
 
-        Where there is an encoder, the text is all that it reads, and `tokens` are what the decoder starts from.
+        If there is an encoder, it reads the prompt, and `tokens` is the initial input of the decoder.
         """
         raise NotImplementedError
 
     def restore(self, example: Example, vocabulary: "Vocabulary") -> np.ndarray:
-        """Returns the tokens that `example` was made of, [raw] int32: nothing of the text is lost."""
+        """Returns the original tokens of `example`, [raw] int32; no token is lost."""
         raise NotImplementedError
 
     def statistics(self, examples: Sequence[Example], vocabulary: "Vocabulary") -> Iterator[Statistic]:
-        """Measures `examples`: the rates that the fields of the objective ask for, and others worth a look."""
+        """Yields statistics of `examples`: the rates that fields of the objective set, and other informative rates."""
         yield from ()
 
     def validate(self, run: "Run", params: "Params") -> dict[str, float]:
-        """Returns the metrics of the parameters of a model on the validation split of a run."""
+        """Returns the metrics of model parameters on the validation split of a run."""
         return run.validation.metrics(params)
 
     def save_beside(self, tokenizer_folder: str) -> None:
-        """Writes into the folder of a run's tokenizer what users of the model need beside it."""
+        """Writes additional files for users of the model into the tokenizer folder of a run."""
 
     def warnings_of(self, experiment: Experiment, batches: "Batches") -> Iterator[str]:
-        """Yields what is likely no one's intention in a run that trains on these batches."""
+        """Yields warnings about likely mistakes in a run that trains on these batches."""
         yield from ()
 
     def check_vocabulary(self, vocabulary: "Vocabulary", sequence_length: int) -> None:
-        """Raises UserError when the vocabulary lacks a special token that examples of this length need."""
+        """Raises UserError if the vocabulary lacks a special token that examples of this length need."""
         missing = [name for name in self.special_tokens if getattr(vocabulary, name) is None]
         if missing:
             raise UserError(
@@ -185,7 +187,7 @@ class Objective(kinds.Objective):
             )
 
     def field_problems(self) -> Iterator[str]:
-        """Yields one line for each own field out of range."""
+        """Yields one error line per field out of range."""
         yield from ()
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -198,14 +200,14 @@ class Objective(kinds.Objective):
             )
         wrong = list(self.field_problems())
         yield from wrong
-        if wrong:  # no lengths without sound fields
+        if wrong:  # lengths are undefined
             return
         if length < self.shortest:
             yield f"config.data.sequence_length is {length}, {name} needs at least {self.shortest}"
             return
-        for source in getattr(experiment.data.source, "components", tuple)():  # what is no source is told elsewhere
+        for source in getattr(experiment.data.source, "components", tuple)():  # another check reports invalid sources
             if source.pairs and any(part.unit == "sentences" for _, part in self.components(pairs=True)):
-                yield f"config.objective is {name}, which needs texts, and {type(source).__name__} has pairs"
+                yield f"config.objective is {name}, which needs documents, but {type(source).__name__} has pairs"
         longest, room = self.adapted(experiment).places(length), experiment.model.position.max_length
         if room not in (None, AUTO) and longest > room:
             yield (
@@ -214,25 +216,27 @@ class Objective(kinds.Objective):
             )
 
     def validation_problems(self, experiment: Experiment) -> Iterator[str]:
-        """Yields what is wrong with how a run that trains this objective is validated, of a config otherwise sound."""
-        asked, figure = experiment.validation_objective, experiment.evaluate.select_by
+        """Yields error lines about the validation of a run with this objective, for an otherwise valid config."""
+        validated, metric = experiment.validation_objective, experiment.evaluate.select_by
         if experiment.model.head is not None:
             name = type(self).__name__
             yield f"config.model.head is {experiment.model.head}, {name} trains a language model: set it to None"
-        if asked.unit != self.unit:
+        if validated.unit != self.unit:
             yield (
-                f"config.evaluate.objective is {type(asked).__name__}, which is made of {asked.unit}, and "
-                f"config.objective {type(self).__name__} of {self.unit}: validate by one that is made of the same"
+                f"config.evaluate.objective is {type(validated).__name__}, which reads {validated.unit}, but "
+                f"config.objective {type(self).__name__} reads {self.unit}: both must read the same unit"
             )
         sources = experiment.data.source.components()
-        own = ("loss", "accuracy", "text_loss", "text_accuracy", *asked.head_figures)
-        own += ("bits_per_byte",) if asked.is_likelihood else ()
+        by_part = ("loss", "accuracy", "text_loss", "text_accuracy", *validated.head_figures)
+        by_part += ("bits_per_byte",) if validated.is_likelihood else ()
         if all(source.pairs for source in sources) and experiment.model.family != "encoder":
-            own += ("sequence_accuracy",)
-        whole = ("perplexity", "bits_per_token")
-        parts = dict.fromkeys(part for parts in parts_of_streams(sources, asked) for part in parts)
-        if figure and figure not in (allowed := [*own, *whole, *(f"{name}/{part}" for name in own for part in parts)]):
-            yield f"config.evaluate.select_by is {figure!r}, {nearest(figure, allowed)}"
+            by_part += ("sequence_accuracy",)
+        overall = ("perplexity", "bits_per_token")
+        parts = dict.fromkeys(part for parts in parts_of_streams(sources, validated) for part in parts)
+        if metric and metric not in (
+            allowed := [*by_part, *overall, *(f"{name}/{part}" for name in by_part for part in parts)]
+        ):
+            yield f"config.evaluate.select_by is {metric!r}, {nearest(metric, allowed)}"
 
 
 def _kinds(base: type) -> Iterator[type]:

@@ -1,29 +1,29 @@
-"""Bidirectional language modelling: each token from those before it, and once more from those behind it."""
+"""Bidirectional language modelling: predicts each token from the tokens before it, and from the tokens after it."""
 
 import dataclasses
 from typing import ClassVar
 
 import numpy as np
 
-from pretrainax.data import word_characters  # noqa: F401  registers the characters
+from pretrainax.data import word_characters  # noqa: F401  registers the field of characters
 from pretrainax.data.batch import Field, Lengths, register_fields
 from pretrainax.data.objectives.base import Statistic
 from pretrainax.data.objectives.causal import CausalLM, positions_from_segments
 
 register_fields(
-    Field("previous", "BT", ("recurrent",), "the token before, to predict backward", optional=True, below="vocab_size"),
-    Field("previous_weights", "BT", ("recurrent",), "weight of that prediction", np.float32, optional=True),
+    Field("previous", "BT", ("recurrent",), "target of the backward model", optional=True, below="vocab_size"),
+    Field("previous_weights", "BT", ("recurrent",), "loss weight of `previous`", np.float32, optional=True),
 )
 
 
 @dataclasses.dataclass
 class BidirectionalLM(CausalLM):
-    """The next token at every position, and the one before, by two models that share what is below and above them
-    (Peters et al. 2018, section 3.1). Trained is the sum of both losses, each over the whole vocabulary; "loss" is that
-    of the first, a likelihood of the text.
+    """Predicts the next and the previous token at every position, with two models that share input and output layers
+    (Peters et al. 2018, section 3.1). The training loss is the sum of both losses, each over the whole vocabulary.
+    "loss" is the loss of the forward model, a likelihood of the text.
 
-    Windows are cut from the documents laid end to end, so rows have no padding. The window `the cat . a` (of two
-    documents, for a sequence length of 4) becomes
+    Windows are cut from concatenated documents, so rows have no padding. The window `the cat . a` (two documents,
+    sequence length 4) becomes
 
         tokens             the  cat  .    a
         targets            cat  .    a    the
@@ -33,14 +33,14 @@ class BidirectionalLM(CausalLM):
         segment_ids        1    1    1    1
         positions          0    1    2    3
 
-    and with `mask_documents`, where what is read stays inside a document,
+    With `mask_documents`, context stays inside a document:
 
         loss_weights       1    1    0    0
         previous_weights   0    1    1    0
         segment_ids        1    1    1    2
         positions          0    1    2    0
 
-    What is beyond the window, or the document, has weight 0.
+    Targets outside of the window, or of the document, have weight 0.
     """
 
     families: ClassVar[tuple[str, ...]] = ("recurrent",)
@@ -57,15 +57,15 @@ class BidirectionalLM(CausalLM):
     def example(self, text, rng, vocabulary):
         tokens = text.tokens
         segments = text.segment_ids if self.mask_documents else np.ones_like(tokens)
-        together = (segments[1:] == segments[:-1]).astype(np.float32)  # each with the next
+        same_document = (segments[1:] == segments[:-1]).astype(np.float32)  # 1: same document as the next token
         return {
             "tokens": tokens,
             "segment_ids": segments,
             "positions": positions_from_segments(segments),
             "targets": np.roll(tokens, -1),
-            "loss_weights": np.append(together, np.float32(0)),
+            "loss_weights": np.append(same_document, np.float32(0)),
             "previous": np.roll(tokens, 1),
-            "previous_weights": np.append(np.float32(0), together),
+            "previous_weights": np.append(np.float32(0), same_document),
         }
 
     def restore(self, example, vocabulary):

@@ -1,4 +1,4 @@
-"""Causal language modelling: each token from the ones before it."""
+"""Causal language modelling: predicts each token from the tokens before it."""
 
 import dataclasses
 import functools
@@ -11,32 +11,32 @@ from pretrainax.data.objectives.base import Objective, Statistic
 
 
 def positions_from_segments(segment_ids: np.ndarray) -> np.ndarray:
-    """Positions that start at 0 with each document: [1, 1, 1, 2, 2] -> [0, 1, 2, 0, 1]."""
+    """Returns positions that restart at 0 in each document: [1, 1, 1, 2, 2] -> [0, 1, 2, 0, 1]."""
     index = np.arange(len(segment_ids), dtype=np.int32)
     begins = np.zeros_like(index)
     begins[1:] = np.where(segment_ids[1:] != segment_ids[:-1], index[1:], 0)
     return index - np.maximum.accumulate(begins)
 
 
-@functools.lru_cache(maxsize=64)  # most rows are of one length; nobody writes into the arrays of an example
-def _of_one_text(length: int) -> Example:
-    """Returns what is the same for each text of a length in which each token is predicted."""
-    found = {
+@functools.lru_cache(maxsize=64)  # most rows have one length; arrays of an example are read-only
+def _constant_arrays(length: int) -> Example:
+    """Returns the arrays that are equal for all sequences of a length if every token is predicted."""
+    arrays = {
         "segment_ids": np.ones(length, np.int32),
         "positions": np.arange(length, dtype=np.int32),
         "loss_weights": np.ones(length, np.float32),
     }
-    for array in found.values():
+    for array in arrays.values():
         array.flags.writeable = False
-    return found
+    return arrays
 
 
 @dataclasses.dataclass
 class CausalLM(Objective):
-    """The next token at every position (Radford et al. 2018, section 3.1; 2019, section 2).
+    """Predicts the next token at every position (Radford et al. 2018, section 3.1; 2019, section 2).
 
-    Windows are cut from the documents laid end to end, so rows have no padding. The window `the cat . a dog` (5 tokens
-    of two documents, for a sequence length of 4) becomes
+    Windows are cut from concatenated documents, so rows have no padding. The window `the cat . a dog` (5 tokens of two
+    documents, sequence length 4) becomes
 
         tokens         the  cat  .    a
         targets        cat  .    a    dog
@@ -44,14 +44,14 @@ class CausalLM(Objective):
         segment_ids    1    1    1    1
         positions      0    1    2    3
 
-    and with `mask_documents`, where attention stays inside a document and nothing is predicted from another one,
+    With `mask_documents`, attention and predictions stay inside a document:
 
         loss_weights   1    1    0    1
         segment_ids    1    1    1    2
         positions      0    1    2    0
 
-    With config.data.packing a text is a piece of one document, and several share a row; none sees another, whatever
-    `mask_documents` says. A single token gives nothing to predict.
+    With config.data.packing, a sequence is part of one document, and several sequences share a row. They do not attend
+    to each other, even without `mask_documents`. A single token has no target.
     """
 
     mask_documents: bool = False  # attention, positions and predictions stay inside one document
@@ -78,7 +78,7 @@ class CausalLM(Objective):
             example["positions"] = positions_from_segments(segment_ids[:-1])
             example["loss_weights"] = (segment_ids[1:] == segment_ids[:-1]).astype(np.float32)
         else:
-            example |= _of_one_text(length)
+            example |= _constant_arrays(length)
         return example
 
     def prompt(self, tokens, vocabulary):

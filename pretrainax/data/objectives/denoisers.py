@@ -1,4 +1,4 @@
-"""UL2: span corruption of all kinds, and prefix language modelling, in one mixture."""
+"""UL2: a mixture of span corruption at several rates and prefix language modelling."""
 
 import dataclasses
 import math
@@ -14,22 +14,21 @@ from pretrainax.data.objectives.spans import Denoiser, R, S, SpanCorruption, X, 
 
 @dataclasses.dataclass
 class SequentialDenoising(Denoiser):
-    """UL2's S-denoiser: the encoder reads the start of a text, the decoder writes the rest (Tay et al. 2022, section
-    3.1.2; the prefix language modelling of Raffel et al. 2020, section 3.2.3).
+    """UL2's S-denoiser: the encoder reads the start of a sequence, the decoder predicts the rest (Tay et al. 2022,
+    section 3.1.2; the prefix language modelling of Raffel et al. 2020, section 3.2.3).
 
-    Of n tokens the last 1 to 2 * noise_density * n - 1 are to be written, each number equally likely, and so
-    noise_density of them on average. `Thank you for inviting me to your party last week` may become
+    The decoder predicts the last 1 to 2 * noise_density * n - 1 of n tokens, each number equally likely. The mean is
+    noise_density * n. `Thank you for inviting me to your party last week` may become
 
         encoder_tokens  [S2S] Thank you for inviting me to your </s>
         targets         party last week </s>
         tokens          <pad> party last week
 
-    where [S2S] is `mode`, in as many tokens as the tokenizer makes of it. A single token is read, and the end of the
-    text written.
+    [S2S] is `mode`, which may be several tokens. For a single token, the encoder reads it and the target is </s>.
     """
 
-    noise_density: float = 0.25  # of the tokens are written, on average
-    mode: str = ""  # read before the text: UL2's [S2S]
+    noise_density: float = 0.25  # mean fraction of the tokens that the decoder predicts
+    mode: str = ""  # prepended to the encoder input: UL2's [S2S]
 
     families: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
 
@@ -41,16 +40,16 @@ class SequentialDenoising(Denoiser):
         return self.measure(sequence_length - self.room)
 
     def measure(self, raw):
-        most = self._most(raw)
+        most = self._max_predicted(raw)
         return Lengths(raw, raw - min(most, 1) + 1 + self.room, most + 1)
 
-    def _most(self, raw: int) -> int:
-        """Counts the tokens of the longest rest."""
+    def _max_predicted(self, raw: int) -> int:
+        """Returns the maximum number of tokens that the decoder predicts."""
         return min(max(round(2 * self.noise_density * raw) - 1, 1), raw - 1)
 
     def example(self, text, rng, vocabulary):
         tokens, end = text.tokens, np.array([vocabulary.eos], np.int32)
-        most = self._most(len(tokens))
+        most = self._max_predicted(len(tokens))
         start = len(tokens) - (int(rng.integers(1, most + 1)) if most else 0)
         inputs, targets = (np.concatenate([part, end]) for part in (tokens[:start], tokens[start:]))
         return encoder_decoder_example(self.read_first(inputs), targets, vocabulary.pad)
@@ -60,9 +59,9 @@ class SequentialDenoising(Denoiser):
 
     def statistics(self, examples, vocabulary):
         raw = np.array([len(self.restore(example, vocabulary)) for example in examples])
-        most = np.array([self._most(n) for n in raw.tolist()])
+        most = np.array([self._max_predicted(n) for n in raw.tolist()])
         expected = np.where(most > 0, (most + 1) / 2, 0).sum() / raw.sum()
-        deviation = math.sqrt(((np.maximum(most, 1) ** 2 - 1) / 12).sum()) / raw.sum()  # of uniform numbers
+        deviation = math.sqrt(((np.maximum(most, 1) ** 2 - 1) / 12).sum()) / raw.sum()  # of uniform distributions
         yield Statistic(
             "noise density",
             float(sum(len(example["targets"]) - 1 for example in examples) / raw.sum()),
@@ -94,18 +93,18 @@ def _ul2r() -> tuple[Objective, ...]:
 
 @dataclasses.dataclass
 class MixtureOfDenoisers(ObjectiveMixture):
-    """UL2's seven denoisers, equally often (Tay et al. 2022, section 3.1.2 and table 1).
+    """UL2's seven denoisers with equal weights (Tay et al. 2022, section 3.1.2 and table 1).
 
-    Two are regular (R), spans of 3 or 8 tokens and 15 % of the text; four extreme (X), spans of 3, 8 or 64 tokens and
-    50 % of the text, or of 64 and 15 %; one is sequential (S), a prefix language model. `Thank you for inviting me to
-    your party last week` may become, under an X-denoiser,
+    Two are regular (R): spans of 3 or 8 tokens, 15 % of the text. Four are extreme (X): spans of 3, 8 or 64 tokens and
+    50 % of the text, or spans of 64 tokens and 15 %. One is sequential (S): a prefix language model. With an
+    X-denoiser, `Thank you for inviting me to your party last week` may become
 
         encoder_tokens  [NLG] Thank you <extra_id_0> to your <extra_id_1> </s>
         targets         <extra_id_0> for inviting me <extra_id_1> party last week </s>
 
-    Spans of 3 over half of the text need more sentinels than T5 has: of 512 inputs, 126.
-    NOTE Span lengths are T5's random partitions, as in the paper's code (section 9.2); its text (section 3.1.2) says
-    that they are normally distributed.
+    Spans of 3 tokens over half of the text need 126 sentinels for 512 inputs, more than T5 has.
+    NOTE Span lengths are T5's random partitions, as in the paper's code (section 9.2). The paper's text (section 3.1.2)
+    describes a normal distribution.
     """
 
     objectives: tuple[Objective, ...] = dataclasses.field(default_factory=_ul2)
@@ -114,11 +113,11 @@ class MixtureOfDenoisers(ObjectiveMixture):
 
 @dataclasses.dataclass
 class UL2R(ObjectiveMixture):
-    """The mixture that goes on with the training of a model (Tay et al. 2022b, arXiv 2210.11399, section 2.3; for a
-    decoder, in a DecoderOnly): half of the rows S, a quarter R, a quarter X.
+    """UL2R's mixture for continued pretraining (Tay et al. 2022b, arXiv 2210.11399, section 2.3): half of the rows S, a
+    quarter R, a quarter X.
 
-    The prefix of S ends anywhere in the text. R has spans of 3 tokens and 15 % of the text; X, in equal parts, spans
-    of 32 tokens, or 50 % of the text.
+    A decoder uses this mixture inside DecoderOnly. The prefix of S ends at any position. R has spans of 3 tokens and
+    15 % of the text. X has, in equal parts, spans of 32 tokens and 15 % of the text, or spans of 3 tokens and 50 %.
     """
 
     objectives: tuple[Objective, ...] = dataclasses.field(default_factory=_ul2r)

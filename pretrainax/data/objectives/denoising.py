@@ -1,4 +1,4 @@
-"""BART's denoising: the encoder reads a corrupted text, the decoder writes the text as it was."""
+"""BART's denoising: the encoder reads a corrupted text and the decoder predicts the original text."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from pretrainax.data.objectives.spans import encoder_decoder_example, encoder_de
 
 
 class Counts(NamedTuple):
-    """Numbers of the tokens of a text that go, by the way they go."""
+    """Numbers of infilled, masked and deleted tokens of a sequence."""
 
     infilled: int
     masked: int
@@ -20,21 +20,21 @@ class Counts(NamedTuple):
 
 
 def permute_sentences(tokens: np.ndarray, ends: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """Moves sentences, which end at `ends`: ceil(rate * count) of them change places among each other."""
+    """Permutes ceil(rate * count) random sentences among each other; ends: [count] ends of the sentences."""
     sentences = np.split(tokens, ends[:-1])
     count = math.ceil(rate * len(sentences) - 1e-6)  # 0.07 * 100 is 7.000000000000001
-    places = rng.permutation(len(sentences))[:count]
+    moved = rng.permutation(len(sentences))[:count]
     order = np.arange(len(sentences))
-    order[places] = rng.permutation(places)
+    order[moved] = rng.permutation(moved)
     return np.concatenate([sentences[i] for i in order])
 
 
 def draw_spans(length: int, infilled: int, mean: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draws where spans start and how long they are, int64 [spans] both: `infilled` tokens in all.
+    """Draws starts and lengths of spans with `infilled` tokens in total, both int64 [spans].
 
-    Lengths are drawn of a Poisson distribution until there are enough tokens; the last span is cut to what is left.
-    All spans, also those of length 0, are shuffled among the tokens that stay, every order equally likely. There are
-    no more spans than tokens in them, so that the text does not grow: where so many have too few, the last has more.
+    Lengths are drawn from a Poisson distribution until they add up to `infilled`; the last span is truncated. All
+    spans, including spans of length 0, are shuffled among the remaining tokens, every order equally likely. The number
+    of spans is at most `infilled`, so that the text does not grow; if these spans are too short, the last is extended.
     """
     lengths = rng.poisson(mean, infilled)
     total = lengths.cumsum()
@@ -49,17 +49,17 @@ def draw_spans(length: int, infilled: int, mean: float, rng: np.random.Generator
 
 
 def corrupt(tokens: np.ndarray, dropped: np.ndarray, masks: np.ndarray, mask: int) -> np.ndarray:
-    """Returns `tokens` without those under `dropped` (bool), with a `mask` before each place in `masks` (sorted).
+    """Returns `tokens` without `dropped` tokens (bool), with a `mask` before each position in `masks` (sorted).
 
-    So a token is masked that is dropped and has a mask at its place, a span that is dropped and has one at its start.
+    A masked token is dropped and has a mask at its position. An infilled span is dropped and has a mask at its start.
     """
-    kept = ~dropped
-    before = np.zeros(len(tokens) + 1, np.int64)  # tokens that stay before each place
-    kept.cumsum(out=before[1:])
+    remaining = ~dropped
+    before = np.zeros(len(tokens) + 1, np.int64)  # number of remaining tokens before each position
+    remaining.cumsum(out=before[1:])
     noised = np.full(before[-1] + len(masks), mask, np.int32)
     is_text = np.ones(len(noised), bool)
     is_text[before[masks] + np.arange(len(masks))] = False
-    noised[is_text] = tokens[kept]
+    noised[is_text] = tokens[remaining]
     return noised
 
 
@@ -67,31 +67,31 @@ def corrupt(tokens: np.ndarray, dropped: np.ndarray, masks: np.ndarray, mask: in
 class Denoising(Objective):
     """BART's pretraining (Lewis et al. 2019, sections 2.2 and 5.1): text infilling and sentence permutation.
 
-    What the paper's figure 2 makes of the text `A B C . D E .`:
+    Corruptions of the text `A B C . D E .` (figure 2 of the paper):
 
-        sentence permutation  D E . A B C .   a share of the sentences change places
-        text infilling        A _ . D _ E .   each span one <mask>; their lengths, 0 too, are of a Poisson distribution
-        token masking         A _ C . _ E .   each token one <mask>
-        token deletion        A C . E .       without a trace
-        document rotation     C . D E . A B   begins with any of its tokens
+        sentence permutation  D E . A B C .   permutes a fraction of the sentences
+        text infilling        A _ . D _ E .   replaces each span by one <mask>; Poisson lengths, which include 0
+        token masking         A _ C . _ E .   replaces each token by one <mask>
+        token deletion        A C . E .       removes tokens
+        document rotation     C . D E . A B   starts at a random token
 
-    Each has a rate, and those above 0 are done in this order; infilling, masking and deletion share no token. With the
-    first two, the text may become
+    Each corruption has a rate, and corruptions with a rate above 0 are applied in this order. Infilling, masking and
+    deletion affect different tokens. With the first two corruptions, the text may become
 
         encoder_tokens  <s> D _ E . A _ . </s>
         targets         <s> A B C . D E . </s>
         tokens          </s> <s> A B C . D E .
 
-    `tokens`, what the decoder reads, are the targets shifted right, with </s> as BART's start. Both sides end with </s>
-    also where a document is cut. NOTE Then it is not to be predicted, unlike in BART: its weight is 0.
+    `tokens`, the decoder input, are the targets shifted right, with </s> as start, as in BART. Inputs and targets end
+    with </s> in all cases. NOTE If the sequence ends inside a document, this target has weight 0, unlike in BART.
     """
 
-    infilling_rate: float = 0.3  # of the tokens are in spans
-    mean_span_length: float = 3.0  # of the Poisson distribution
-    permutation_rate: float = 1.0  # of the sentences change places
-    masking_rate: float = 0.0  # of the tokens are masked
-    deletion_rate: float = 0.0  # of the tokens are deleted
-    rotation_rate: float = 0.0  # of the texts are rotated
+    infilling_rate: float = 0.3  # fraction of the tokens that are in spans
+    mean_span_length: float = 3.0  # of the Poisson distribution, in tokens
+    permutation_rate: float = 1.0  # fraction of the sentences that are permuted
+    masking_rate: float = 0.0  # fraction of the tokens that are masked
+    deletion_rate: float = 0.0  # fraction of the tokens that are deleted
+    rotation_rate: float = 0.0  # fraction of the sequences that are rotated
 
     families: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     special_tokens: ClassVar[tuple[str, ...]] = ("bos", "eos", "mask")
@@ -109,7 +109,7 @@ class Denoising(Objective):
                 yield f"config.objective.{name} is {rate}, it must be in [0, 1]"
         if not any(rates.values()):
             yield f"config.objective has no noise: set one of {', '.join(rates)} above 0"
-        if self._lost > 1 + 1e-9:  # 0.9 + 0.1 may exceed 1 by a rounding error
+        if self._removed_rate > 1 + 1e-9:  # 0.9 + 0.1 may exceed 1 by a rounding error
             yield (
                 f"config.objective.infilling_rate {self.infilling_rate} + masking_rate {self.masking_rate} + "
                 f"deletion_rate {self.deletion_rate} is more than 1"
@@ -118,8 +118,8 @@ class Denoising(Objective):
             yield f"config.objective.mean_span_length is {self.mean_span_length}, it must be at least 1"
 
     @property
-    def _lost(self) -> float:
-        """Returns the tokens that the encoder does not read."""
+    def _removed_rate(self) -> float:
+        """Returns the fraction of the tokens that the encoder does not read."""
         return self.infilling_rate + self.masking_rate + self.deletion_rate
 
     def lengths(self, sequence_length):
@@ -129,7 +129,7 @@ class Denoising(Objective):
         return Lengths(raw, raw + 2, raw + 2)
 
     def counts(self, length: int) -> Counts:
-        """Returns the numbers for a text without its end."""
+        """Returns the numbers for `length` tokens, which exclude the end of the document."""
         infilled = min(round(self.infilling_rate * length), length)
         masked = min(round(self.masking_rate * length), length - infilled)
         return Counts(infilled, masked, min(round(self.deletion_rate * length), length - infilled - masked))
@@ -154,7 +154,7 @@ class Denoising(Objective):
     def _noised(self, tokens: np.ndarray, ends: Optional[np.ndarray], rng, mask: int) -> np.ndarray:
         length = len(tokens)
         if self.permutation_rate and length:
-            ends = np.unique(np.minimum(ends, length))  # the end of a document may be a part of its own
+            ends = np.unique(np.minimum(ends, length))  # the end of a document may be a separate sentence
             tokens = permute_sentences(tokens, ends, self.permutation_rate, rng)
         infilled, masked, deleted = self.counts(length)
         dropped, starts = np.zeros(length, bool), np.zeros(0, np.int64)
@@ -175,26 +175,27 @@ class Denoising(Objective):
         return example["targets"][1:] if is_end else example["targets"][1:-1]
 
     def statistics(self, examples, vocabulary):
-        texts = [example["targets"][1:-1] for example in examples]
-        read = [example["encoder_tokens"][1:-1] for example in examples]
-        total = sum(map(len, texts))
-        masks = sum(int((tokens == vocabulary.mask).sum()) for tokens in read)
-        counts = np.sum([self.counts(len(text)) for text in texts], axis=0)
-        lost = total - sum(map(len, read)) + masks
-        rounding = abs(float(counts.sum()) / max(total, 1) - self._lost)
-        yield Statistic("lost tokens", lost / max(total, 1), self._lost, tolerance=rounding + 1e-6)
+        originals = [example["targets"][1:-1] for example in examples]
+        inputs = [example["encoder_tokens"][1:-1] for example in examples]
+        total = sum(map(len, originals))
+        masks = sum(int((tokens == vocabulary.mask).sum()) for tokens in inputs)
+        counts = np.sum([self.counts(len(original)) for original in originals], axis=0)
+        removed = total - sum(map(len, inputs)) + masks
+        rounding = abs(float(counts.sum()) / max(total, 1) - self._removed_rate)
+        yield Statistic("lost tokens", removed / max(total, 1), self._removed_rate, tolerance=rounding + 1e-6)
         if self.infilling_rate:
             spans = max(masks - int(counts[1]), 1)
-            # Sampling, and the last span of each text, which is cut.
-            tolerance = 5 * math.sqrt(self.mean_span_length / spans) + self.mean_span_length * len(texts) / spans
+            # Sampling error, and the truncated last span of each sequence.
+            tolerance = 5 * math.sqrt(self.mean_span_length / spans) + self.mean_span_length * len(originals) / spans
             yield Statistic("mean span length", int(counts[0]) / spans, self.mean_span_length, tolerance)
         moved = [
-            not _is_part(tokens[tokens != vocabulary.mask], text) for tokens, text in zip(read, texts, strict=True)
+            not _is_subsequence(tokens[tokens != vocabulary.mask], original)
+            for tokens, original in zip(inputs, originals, strict=True)
         ]
         yield Statistic("texts in another order", float(np.mean(moved)))
 
 
-def _is_part(some: np.ndarray, tokens: np.ndarray) -> bool:
-    """Tells if `some` are of `tokens`, in their order."""
+def _is_subsequence(some: np.ndarray, tokens: np.ndarray) -> bool:
+    """Returns True if `some` is a subsequence of `tokens`, in the same order."""
     rest = iter(tokens.tolist())
     return all(token in rest for token in some.tolist())

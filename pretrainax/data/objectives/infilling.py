@@ -1,4 +1,4 @@
-"""Fill in the middle: a causal language model that learns to write what is missing inside of a text."""
+"""Fill in the middle: causal language modelling that also teaches a model to insert text."""
 
 import copy
 import dataclasses
@@ -13,68 +13,68 @@ from pretrainax.data.objectives.base import Statistic, Text
 from pretrainax.data.objectives.causal import CausalLM
 from pretrainax.tokenization.base import Tokenizer
 
-_NO_ROOM = 0.15  # of the documents that are drawn may find no room
-_GROWTH = 8  # tokens, at most, by which the parts of a document may be longer than it: two words are cut, and the rest
-_PROBE = "a  b\nc "  # what a tokenizer must give back
+_NO_ROOM = 0.15  # maximum fraction of drawn documents without room for a split
+_GROWTH = 8  # maximum tokens that a split between characters adds to a document: it cuts two words
+_PROBE = "a  b\nc "  # text that a tokenizer must reproduce
 
 
 class _Spelling(NamedTuple):
-    """Text of tokens and tokens of text, without a loss."""
+    """Converts tokens to text and text to tokens, without loss."""
 
     tokenizer: Tokenizer
     spellings: list[bytes]  # [V]
 
     def text(self, tokens: np.ndarray) -> Optional[str]:
-        """Returns what tokens write; None where they begin or end within a character, as a window may."""
+        """Returns the text of tokens; None if they begin or end inside a character, as a window may."""
         try:
             return b"".join(map(self.spellings.__getitem__, tokens.tolist())).decode()
         except UnicodeDecodeError:
             return None
 
     def tokens(self, text: str) -> Optional[np.ndarray]:
-        """Returns the tokens of a text; None where they write another one, as after a normalizer."""
+        """Returns the tokens of a text; None if they decode to a different text, for example after a normalizer."""
         tokens = self.tokenizer.encode(text)
         return tokens if self.text(tokens) == text else None
 
 
 @dataclasses.dataclass
 class FillInTheMiddle(CausalLM):
-    """Causal language modelling of documents whose middle is moved to their end (Bavarian et al. 2022, arXiv
+    """Trains a causal language model on documents whose middle is moved to the end (Bavarian et al. 2022, arXiv
     2207.14255, section 3 and appendix D).
 
         python -m pretrainax.main --config=configs/gpt2.py --config.objective="FillInTheMiddle()" \\
             --config.tokenizer.num_sentinels=3 --config.model.vocab_size=50304
 
-    Each document of a text is taken apart with a chance of `fim_rate`, at two places drawn uniformly. `the cat sat on
-    the mat <eot>`, taken apart as `the cat`, `sat on` and `the mat`, becomes the text
+    Each document of a sequence is split with probability `fim_rate`, at two uniformly drawn positions. `the cat sat on
+    the mat <eot>`, split into `the cat`, `sat on` and `the mat`, becomes
 
         <PRE> the cat <SUF> the mat <MID> sat on <eot>        PSM: prefix, suffix, middle
         <PRE> <SUF> the mat <MID> the cat sat on <eot>        SPM: suffix, prefix, middle
 
-    and then an example of CausalLM: all of it is predicted. <PRE>, <SUF> and <MID> are the first three sentinels of the
-    vocabulary, <eot> is its separator; a document that goes on behind the window has none.
+    and then an example of CausalLM, which predicts every token. <PRE>, <SUF> and <MID> are the first three sentinels of
+    the vocabulary, <eot> is its separator. A document that continues after the window has no <eot>.
 
-    A row has room to take apart one document in each `tokens_per_document` of its text or fraction of that; where more
-    are drawn, the others stay as they are, and where that makes the rate too low no run starts. Rows in which fewer are
-    drawn end in padding. A text of a single token stays as it is.
+    A row has room to split ceil(n / `tokens_per_document`) documents of its n original tokens. If more documents are
+    drawn, the others stay unsplit; a run does not start if this makes the rate too low. Rows with fewer splits end in
+    padding. A sequence of a single token stays unsplit.
 
-    With split="characters" the places are between any two characters, and the three parts are tokenized again: so the
-    paper does, and Megatron-LM, and a model learns to fill in the rest of a word. The parts have a few tokens more than
-    the document, for which a row has room too. A document stays between tokens where they are more than that, or where
-    its window begins or ends within a character. `restore` gives the tokens of the whole text, which differ from those
-    of the corpus where its window begins or ends within a word.
-    NOTE The paper cuts rows that have become too long; here nothing is lost.
+    With split="characters", documents are split between any two characters and the three parts are tokenized
+    separately, as in the paper and in Megatron-LM. A model then learns to complete words. The parts may have 8 tokens
+    more than the document, and rows have room for them. A document is split between tokens if its parts are longer, or
+    if its window begins or ends inside a character. `restore` returns the tokens of the whole text. They differ from
+    the corpus if the window begins or ends inside a word.
+    NOTE The paper truncates rows that become too long; here no token is lost.
     """
 
-    fim_rate: float = 0.5  # of the documents are taken apart
-    spm_rate: float = 0.5  # of these come suffix first
-    tokens_per_document: int = 256  # of text, for each document that may be taken apart
-    split: Literal["tokens", "characters"] = "tokens"  # between what a document is taken apart
+    fim_rate: float = 0.5  # fraction of the documents that are split
+    spm_rate: float = 0.5  # fraction of the split documents with the suffix first
+    tokens_per_document: int = 256  # tokens of a sequence for each document that may be split
+    split: Literal["tokens", "characters"] = "tokens"  # documents are split between tokens or between characters
 
-    _spelling: ClassVar[Optional[_Spelling]] = None  # of a bound one that splits characters
+    _spelling: ClassVar[Optional[_Spelling]] = None  # set by `bind` if documents are split between characters
 
-    is_likelihood: ClassVar[bool] = False  # of a text in another order, with marks
-    shortest: ClassVar[int] = 4  # of two tokens and three sentinels, all but the last
+    is_likelihood: ClassVar[bool] = False  # the text is reordered and has sentinels
+    shortest: ClassVar[int] = 4  # two tokens and three sentinels, without the last token, which is only a target
 
     def field_problems(self):
         for name in ("fim_rate", "spm_rate"):
@@ -96,8 +96,8 @@ class FillInTheMiddle(CausalLM):
         bound._spelling = _Spelling(tokenizer, tokenizer.spellings())
         if bound._spelling.tokens(_PROBE) is None:
             raise UserError(
-                "config.objective.split is 'characters', for which a tokenizer has to give white space back as it was, "
-                "and this one does not: set config.tokenizer to ByteBPE or Unigram, or leave config.objective.split at "
+                "config.objective.split is 'characters', which requires a tokenizer that preserves white space, and "
+                "this one does not: set config.tokenizer to ByteBPE or Unigram, or set config.objective.split to "
                 "'tokens'"
             )
         return bound
@@ -110,38 +110,38 @@ class FillInTheMiddle(CausalLM):
             )
 
     def lengths(self, sequence_length):
-        marks = 3 + self._growth
-        raw = (sequence_length - 2) * self.tokens_per_document // (self.tokens_per_document + marks)  # this many fit
+        added = 3 + self._growth
+        raw = (sequence_length - 2) * self.tokens_per_document // (self.tokens_per_document + added)  # always fits
         while self.measure(raw + 1).inputs <= sequence_length:
             raw += 1
         return Lengths(raw, sequence_length, sequence_length)
 
     def measure(self, raw):
-        length = raw - 1 + (3 + self._growth) * self._room(raw)
+        length = raw - 1 + (3 + self._growth) * self._max_splits(raw)
         return Lengths(raw, length, length)
 
     @property
     def _growth(self) -> int:
         return _GROWTH if self.split == "characters" else 0
 
-    def _room(self, raw: int) -> int:
-        """Returns how many documents of a text may be taken apart."""
+    def _max_splits(self, raw: int) -> int:
+        """Returns the maximum number of split documents in a sequence."""
         return math.ceil(raw / self.tokens_per_document) if raw > 1 else 0
 
     def example(self, text, rng, vocabulary):
         starts = np.flatnonzero(np.diff(text.segment_ids))
         documents = np.split(text.tokens, starts + 1)
         drawn = np.flatnonzero(rng.random(len(documents)) < self.fim_rate)
-        for i in rng.permutation(drawn)[: self._room(len(text.tokens))].tolist():
-            documents[i] = self._take_apart(documents[i], rng, vocabulary)
+        for i in rng.permutation(drawn)[: self._max_splits(len(text.tokens))].tolist():
+            documents[i] = self._split_document(documents[i], rng, vocabulary)
         sizes = [len(document) for document in documents]
         numbers = np.arange(1, len(documents) + 1, dtype=np.int32).repeat(sizes)
         return super().example(Text(np.concatenate(documents), numbers), rng, vocabulary)
 
-    def _take_apart(self, document: np.ndarray, rng: np.random.Generator, vocabulary) -> np.ndarray:
+    def _split_document(self, document: np.ndarray, rng: np.random.Generator, vocabulary) -> np.ndarray:
         length = len(document) - (document[-1] == vocabulary.separator)
         document, end = np.split(document, [length])
-        prefix, middle, suffix = self._parts_by_characters(document, rng) or np.split(document, _two(length, rng))
+        prefix, middle, suffix = self._parts_by_characters(document, rng) or np.split(document, _positions(length, rng))
         before, after, between = np.array(vocabulary.sentinels[:3], np.int32)[:, None]
         if rng.random() < self.spm_rate:
             parts = before, after, suffix, between, prefix, middle, end
@@ -150,11 +150,11 @@ class FillInTheMiddle(CausalLM):
         return np.concatenate(parts)
 
     def _parts_by_characters(self, document: np.ndarray, rng: np.random.Generator) -> Optional[list[np.ndarray]]:
-        """Returns three parts of a document, each tokenized by itself; None where it is to be split between tokens."""
+        """Returns three separately tokenized parts of a document; None if it must be split between tokens."""
         text = None if self._spelling is None else self._spelling.text(document)
         if text is None:
             return None
-        first, second = _two(len(text), rng)
+        first, second = _positions(len(text), rng)
         parts = [self._spelling.tokens(part) for part in (text[:first], text[first:second], text[second:])]
         if any(part is None for part in parts) or sum(map(len, parts)) > len(document) + _GROWTH:
             return None
@@ -165,7 +165,7 @@ class FillInTheMiddle(CausalLM):
         return np.concatenate([part for parts in documents for part in self._joined(parts)])
 
     def _joined(self, parts: list[np.ndarray]) -> list[np.ndarray]:
-        """Returns a document, or pieces of it: that was taken apart between characters by its tokens as a whole."""
+        """Returns a document in parts; the text of a document that was split between characters is tokenized again."""
         if self._spelling is None or len(parts) == 1:
             return parts
         *parts, end = parts
@@ -174,59 +174,63 @@ class FillInTheMiddle(CausalLM):
         return [*parts, end] if whole is None else [whole, end]
 
     def _documents(self, example: Example, vocabulary) -> list[list[np.ndarray]]:
-        """Returns the parts of each document, in their order: one, or four: what stands before the suffix' mark, what
-        after the middle's, the suffix, the end. Of SPM the first is empty."""
+        """Returns the parts of each document in their original order.
+
+        An unsplit document has one part. A split document has four parts: the tokens before <SUF>, the tokens after
+        <MID>, the suffix, and the separator. With the suffix first (SPM), the first part is empty.
+        """
         tokens = super().restore(example, vocabulary)
         before, after, between = vocabulary.sentinels[:3]
-        found = []
+        parts = []
         for document in np.split(tokens, np.flatnonzero(tokens[:-1] == vocabulary.separator) + 1):
             if document[0] != before:
-                found.append([document])
+                parts.append([document])
                 continue
             length = len(document) - (document[-1] == vocabulary.separator)
             (mark,), (last) = np.flatnonzero(document == after), np.flatnonzero(document == between)[0]
-            found.append([document[1:mark], document[last + 1 : length], document[mark + 1 : last], document[length:]])
-        return found
+            parts.append([document[1:mark], document[last + 1 : length], document[mark + 1 : last], document[length:]])
+        return parts
 
-    def _places(self, parts: list[np.ndarray]) -> int:
-        """Counts the places where a document may be taken apart."""
+    def _split_positions(self, parts: list[np.ndarray]) -> int:
+        """Returns the number of positions where a document may be split."""
         document = np.concatenate(parts)
         text = None if self._spelling is None else self._spelling.text(document)
         return 1 + len(document if text is None else text)
 
     def statistics(self, examples, vocabulary):
         yield from super().statistics(examples, vocabulary)
-        seen = taken_apart = drawn = apart = 0  # of all documents, and of those of texts that have room for all
+        total = total_split = roomy = roomy_split = 0  # all documents; documents of sequences with room for all
         first, expected = [], []
         for example in examples:
             documents = self._documents(example, vocabulary)
             sizes = [[len(part) for part in parts] for parts in documents]
-            taken = [parts[:3] for parts in sizes if len(parts) > 1]
-            seen, taken_apart = seen + len(documents), taken_apart + len(taken)
-            if len(documents) <= self._room(sum(map(sum, sizes))):
-                drawn, apart = drawn + len(documents), apart + len(taken)
-            first += [before == 0 for before, _, _ in taken]
-            # A prefix may be empty: of n places none of two is the first with a chance of (1 - 1 / n)^2.
-            places = [self._places(parts[:3]) for parts in documents if len(parts) > 1]
-            expected += [1 - (1 - self.spm_rate) * (1 - 1 / n) ** 2 for n in places]
+            split = [parts[:3] for parts in sizes if len(parts) > 1]
+            total, total_split = total + len(documents), total_split + len(split)
+            if len(documents) <= self._max_splits(sum(map(sum, sizes))):
+                roomy, roomy_split = roomy + len(documents), roomy_split + len(split)
+            first += [before == 0 for before, _, _ in split]
+            # A prefix may be empty: neither of two draws is the first of n positions with probability (1 - 1 / n)^2.
+            positions = [self._split_positions(parts[:3]) for parts in documents if len(parts) > 1]
+            expected += [1 - (1 - self.spm_rate) * (1 - 1 / n) ** 2 for n in positions]
         deviation = math.sqrt(self.fim_rate * (1 - self.fim_rate))
-        if drawn:
-            tolerance = 5 * deviation / math.sqrt(drawn) + 1e-6
-            yield Statistic("documents taken apart", apart / drawn, self.fim_rate, tolerance)
+        if roomy:
+            tolerance = 5 * deviation / math.sqrt(roomy) + 1e-6
+            yield Statistic("documents taken apart", roomy_split / roomy, self.fim_rate, tolerance)
         if self.fim_rate:
             yield Statistic(
                 "drawn documents without room",
-                max(1 - taken_apart / (self.fim_rate * seen), 0.0),
+                max(1 - total_split / (self.fim_rate * total), 0.0),
                 0.0,
-                _NO_ROOM + 5 * deviation / math.sqrt(seen) / self.fim_rate,
-                f"lower config.objective.tokens_per_document {self.tokens_per_document} to what most documents have",
+                _NO_ROOM + 5 * deviation / math.sqrt(total) / self.fim_rate,
+                f"config.objective.tokens_per_document is {self.tokens_per_document}; lower it to the length of most "
+                "documents",
             )
         if first:
-            chance = np.array(expected)
-            deviation = math.sqrt((chance * (1 - chance)).sum()) / len(first)
-            yield Statistic("suffix first", float(np.mean(first)), float(chance.mean()), 5 * deviation + 1e-6)
+            probability = np.array(expected)
+            deviation = math.sqrt((probability * (1 - probability)).sum()) / len(first)
+            yield Statistic("suffix first", float(np.mean(first)), float(probability.mean()), 5 * deviation + 1e-6)
 
 
-def _two(length: int, rng: np.random.Generator) -> list[int]:
-    """Draws two of the places between, before and after so many things, in order."""
+def _positions(length: int, rng: np.random.Generator) -> list[int]:
+    """Draws two positions from 0 to `length`, sorted."""
     return sorted(rng.integers(0, length + 1, 2).tolist())

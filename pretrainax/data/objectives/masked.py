@@ -1,4 +1,4 @@
-"""Masked language modelling: some tokens from all the others."""
+"""Masked language modelling: predicts some tokens from all other tokens."""
 
 import copy
 import dataclasses
@@ -18,7 +18,7 @@ from pretrainax.data.words import SimilarWords
 
 @functools.lru_cache(maxsize=8)
 def _ordinary(vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Tells of each id if it is ordinary, not special, [V] bool; and those that are, [<= V] int32."""
+    """Returns a mask of the ordinary (not special) ids, [V] bool, and these ids, [<= V] int32."""
     is_ordinary = np.ones(vocabulary.size, bool)
     is_ordinary[list(vocabulary.special_ids)] = False
     return is_ordinary, np.flatnonzero(is_ordinary).astype(np.int32)
@@ -26,45 +26,45 @@ def _ordinary(vocabulary) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass
 class RateChange(Choice):
-    """The rate goes to `to` in a straight line while training goes from `begin` to `end`; at once where they are equal.
+    """Changes the rate linearly to `to` while the training goes from `begin` to `end`; at once if they are equal.
 
     Ankner et al. 2023 (arXiv 2305.15096): from 30 % to 15 % over the whole training.
     """
 
-    to: float = 0.15  # the rate at the end
-    begin: float = 0.0  # of the training, from 0 to 1
-    end: float = 1.0  # of the training, from 0 to 1
+    to: float = 0.15  # the final rate
+    begin: float = 0.0  # training progress at which the change begins, from 0 to 1
+    end: float = 1.0  # training progress at which the change ends, from 0 to 1
 
 
 @dataclasses.dataclass
 class MaskedLM(Objective):
-    """BERT's cloze task (Devlin et al. 2018, section 3.1), masked anew each epoch (Liu et al. 2019, section 4.1).
+    """BERT's cloze task (Devlin et al. 2018, section 3.1), with a new mask each epoch (Liu et al. 2019, section 4.1).
 
-    Of the n ordinary tokens of a text rate * n are to be predicted: rounded up or down at random, so that it is the
-    rate on average, and at least one. Each of these is replaced by [MASK] with probability `mask_fraction`, by a
-    uniformly drawn ordinary token with probability `random_fraction`, and else left as it is. Special tokens are
-    neither predicted nor drawn. `my dog is hairy and it barks` with a rate of 0.3 may become
+    The model predicts rate * n of the n ordinary tokens of a sequence, at least one. The number is rounded up or down
+    at random, so that its mean is exact. Each predicted token is replaced by [MASK] with probability `mask_fraction`,
+    by a uniformly drawn ordinary token with probability `random_fraction`, and otherwise stays unchanged. Special
+    tokens are neither predicted nor drawn. With a rate of 0.3, `my dog is hairy and it barks` may become
 
         tokens             [CLS] my  dog  is  [MASK]  and  apple  barks  [SEP]
         masked_positions   4      6
         targets            hairy  it
         loss_weights       1      1
 
-    The model computes its head at `masked_positions` only. A row has room for K = ceil(rate * T) of them (BERT's
-    max_predictions_per_seq); slots that it does not need have weight 0, position 0 and target 0. With a rate that
-    changes, K is that of the highest. RoBERTa's FULL-SENTENCES are texts that go on across documents.
+    The model computes its head at `masked_positions` only. A row has room for K = ceil(rate * T) positions (BERT's
+    max_predictions_per_seq). Unused slots have weight 0, position 0 and target 0. If the rate changes, the highest rate
+    sets K. RoBERTa's FULL-SENTENCES are sequences that cross document boundaries.
 
-    With `similar_words` a word is replaced by a similar one of as many tokens instead of by [MASK], and by random
-    tokens where there is none (MacBERT: Cui et al. 2020, arXiv 2004.13922, section 3.2).
+    With `similar_words`, a word is replaced by a similar word with the same number of tokens instead of by [MASK], or
+    by random tokens if there is no similar word (MacBERT: Cui et al. 2020, arXiv 2004.13922, section 3.2).
     """
 
-    rate: float = 0.15  # of the ordinary tokens are predicted
-    mask_fraction: float = 0.8  # of these are replaced by [MASK]
-    random_fraction: float = 0.1  # of these are replaced by a random token
+    rate: float = 0.15  # fraction of the ordinary tokens that are predicted
+    mask_fraction: float = 0.8  # fraction of the predicted tokens that are replaced by [MASK]
+    random_fraction: float = 0.1  # fraction of the predicted tokens that are replaced by a random token
     mask_unit: MaskUnit = dataclasses.field(default_factory=Tokens)  # Tokens() | WholeWords() | NGrams() | Spans()
-    rate_change: Optional[RateChange] = None  # RateChange(): `rate` is only the first one
-    similar_words: Optional[str] = None  # a JSON file, {word: [similar word, …]}, whose words stand in for [MASK]
-    static: bool = False  # a text is masked alike in each epoch (BERT), not anew (RoBERTa)
+    rate_change: Optional[RateChange] = None  # RateChange(): `rate` is only the initial rate
+    similar_words: Optional[str] = None  # a JSON file, {word: [similar word, …]}, of words that replace [MASK]
+    static: bool = False  # a sequence has the same mask in each epoch (BERT), not a new mask (RoBERTa)
 
     families: ClassVar[tuple[str, ...]] = ("encoder",)
     special_tokens: ClassVar[tuple[str, ...]] = ("mask", "cls", "sep")
@@ -72,7 +72,7 @@ class MaskedLM(Objective):
     shortest: ClassVar[int] = 3  # [CLS], a token, [SEP]
     replaced_tokens: ClassVar[bool] = False  # for a model with a replaced_token_head
 
-    _similar: ClassVar[Optional[SimilarWords]] = None  # of a bound one
+    _similar: ClassVar[Optional[SimilarWords]] = None  # set by `bind`
 
     def field_problems(self):
         if not 0 < self.rate <= 1:
@@ -98,7 +98,7 @@ class MaskedLM(Objective):
                 kind = type(self.mask_unit).__name__
                 yield f"config.objective.similar_words replaces whole words, config.objective.mask_unit is {kind}"
             if not os.path.isfile(os.path.expanduser(self.similar_words)):
-                yield f"config.objective.similar_words is {self.similar_words!r}, which is no file"
+                yield f"config.objective.similar_words is {self.similar_words!r}, which is not a file"
 
     def _rate_change_problems(self):
         change, path = self.rate_change, "config.objective.rate_change"
@@ -110,7 +110,7 @@ class MaskedLM(Objective):
         if not 0 < change.to <= 1:
             yield f"{path}.to is {change.to}, it must be in (0, 1]"
         if self.static:
-            yield f"config.objective.static keeps what {path} changes: set static=False, or no rate_change"
+            yield f"config.objective.static is True, which excludes {path}: set static=False or rate_change=None"
         if not 0 <= change.begin <= change.end <= 1:
             yield f"{path} is from begin {change.begin} to end {change.end}, it must be 0 <= begin <= end <= 1"
 
@@ -133,12 +133,12 @@ class MaskedLM(Objective):
 
     @property
     def rates(self) -> tuple[float, float]:
-        """The lowest and the highest."""
+        """Returns the lowest and the highest rate."""
         last = self.rate if self.rate_change is None else self.rate_change.to
         return min(self.rate, last), max(self.rate, last)
 
     def rate_at(self, progress: float) -> float:
-        """Returns the rate when this much of the training, from 0 to 1, is done."""
+        """Returns the rate at a training progress from 0 to 1."""
         change = self.rate_change
         if change is None or progress < change.begin:
             return self.rate
@@ -152,13 +152,13 @@ class MaskedLM(Objective):
         return part
 
     def lengths(self, sequence_length):
-        return Lengths(raw=sequence_length - 2, inputs=sequence_length, targets=self._most(sequence_length))
+        return Lengths(raw=sequence_length - 2, inputs=sequence_length, targets=self._max_predicted(sequence_length))
 
     def measure(self, raw):
-        return Lengths(raw, inputs=raw + 2, targets=self._most(raw))
+        return Lengths(raw, inputs=raw + 2, targets=self._max_predicted(raw))
 
-    def _most(self, tokens: int) -> int:
-        """Returns how many of the tokens are predicted at most."""
+    def _max_predicted(self, tokens: int) -> int:
+        """Returns the maximum number of predicted tokens."""
         return max(math.ceil(self.rates[1] * tokens - 1e-6), 1)  # 0.07 * 100 is 7.000000000000001
 
     def example(self, text, rng, vocabulary):
@@ -173,13 +173,13 @@ class MaskedLM(Objective):
         }
 
     def mask(self, row: np.ndarray, rng: np.random.Generator, vocabulary, progress: float = 1.0) -> dict:
-        """Masks a row with its special tokens, [n] int32: returns `tokens`, masked, and what is predicted of it."""
+        """Masks a row [n] int32, which includes special tokens; returns `tokens` and the arrays of predictions."""
         is_ordinary, ordinary_ids = _ordinary(vocabulary)
         ordinary = is_ordinary.take(row)
         count = np.count_nonzero(ordinary)
         if count:
             budget = int(self.rate_at(progress) * count + rng.random())
-            chosen = self.mask_unit.choose(row, ordinary, min(max(budget, 1), self._most(count)), rng)
+            chosen = self.mask_unit.choose(row, ordinary, min(max(budget, 1), self._max_predicted(count)), rng)
         else:
             chosen = Chosen(np.zeros(0, np.int64), np.zeros(0, np.int64))
         places, masked = chosen.places, row.copy()
@@ -193,22 +193,22 @@ class MaskedLM(Objective):
         }
 
     def _replaced(self, row, targets, chosen, rng, ordinary_ids, mask) -> np.ndarray:
-        """Draws what is written in place of the chosen tokens, [k] int32."""
-        fate, draws = rng.random((2, len(targets)))
+        """Draws the replacements of the chosen tokens, [k] int32."""
+        kind, draws = rng.random((2, len(targets)))
         words = None
         if self._similar is not None:
             words = self.mask_unit.starts(row)[chosen.places].cumsum() - 1  # [k], numbers the words from 0
-            fate = fate[words]
+            kind = kind[words]
         if self.mask_unit.shares_fate:
-            fate = fate[np.unique(chosen.spans, return_inverse=True)[1]]
-        replaced, is_masked = targets.copy(), fate < self.mask_fraction
+            kind = kind[np.unique(chosen.spans, return_inverse=True)[1]]
+        replaced, is_masked = targets.copy(), kind < self.mask_fraction
         if words is not None or self.random_fraction:
             random = ordinary_ids.take((draws * len(ordinary_ids)).astype(np.intp))
-            np.putmask(replaced, fate < self.mask_fraction + self.random_fraction, random)
+            np.putmask(replaced, kind < self.mask_fraction + self.random_fraction, random)
         if words is None:
             np.putmask(replaced, is_masked, mask)
             return replaced
-        ends = np.flatnonzero(np.diff(words, append=-1)) + 1  # [w], of each word
+        ends = np.flatnonzero(np.diff(words, append=-1)) + 1  # [w], one per word
         for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
             similar = self._similar.of(tuple(targets[start:end].tolist())) if is_masked[start] else ()
             if similar:
@@ -220,7 +220,7 @@ class MaskedLM(Objective):
 
     def statistics(self, examples, vocabulary):
         yield from _rate(self, examples, vocabulary)
-        yield from _fates(self, examples, vocabulary)
+        yield from _replacements(self, examples, vocabulary)
         if isinstance(self.mask_unit, WholeWords):
             yield from _words(self, examples, vocabulary)
 
@@ -232,26 +232,26 @@ def _unmasked(example) -> np.ndarray:
 
 
 def _rate(objective, examples, vocabulary):
-    """Measures the share of the ordinary tokens that is predicted."""
+    """Yields the fraction of the ordinary tokens that is predicted."""
     is_ordinary, _ = _ordinary(vocabulary)
     low, high = objective.rates
     counts = np.array([np.count_nonzero(is_ordinary[_unmasked(e)]) for e in examples])
     predicted = sum(len(e["targets"]) for e in examples)
     if not counts.any():
         return
-    # Rounding at random has a deviation of at most 1/2; tiny texts predict one nevertheless; where a budget was missed,
-    # it was by less than the shortest word that was not taken.
-    doubt = 5 * math.sqrt(len(counts)) / 2 + np.maximum(1 - low * counts, 0)[counts > 0].sum()
+    # Random rounding has a standard deviation of at most 1/2. Tiny sequences predict at least one token. A budget is
+    # missed by less than the length of the shortest word that was not chosen.
+    slack = 5 * math.sqrt(len(counts)) / 2 + np.maximum(1 - low * counts, 0)[counts > 0].sum()
     if isinstance(objective.mask_unit, WholeWords):
         for example in examples:
             sizes, taken = _sizes(objective, example, vocabulary)
             others = sizes[(sizes > 0) & (taken == 0)]
-            doubt += others.min() - 1 if len(others) else 0
-    yield Statistic("mask rate", predicted / counts.sum(), (low + high) / 2, (high - low) / 2 + doubt / counts.sum())
+            slack += others.min() - 1 if len(others) else 0
+    yield Statistic("mask rate", predicted / counts.sum(), (low + high) / 2, (high - low) / 2 + slack / counts.sum())
 
 
 def _sizes(objective, example, vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Counts in each word of an example the tokens that are ordinary, and those that are predicted: [W] int64 both."""
+    """Returns the numbers of ordinary and of predicted tokens in each word of an example, both [W] int64."""
     is_ordinary, _ = _ordinary(vocabulary)
     row = _unmasked(example)
     starts = np.flatnonzero(objective.mask_unit.starts(row))
@@ -260,9 +260,9 @@ def _sizes(objective, example, vocabulary) -> tuple[np.ndarray, np.ndarray]:
     return np.add.reduceat(is_ordinary[row].astype(np.int64), starts), np.add.reduceat(predicted, starts)
 
 
-def _fates(objective, examples, vocabulary):
-    """Measures the shares of the predicted tokens that are masked, random and kept."""
-    masked, kept, sizes = [], [], []  # by token, by token, by what has one fate
+def _replacements(objective, examples, vocabulary):
+    """Yields the fractions of the predicted tokens that are masked, random and unchanged."""
+    masked, unchanged, sizes = [], [], []  # per token, per token, per group with a common draw
     for example in examples:
         places, targets = example["masked_positions"], example["targets"]
         if not len(places):
@@ -273,42 +273,42 @@ def _fates(objective, examples, vocabulary):
             firsts = np.flatnonzero(np.diff(places, prepend=-1) > 1)
         elif objective.similar_words is not None:
             firsts = np.flatnonzero(objective.mask_unit.starts(_unmasked(example))[places])
-            # A similar word may have a token of the original: words are kept, not tokens.
+            # A similar word may share a token with the original: only whole words count as unchanged.
             same = np.repeat(np.logical_and.reduceat(same, firsts), np.diff(firsts, append=len(places)))
         masked.append(written == vocabulary.mask)
-        kept.append(same)
+        unchanged.append(same)
         sizes.append(np.diff(firsts, append=len(places)))
-    if not kept:
+    if not unchanged:
         return
     sizes = np.concatenate(sizes)
-    masked, kept = np.concatenate(masked), np.concatenate(kept)
+    masked, unchanged = np.concatenate(masked), np.concatenate(unchanged)
 
-    def statistic(name, measured, asked):
-        deviation = math.sqrt(max(asked * (1 - asked), 0) * np.square(sizes).sum()) / sizes.sum()
-        by_chance = 1 / len(_ordinary(vocabulary)[1])  # that a random token is the original
-        return Statistic(name, float(measured), asked, 5 * deviation + by_chance + 1 / sizes.sum())
+    def statistic(name, measured, expected):
+        deviation = math.sqrt(max(expected * (1 - expected), 0) * np.square(sizes).sum()) / sizes.sum()
+        by_chance = 1 / len(_ordinary(vocabulary)[1])  # probability that a random token equals the original
+        return Statistic(name, float(measured), expected, 5 * deviation + by_chance + 1 / sizes.sum())
 
     mask, random = objective.mask_fraction, objective.random_fraction
     if objective.similar_words is None:
         yield statistic("masked", masked.mean(), mask)
-        yield statistic("random", np.mean(~masked & ~kept), random)
-    yield statistic("kept", kept.mean(), 1 - mask - random)
+        yield statistic("random", np.mean(~masked & ~unchanged), random)
+    yield statistic("kept", unchanged.mean(), 1 - mask - random)
 
 
 def _words(objective, examples, vocabulary):
-    """Measures if words are predicted whole, and how many in a row."""
+    """Yields the fraction of words that are predicted whole, and the mean number of predicted words in a row."""
     words = [_sizes(objective, example, vocabulary) for example in examples]
     touched = sum(np.count_nonzero(taken) for _, taken in words)
     if touched:
         whole = sum(np.count_nonzero(taken * (taken == sizes)) for sizes, taken in words)
-        alone = sum(np.count_nonzero(taken) == 1 for _, taken in words)  # where none fits, a part of one is predicted
+        alone = sum(np.count_nonzero(taken) == 1 for _, taken in words)  # if no word fits, part of a word is predicted
         yield Statistic("words predicted whole", whole / touched, 1.0, alone / touched)
-        yield _in_a_row(objective.mask_unit, words)
+        yield _run_length(objective.mask_unit, words)
 
 
-def _in_a_row(unit: WholeWords, words: list[tuple[np.ndarray, np.ndarray]]) -> Statistic:
-    """Counts predicted words in a row; asked is what as many have on average, of which the budget cuts the last run."""
-    if isinstance(unit, Runs):  # texts that are nearly full have no choice
+def _run_length(unit: WholeWords, words: list[tuple[np.ndarray, np.ndarray]]) -> Statistic:
+    """Returns the mean number of predicted words in a row; its expected value includes the truncated last run."""
+    if isinstance(unit, Runs):  # in nearly full sequences, runs cannot move
         words = [(sizes, taken) for sizes, taken in words if 5 * np.count_nonzero(taken) <= 2 * len(sizes)]
     touched = runs = more = fewer = expected = variance = 0
     for sizes, taken in words:
@@ -317,17 +317,17 @@ def _in_a_row(unit: WholeWords, words: list[tuple[np.ndarray, np.ndarray]]) -> S
         ends = np.flatnonzero(np.diff(chosen.astype(np.int8), append=0) == -1)
         touched, runs = touched + count, runs + len(ends)
         if isinstance(unit, Runs):
-            mean, of_mean = unit.runs_of(int(count))
-            expected, variance = expected + mean, variance + of_mean
-            # What runs of long words leave of the budget goes to another word, a run more, or it joins others. The text
-            # ends runs too.
+            mean, spread = unit.runs_of(int(count))
+            expected, variance = expected + mean, variance + spread
+            # Runs of long words may not use the whole budget. The rest goes to another word, which is a new run or
+            # joins other runs. The end of the sequence ends runs too.
             more += np.any(sizes > 1) + np.count_nonzero(np.append(sizes, 0)[ends + 1] == 0)
             fewer += 2 * count / len(sizes)
     measured = touched / max(runs, 1)
     if not expected:
         return Statistic("words in a row", measured)
-    asked, doubt = touched / expected, 5 * math.sqrt(variance)
-    most, fewest = expected + doubt + more, max(expected - doubt - fewer, 1)
+    length, slack = touched / expected, 5 * math.sqrt(variance)
+    most, fewest = expected + slack + more, max(expected - slack - fewer, 1)
     return Statistic(
-        "words in a row", measured, asked, asked - touched / most if measured < asked else touched / fewest - asked
+        "words in a row", measured, length, length - touched / most if measured < length else touched / fewest - length
     )

@@ -1,4 +1,4 @@
-"""The units that are masked as one: single tokens, whole words, n-grams, spans."""
+"""Units of masking: single tokens, whole words, n-grams and spans."""
 
 import copy
 import dataclasses
@@ -16,39 +16,39 @@ from pretrainax.tokenization.base import Tokenizer
 
 
 class Chosen(NamedTuple):
-    """The tokens of a text that are to be predicted."""
+    """The tokens of a sequence that the model predicts."""
 
-    places: np.ndarray  # [k] int64, in order
-    spans: Optional[np.ndarray] = None  # [k] int64, numbers those that were drawn as one; None: each by itself
+    places: np.ndarray  # [k] int64, sorted positions
+    spans: Optional[np.ndarray] = None  # [k] int64, number of the draw of each token; None: one draw per token
 
 
 class MaskUnit(Choice):
-    """Base of the units of masking."""
+    """Base class of masking units."""
 
-    shares_fate: ClassVar[bool] = False  # tokens of one draw are all masked, all random or all kept
+    shares_fate: ClassVar[bool] = False  # tokens of one draw are all masked, all random or all unchanged
 
     def field_problems(self) -> Iterator[str]:
-        """Yields one line for each own field out of range."""
+        """Yields one error line per field out of range."""
         yield from ()
 
     def bind(self, tokenizer: Tokenizer) -> "MaskUnit":
-        """This unit with what it knows of the tokenizer's words."""
+        """Returns this unit with the word boundaries of a tokenizer."""
         return self
 
     def choose(self, tokens: np.ndarray, ordinary: np.ndarray, budget: int, rng: np.random.Generator) -> Chosen:
-        """Draws what is predicted.
+        """Draws the tokens that the model predicts.
 
         Args:
           tokens: [n] int32.
           ordinary: [n] bool, the tokens that may be chosen.
-          budget: how many are; at least 1, at most as many as are ordinary.
+          budget: number of tokens to choose; at least 1, at most the number of ordinary tokens.
         """
         raise NotImplementedError
 
 
 @dataclasses.dataclass
 class Tokens(MaskUnit):
-    """Each token by itself (Devlin et al. 2018)."""
+    """Chooses each token independently (Devlin et al. 2018)."""
 
     def choose(self, tokens, ordinary, budget, rng):
         candidates = ordinary.nonzero()[0]
@@ -59,23 +59,23 @@ class Tokens(MaskUnit):
 
 @dataclasses.dataclass
 class WholeWords(MaskUnit):
-    """All tokens of a word or none (Devlin et al. 2019, the released code's README; Chinese: Cui et al. 2019).
+    """Chooses all tokens of a word or none (Devlin et al. 2019, README of the released code; Chinese: Cui et al. 2019).
 
-    Words are taken in random order. One that would exceed the budget is passed over, and what is left is filled with
-    words that fit; so up to the length of a word may be missing. Where not even one word fits, which takes a tiny
-    text, the first tokens of one are taken.
+    Words are chosen in random order. Words that exceed the budget are skipped, and words that fit fill the rest. The
+    total may miss the budget by less than one word. If no word fits, which happens only in tiny sequences, the first
+    tokens of one word are chosen.
 
-    Words are those of `Tokenizer.word_edges`, of any tokenizer. Chinese, whose characters would be a word each, needs
-    its segmentation: a list of words.
+    `Tokenizer.word_edges` defines the words, for any tokenizer. In Chinese, each character would be a word, so a list
+    of words must define the segmentation.
     """
 
-    word_list: Optional[str] = None  # a file of words of several characters, one a line, of which the longest is taken
+    word_list: Optional[str] = None  # a file of multi-character words, one per line; the longest match is a word
 
-    _words: ClassVar[Optional[Words]] = None  # of a bound one
+    _words: ClassVar[Optional[Words]] = None  # set by `bind`
 
     def field_problems(self):
         if self.word_list is not None and not os.path.isfile(here(os.path.expanduser(self.word_list))):
-            yield f"config.objective.mask_unit.word_list is {self.word_list!r}, which is no file"
+            yield f"config.objective.mask_unit.word_list is {self.word_list!r}, which is not a file"
 
     def bind(self, tokenizer):
         bound = copy.copy(self)
@@ -83,13 +83,13 @@ class WholeWords(MaskUnit):
         return bound
 
     def starts(self, tokens: np.ndarray) -> np.ndarray:
-        """Tells if a word starts at each of the tokens: [n] bool."""
-        assert self._words is not None, "where words begin is known to an objective that is bound to its tokenizer"
+        """Returns True for each token that starts a word, [n] bool."""
+        assert self._words is not None, "the objective must be bound to its tokenizer to find the starts of words"
         return self._words.starts(tokens)
 
     def choose(self, tokens, ordinary, budget, rng):
         starts = np.flatnonzero(self.starts(tokens))
-        lengths = np.diff(starts, append=len(tokens))  # [W] tokens of each word
+        lengths = np.diff(starts, append=len(tokens))  # [W] number of tokens in each word
         sizes = lengths * ordinary[starts]  # a special token is a word that cannot be chosen
         words, spans = self._draw(sizes, budget, rng)
         fitting = sizes[words].cumsum().searchsorted(budget, "right")
@@ -108,41 +108,41 @@ class WholeWords(MaskUnit):
         return Chosen(places, span_of[places])
 
     def _draw(self, sizes: np.ndarray, budget: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draws words in the order in which they are taken, and the number of the draw of each; may be too many."""
+        """Draws words in the order of choice, and the draw number of each word; the words may exceed the budget."""
         words = rng.permutation(np.flatnonzero(sizes))
         return words, words
 
 
 class Runs(WholeWords):
-    """Whole words, several in a row, of a random number that is drawn first.
+    """Chooses runs of whole words with random lengths.
 
-    Then the runs are laid into the text, every arrangement in which they neither overlap nor touch being equally
-    likely. They are taken in the order of the draws. The last one is cut after the last word that fits the budget, a
-    run that meets the end of a document ends there.
+    The lengths are drawn first. The runs are then placed in the sequence such that they neither overlap nor touch, with
+    all arrangements equally likely. Runs are chosen in the order of the draws. The last run is truncated after the last
+    word that fits the budget. A run that reaches the end of a document ends there.
     """
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The shares of draws of 1, 2, 3, … words; they add up to 1."""
+        """Returns the probabilities of runs of 1, 2, 3, … words; they add up to 1."""
         raise NotImplementedError
 
     def runs_of(self, words: int) -> tuple[float, float]:
-        """Returns mean and variance of the number of draws that it takes to have so many words, the last one cut."""
+        """Returns mean and variance of the number of runs that contain `words` words, with the last run truncated."""
         mean, square = _runs(self.shares, 1 << max(words, 1).bit_length())
         return mean[words], square[words] - mean[words] ** 2
 
     def _draw(self, sizes, budget, rng):
-        # A word has at least one token, so twice the budget in words is enough but for texts full of special tokens.
+        # A word has at least one token, so 2 * budget runs are enough, except in sequences full of special tokens.
         words = _cumulative(self.shares).searchsorted(rng.random(2 * budget), "right") + 1
-        words = words.clip(max=len(self.shares))  # the shares add up to 1 but for a rounding error
-        # As many as the budget takes and ends of documents cost: runs that fill the text would hardly ever begin at its
-        # second word, as the first one, which is special, would be within a run.
+        words = words.clip(max=len(self.shares))  # a rounding error may make the sum of the shares less than 1
+        # Drop runs that exceed the budget plus the words lost at ends of documents. Runs that fill the sequence would
+        # rarely begin at its second word, because the first word, which is special, would be inside of a run.
         lost = np.count_nonzero(sizes == 0) * budget * len(self.shares) // len(sizes)
         words = words[: words.cumsum().searchsorted(budget + lost) + 1]
-        room = len(sizes) - (words.cumsum() - words) - np.arange(len(words))  # for each, with a word between each two
+        room = len(sizes) - (words.cumsum() - words) - np.arange(len(words))  # for each run, with one word between runs
         words = np.minimum(words, room)[room > 0]
         totals = words.cumsum()
-        # Runs and the other words in turn: the runs take some of the places before, between and after the others.
+        # Runs and other words alternate: the runs take some of the places before, between and after the other words.
         places = rng.choice(len(sizes) - totals[-1] + 1, len(words), replace=False)
         order = places.argsort()
         firsts = np.empty_like(words)
@@ -152,18 +152,18 @@ class Runs(WholeWords):
         drawn = np.arange(totals[-1]) + (firsts - totals + words)[spans]
         is_end = sizes[drawn] == 0
         ends = is_end.cumsum()
-        reached = ends == (ends - is_end)[totals - words][spans]  # no end of a document before it in its run
+        reached = ends == (ends - is_end)[totals - words][spans]  # no end of a document precedes it in its run
         return drawn[reached], spans[reached]
 
 
 @dataclasses.dataclass
 class NGrams(Runs):
-    """Up to three words in a row, n of them with probability (1/n) / (1/1 + 1/2 + 1/3) (Lan et al. 2019, section 3.1).
+    """Chooses n-grams of up to three words, with probability (1/n) / (1/1 + 1/2 + 1/3) (Lan et al. 2019, section 3.1).
 
-    MacBERT's (Cui et al. 2020, section 3.2) are weights=(0.4, 0.3, 0.2, 0.1). Each token has its own fate.
+    MacBERT uses weights=(0.4, 0.3, 0.2, 0.1) (Cui et al. 2020, section 3.2). Each token is replaced independently.
     """
 
-    weights: tuple[float, ...] = (1.0, 1 / 2, 1 / 3)  # of 1, 2, 3, … words
+    weights: tuple[float, ...] = (1.0, 1 / 2, 1 / 3)  # of n-grams of 1, 2, 3, … words
 
     def field_problems(self):
         yield from super().field_problems()
@@ -180,13 +180,13 @@ class NGrams(Runs):
 
 @dataclasses.dataclass
 class Spans(Runs):
-    """SpanBERT's spans (Joshi et al. 2019, section 3.1): n words with a probability that falls by `stop` with each.
+    """Chooses SpanBERT's spans, whose lengths in words are geometrically distributed (Joshi et al. 2019, section 3.1).
 
-    0.2 and 10 words are 3.8 words on average. All tokens of a span are masked, or all random, or all kept.
+    stop=0.2 and longest=10 give 3.8 words on average. All tokens of a span are masked, all random, or all unchanged.
     """
 
     stop: float = 0.2  # probability that a span ends after a word
-    longest: int = 10  # words
+    longest: int = 10  # maximum number of words
 
     shares_fate = True
 
@@ -205,7 +205,7 @@ class Spans(Runs):
 
 @functools.lru_cache(maxsize=64)
 def _runs(shares: tuple[float, ...], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean number of draws until they add up to 0, …, size - 1, and of its square: [size] float64 both."""
+    """Returns means of the number of draws until they add up to 0, …, size - 1, and of its square; [size] float64."""
     mean, square, back = np.zeros(size), np.zeros(size), np.array(shares[::-1])
     for n in range(1, size):
         before, chances = slice(max(n - len(back), 0), n), back[max(len(back) - n, 0) :]

@@ -1,4 +1,4 @@
-"""Several objectives in one run, each for its share of the rows."""
+"""A mixture of objectives in one run, each for a fixed share of the rows."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from pretrainax.data.objectives.base import Objective, of_field
 
 
 class _CommonFamilies:
-    """`families` of a mixture: what all its objectives can train. Of the class, none."""
+    """Descriptor for `families` of a mixture: the families that all its objectives support; empty on the class."""
 
     def __get__(self, mixture, owner):
         if mixture is None or not mixture.objectives:
@@ -22,18 +22,18 @@ class _CommonFamilies:
 
 @dataclasses.dataclass
 class ObjectiveMixture(Objective):
-    """Objectives by weight: each row of a run is of one of them, in exact proportion and evenly spread.
+    """Assigns one of several objectives to each row, in exact proportion to their weights and evenly spread.
 
-    With `objectives` (SpanCorruption(), SpanCorruption(0.5)) and `weights` (3, 1), the rows of a batch of 8 are of
+    With `objectives` (SpanCorruption(), SpanCorruption(0.5)) and `weights` (3, 1), the 8 rows of a batch use
 
         0 0 1 0 0 0 1 0
 
-    A mixture makes no example itself: its `components` do, among which are those of mixtures in it. Rows have room for
-    the longest of them, and the others are padded.
+    The `components` of a mixture make the examples; nested mixtures are flattened. Rows have room for the longest
+    example, and shorter examples are padded.
     """
 
-    objectives: tuple[Objective, ...] = ()  # of which each row has one
-    weights: tuple[float, ...] = ()  # one each, in proportion to the rows; 0 leaves an objective out
+    objectives: tuple[Objective, ...] = ()  # each row has one of them
+    weights: tuple[float, ...] = ()  # one per objective, proportional to the number of rows; 0 disables an objective
 
     families = _CommonFamilies()
 
@@ -43,9 +43,9 @@ class ObjectiveMixture(Objective):
 
     @property
     def select_by(self) -> str:
-        """Names the figure that all of them are kept for, if it is the same."""
-        figures = {objective.select_by for objective in self._used}
-        return figures.pop() if len(figures) == 1 else super().select_by
+        """Returns the common `select_by` of all objectives, or the default if they differ."""
+        metrics = {objective.select_by for objective in self._used}
+        return metrics.pop() if len(metrics) == 1 else super().select_by
 
     @property
     def is_likelihood(self) -> bool:
@@ -53,15 +53,15 @@ class ObjectiveMixture(Objective):
 
     @property
     def head_figures(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(figure for objective in self._used for figure in objective.head_figures))
+        return tuple(dict.fromkeys(metric for objective in self._used for metric in objective.head_figures))
 
     def components(self, pairs=False):
-        found = []
+        weighted = []
         for weight, objective in zip(self.weights, self.objectives, strict=False):
             inner = objective.components(pairs)
             total = sum(share for share, _ in inner)
-            found += [(weight * share / total, component) for share, component in inner if weight * share]
-        return found
+            weighted += [(weight * share / total, component) for share, component in inner if weight * share]
+        return weighted
 
     def bind(self, tokenizer):
         return dataclasses.replace(self, objectives=tuple(o.bind(tokenizer) for o in self.objectives))
@@ -93,7 +93,7 @@ class ObjectiveMixture(Objective):
         if not count:
             yield "config.objective.objectives is (), it must have at least one"
         elif len(weights) != count:
-            yield f"config.objective.weights has {len(weights)} numbers, it must have {count}: one an objective"
+            yield f"config.objective.weights has {len(weights)} numbers, it must have {count}: one per objective"
         elif not all(math.isfinite(weight) and weight >= 0 for weight in weights):
             yield f"config.objective.weights is {weights}, they must be finite and not negative"
         elif not any(weights):
@@ -101,7 +101,7 @@ class ObjectiveMixture(Objective):
         if count:
             units = sorted({objective.unit for objective in self.objectives})
             if len(units) > 1:
-                yield f"config.objective.objectives are made of {' and of '.join(units)}: mix those of the same"
+                yield f"config.objective.objectives are made of {' and of '.join(units)}: all must read the same unit"
             elif not self.families:
                 names = ", ".join(type(objective).__name__ for objective in self.objectives)
                 yield f"config.objective.objectives {names} train no config.model.family in common"

@@ -1,4 +1,4 @@
-"""Decoders that see a part of the text from both sides: prefix language models, and what an encoder-decoder learns."""
+"""Objectives for decoders with bidirectional attention over a prefix: prefix LMs and encoder-decoder objectives."""
 
 import bisect
 import dataclasses
@@ -17,24 +17,24 @@ from pretrainax.data.objectives.spans import SpanCorruption, encoder_decoder_exa
 
 @dataclasses.dataclass
 class PrefixLM(CausalLM):
-    """The rest of a text from its start, which is seen from both sides (Liu et al. 2018, arXiv 1801.10198, section
-    4.2.3; Raffel et al. 2020, sections 3.2.1 and 3.2.3, figures 3 and 4).
+    """Predicts the rest of a sequence from its prefix, with bidirectional attention over the prefix (Liu et al. 2018,
+    arXiv 1801.10198, section 4.2.3; Raffel et al. 2020, sections 3.2.1 and 3.2.3, figures 3 and 4).
 
         python -m pretrainax.main --config=configs/gpt2.py --config.objective="PrefixLM()"
 
-    Of n tokens the first 1 to n - 1 are the prefix, each number equally likely. `Thank you for inviting me to your
-    party last week`, with a prefix of 4, becomes
+    The prefix is the first 1 to n - 1 of n tokens, each number equally likely. With a prefix of 4, `Thank you for
+    inviting me to your party last week` becomes
 
         tokens        Thank you for  inviting me to   your  party last
         targets       you   for inviting  me  to your party last  week
         prefix_mask   1     1   1    1        0  0    0     0     0
         loss_weights  0     0   0    1        1  1    1     1     1
 
-    With `mask_documents` each document of a window has a prefix of its own. For an encoder-decoder, this objective is
+    With `mask_documents`, each document of a window has a separate prefix. For an encoder-decoder, this objective is
     SequentialDenoising(0.5).
     """
 
-    is_likelihood: ClassVar[bool] = False  # of the text after the prefix alone
+    is_likelihood: ClassVar[bool] = False  # the loss covers only the text after the prefix
 
     def example(self, text, rng, vocabulary):
         example = super().example(text, rng, vocabulary)
@@ -57,38 +57,39 @@ class PrefixLM(CausalLM):
             "text behind the prefix",
             predicted / float(most.sum()),
             asked=float((most + 1).sum() / 2 / most.sum()),
-            tolerance=5 * math.sqrt(((most**2 - 1) / 12).sum()) / float(most.sum()) + 1e-6,  # of uniform numbers
+            tolerance=5 * math.sqrt(((most**2 - 1) / 12).sum()) / float(most.sum()) + 1e-6,  # of uniform distributions
         )
 
 
 def _predictable(example: Example) -> np.ndarray:
-    """Counts the tokens of each document of a prefix LM's example a causal one would predict, [documents]."""
+    """Returns the number of tokens per document that a causal LM would predict, [documents]."""
     segment_ids = example["segment_ids"]
     ends = np.flatnonzero(np.diff(segment_ids, append=0))
-    # The next document's first token is not predicted, and of the last document all are read and predicted.
+    # A document does not predict the first token of the next document. In the last document, every token has a target.
     return np.bincount(segment_ids)[1:] - (example["loss_weights"][ends] == 0)
 
 
 @dataclasses.dataclass
 class DecoderOnly(Objective):
-    """An encoder-decoder's objective for a decoder: inputs and targets laid end to end, the inputs seen from both sides
-    (Raffel et al. 2020, section 3.2.1; UL2R, Tay et al. 2022b, arXiv 2210.11399, section 2).
+    """Adapts an objective of encoder-decoders to a decoder: it reads inputs and targets as one sequence, with
+    bidirectional attention over the inputs (Raffel et al. 2020, section 3.2.1; UL2R, Tay et al. 2022b, arXiv
+    2210.11399, section 2).
 
         python -m pretrainax.main --config=configs/gpt2.py --config.objective="DecoderOnly(objective=UL2R())" \\
             --config.tokenizer.num_sentinels=200 --config.model.vocab_size=50560
 
-    `Thank you for inviting me to your party last week` under span corruption becomes
+    With span corruption, `Thank you for inviting me to your party last week` becomes
 
         tokens        Thank you <X> me to your party <Y> week </s> <X> for inviting <Y>  last <Z>
         targets       you   <X> me  to your party <Y> week </s> <X> for inviting <Y> last <Z> </s>
         prefix_mask   1     1   1   1  1    1     1   1    1    1   0   0   0        0    0    0
         loss_weights  0     0   0   0  0    0     0   0    0    1   1   1   1        1    1    1
 
-    The end of the inputs is where the first target is predicted, so there is no other start. Inputs and targets have
-    config.data.sequence_length together; of pairs, a target has at most half of it, and a source what is left.
+    The last input predicts the first target, so there is no start token. Inputs and targets share
+    config.data.sequence_length. For pairs, the target has at most half of it, and the source has the rest.
     """
 
-    objective: Objective = dataclasses.field(default_factory=SpanCorruption)  # one for encoder-decoders
+    objective: Objective = dataclasses.field(default_factory=SpanCorruption)  # an objective for encoder-decoders
 
     families: ClassVar[tuple[str, ...]] = ("decoder",)
 
@@ -110,7 +111,7 @@ class DecoderOnly(Objective):
 
     @property
     def shortest(self) -> int:
-        return max(3 if part.unit == "pairs" else _joined(part, 2) for part in self._parts)
+        return max(3 if part.unit == "pairs" else _joined_length(part, 2) for part in self._parts)
 
     @property
     def _parts(self) -> list[Objective]:
@@ -124,11 +125,11 @@ class DecoderOnly(Objective):
         return dataclasses.replace(self, objective=self.objective.bind(tokenizer))
 
     def lengths(self, sequence_length):
-        raw = max(_most(part, sequence_length) for part in self._parts)
+        raw = max(_max_raw(part, sequence_length) for part in self._parts)
         return Lengths(raw, sequence_length, sequence_length)
 
     def measure(self, raw):
-        length = max(_joined(part, raw) for part in self._parts)
+        length = max(_joined_length(part, raw) for part in self._parts)
         return Lengths(raw, length, length)
 
     def pair_room(self, lengths):
@@ -147,19 +148,19 @@ class DecoderOnly(Objective):
         return PrefixLM().prompt(both["encoder_tokens"], vocabulary)
 
     def restore(self, example, vocabulary):
-        return self.objective.restore(_apart(example, vocabulary), _with_start(vocabulary))
+        return self.objective.restore(_separated(example, vocabulary), _with_start(vocabulary))
 
     def statistics(self, examples, vocabulary):
         share = np.mean([example["loss_weights"].mean() for example in examples])
         yield Statistic("loss tokens", float(share))
-        yield from self.objective.statistics([_apart(e, vocabulary) for e in examples], _with_start(vocabulary))
+        yield from self.objective.statistics([_separated(e, vocabulary) for e in examples], _with_start(vocabulary))
 
     def check_vocabulary(self, vocabulary, sequence_length):
         for part in self._parts:
             if part.unit == "pairs":
                 part.check_vocabulary(_with_start(vocabulary), sequence_length)
                 continue
-            inputs = part.measure(_most(part, sequence_length)).inputs  # what the encoder would read of such a row
+            inputs = part.measure(_max_raw(part, sequence_length)).inputs  # encoder inputs of a full row
             try:
                 part.check_vocabulary(_with_start(vocabulary), inputs)
             except UserError as e:
@@ -169,7 +170,7 @@ class DecoderOnly(Objective):
     def field_problems(self):
         if "encoder_decoder" not in self.objective.families:
             kind = type(self.objective).__name__
-            yield f"config.objective.objective is {kind}, it must be one for an encoder_decoder, such as SpanCorruption"
+            yield f"config.objective.objective is {kind}, it must support encoder_decoder, for example SpanCorruption"
             return
         yield from of_field("objective", self.objective.field_problems())
 
@@ -182,7 +183,7 @@ class DecoderOnly(Objective):
 
 
 def end_to_end(both: Example) -> Example:
-    """Returns a decoder's example of an encoder-decoder's: its inputs, seen from both sides, and then its targets."""
+    """Converts an encoder-decoder example to a decoder example: inputs with bidirectional attention, then targets."""
     inputs, targets = both["encoder_tokens"], both["targets"]
     tokens = np.concatenate([inputs, targets])
     places = np.arange(len(tokens) - 1, dtype=np.int32)
@@ -196,28 +197,28 @@ def end_to_end(both: Example) -> Example:
     }
 
 
-def _joined(objective: Objective, raw: int) -> int:
-    """Returns at most how long inputs and targets together are, without the last target, which is not read."""
+def _joined_length(objective: Objective, raw: int) -> int:
+    """Returns the maximum total length of inputs and targets, without the last target, which is not an input."""
     _, inputs, targets = objective.measure(raw)
-    if isinstance(objective, SequentialDenoising):  # its longest inputs and targets are not those of one example
+    if isinstance(objective, SequentialDenoising):  # its longest inputs and targets are in different examples
         return raw + objective.room + 1
     return inputs + targets - 1
 
 
-def _most(objective: Objective, length: int) -> int:
-    """Returns the most raw tokens whose inputs and targets together have no more than `length`."""
+def _max_raw(objective: Objective, length: int) -> int:
+    """Returns the maximum number of raw tokens whose inputs and targets have a total length of at most `length`."""
     if objective.unit == "pairs":
         return length + 1
-    return bisect.bisect_right(range(1, length + 2), length, key=lambda raw: _joined(objective, raw))
+    return bisect.bisect_right(range(1, length + 2), length, key=lambda raw: _joined_length(objective, raw))
 
 
 def _with_start(vocabulary):
-    """Gives an encoder-decoder's objective the <pad> that it starts its targets with; a decoder needs none."""
+    """Returns a vocabulary with <pad>, the start token of encoder-decoder objectives; a decoder does not use it."""
     return vocabulary if vocabulary.pad is not None else dataclasses.replace(vocabulary, pad=vocabulary.eos)
 
 
-def _apart(example: Example, vocabulary) -> Example:
-    """Returns the encoder-decoder's example that one of DecoderOnly was made of."""
+def _separated(example: Example, vocabulary) -> Example:
+    """Returns the encoder-decoder example of a DecoderOnly example: the inverse of `end_to_end`."""
     inputs = int(example["prefix_mask"].sum())
     targets, weights = example["targets"][inputs - 1 :], example["loss_weights"][inputs - 1 :]
     both = encoder_decoder_example(example["tokens"][:inputs], targets, _with_start(vocabulary).pad)

@@ -1,4 +1,4 @@
-"""Replaced token detection: which of the tokens did another model write?"""
+"""Replaced token detection: a discriminator finds the tokens that a generator replaced."""
 
 import dataclasses
 from typing import ClassVar
@@ -10,30 +10,30 @@ from pretrainax.data.objectives.masked import MaskedLM
 class ReplacedTokenDetection(MaskedLM):
     """ELECTRA's task (Clark et al. 2020, arXiv 2003.10555, section 2 and figure 2), and DeBERTa v3's (He et al. 2021).
 
-    The examples are those of a masked LM. The model has two parts: its generator predicts the masked tokens, a draw of
-    its predictions takes their place, and its discriminator says of every token whether it is the original. The draw
-    and both losses are on the device (`models.electra`, `losses.objective`); that of the discriminator has the weight
-    `config.model.generator.loss_weight`. `the chef cooked the meal` with a rate of 0.4 may become
+    The examples are the examples of MaskedLM. The generator of the model predicts the masked tokens, and samples of its
+    predictions replace them. The discriminator classifies each token as original or replaced. Sampling and both losses
+    run on the device (`models.electra`, `losses.objective`). The discriminator loss has the weight
+    `config.model.generator.loss_weight`. With a rate of 0.4, `the chef cooked the meal` may become
 
         tokens             [CLS] [MASK] chef [MASK] the meal [SEP]
         masked_positions   1      3
         targets            the    cooked
 
-    and on the device, where the generator says `the` and `ate`,
+    On the device, if the generator samples `the` and `ate`:
 
         discriminator      [CLS] the chef ate the meal [SEP]
         replaced           0     0   0    1   0   0    0
 
-    As in ELECTRA's released code, 15 % of the predicted tokens are seen as they are, and none are random. A step
+    15 % of the predicted tokens stay unchanged in the input and none are random, as in ELECTRA's released code. A step
     reports the generator's loss and accuracy and, for the discriminator, `replaced_loss`, `replaced_accuracy`,
     `replaced_precision` and `replaced_recall`.
     """
 
-    mask_fraction: float = 0.85  # of these are replaced by [MASK]
-    random_fraction: float = 0.0  # of these are replaced by a random token
+    mask_fraction: float = 0.85  # fraction of the predicted tokens that are replaced by [MASK]
+    random_fraction: float = 0.0  # fraction of the predicted tokens that are replaced by a random token
 
     replaced_tokens: ClassVar[bool] = True
-    select_by: ClassVar[str] = "replaced_loss"  # the discriminator is the model; the generator's loss says little of it
+    select_by: ClassVar[str] = "replaced_loss"  # users get the discriminator; the generator's loss says little about it
     head_figures: ClassVar[tuple[str, ...]] = (
         *("replaced_loss", "replaced_accuracy", "replaced_precision", "replaced_recall"),
     )

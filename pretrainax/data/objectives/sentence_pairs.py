@@ -1,4 +1,4 @@
-"""Sentence pairs: what belongs together, beside the words that are masked."""
+"""Sentence-pair objectives: masked language modelling and the classification of pairs of segments."""
 
 import copy
 import dataclasses
@@ -12,11 +12,11 @@ from pretrainax.data.objectives.base import Objective, Statistic, of_field
 from pretrainax.data.objectives.masked import MaskedLM
 
 _FRAME = 3  # [CLS] and two [SEP]
-_TRIES = 10  # to find a text elsewhere that is long enough: were random pairs shorter, their length would tell
+_TRIES = 10  # draws of a long enough segment from another document; shorter random pairs would reveal their label
 
 
 class Pair(NamedTuple):
-    """Two segments [a], [b] int32, in the order of the row."""
+    """Two segments [a], [b] int32, in the order of the row, and their label."""
 
     first: np.ndarray
     second: np.ndarray
@@ -24,7 +24,7 @@ class Pair(NamedTuple):
 
 
 class SentencePairs(Objective):
-    """Base of both: the row [CLS] A [SEP] B [SEP] with its token types, and a masked LM over it."""
+    """Base class of sentence-pair objectives: rows [CLS] A [SEP] B [SEP] with token types, and a masked LM."""
 
     masking: MaskedLM
     short_fraction: float
@@ -33,8 +33,8 @@ class SentencePairs(Objective):
     tokenizers: ClassVar[str] = MaskedLM.tokenizers
     shortest: ClassVar[int] = _FRAME + 2
     unit: ClassVar[str] = "sentences"
-    packs: ClassVar[bool] = False  # one label a row
-    select_by: ClassVar[str] = "total_loss"  # the one encoder learns both, and is trained by their sum
+    packs: ClassVar[bool] = False  # one label per row
+    select_by: ClassVar[str] = "total_loss"  # the sum of both losses trains the encoder
     head_figures: ClassVar[tuple[str, ...]] = ("pair_loss", "pair_accuracy", "total_loss")
 
     @property
@@ -42,11 +42,11 @@ class SentencePairs(Objective):
         return self.masking.static
 
     def pair(self, tokens: np.ndarray, ends: np.ndarray, elsewhere, rng, vocabulary) -> Pair:
-        """Returns two segments of at most max(n, 2) tokens together.
+        """Returns two segments with a total of at most max(n, 2) tokens.
 
         Args:
-          tokens: [n] int32, of one document.
-          ends: [s] int64, where the sentences end, the last at n.
+          tokens: [n] int32, tokens of one document.
+          ends: [s] int64, ends of the sentences; the last is n.
           elsewhere: Text.elsewhere.
         """
         raise NotImplementedError
@@ -101,7 +101,7 @@ class SentencePairs(Objective):
         }
 
     def segments(self, example) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the two segments of an example as they were before masking, in the order of the row."""
+        """Returns the two segments of an example before masking, in the order of the row."""
         row = example["tokens"].copy()
         row[example["masked_positions"]] = example["targets"]
         middle = int(np.count_nonzero(example["token_types"] == 0))
@@ -113,34 +113,35 @@ class SentencePairs(Objective):
 
 
 def _sentences(text, vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Returns tokens and ends of the sentences of a text, without the separator of its document: the row has its own.
+    """Returns the tokens and ends of sentences, without the separator of the document; a row has its own separators.
 
-    It stays where without it there would be no two tokens to make a pair of.
+    The separator stays if fewer than two tokens would remain, because a pair needs two.
     """
     tokens, ends = text.tokens, text.parts
     if len(tokens) > 2 and tokens[-1] == vocabulary.separator:
         tokens = tokens[:-1]
-        ends = np.unique(np.minimum(ends, len(tokens)))  # a last sentence of the separator alone is none
+        ends = np.unique(np.minimum(ends, len(tokens)))  # drops a last sentence that was only the separator
     return tokens, ends
 
 
-def _some_sentences(tokens, ends, wanted: int, least: int, rng) -> tuple[np.ndarray, np.ndarray]:
-    """Draws sentences in a row, their tokens and ends: as few as have `wanted` tokens, and no fewer than `least`.
+def _some_sentences(tokens, ends, min_tokens: int, min_sentences: int, rng) -> tuple[np.ndarray, np.ndarray]:
+    """Draws consecutive sentences, at least `min_sentences` with `min_tokens` tokens; returns their tokens and ends.
 
-    The first one is drawn from those behind which there is enough; where there never is, these are all sentences.
+    The first sentence is drawn from the sentences with enough tokens after their start. If there are none, all
+    sentences are returned.
     """
     begins = np.append(0, ends[:-1])
-    choices = min(int(np.searchsorted(begins, ends[-1] - wanted, "right")), len(ends) + 1 - least)
+    choices = min(int(np.searchsorted(begins, ends[-1] - min_tokens, "right")), len(ends) + 1 - min_sentences)
     start = int(rng.integers(choices)) if choices > 0 else 0
-    stop = max(int(np.searchsorted(ends, begins[start] + wanted)) + 1, start + least)
+    stop = max(int(np.searchsorted(ends, begins[start] + min_tokens)) + 1, start + min_sentences)
     ends = ends[start:stop]
     return tokens[begins[start] : ends[-1]], ends - begins[start]
 
 
 def truncate_pair(first: np.ndarray, second: np.ndarray, room: int, rng) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts a pair as BERT does: token by token from the longer segment, at its front or back as a coin falls.
+    """Truncates a pair as BERT does: token by token from the longer segment, at its front or back with equal chances.
 
-    Of two equally long ones the second gives the token. Done in one go: how many go in front of a segment is binomial.
+    If both are equally long, the second loses a token. One step suffices: the number removed in front is binomial.
     """
     keep_first = min(len(first), max(room - len(second), (room + 1) // 2))
     keep_second = min(len(second), room - keep_first)
@@ -154,11 +155,11 @@ def _cut(tokens: np.ndarray, keep: int, rng) -> np.ndarray:
 
 @dataclasses.dataclass
 class NextSentencePrediction(SentencePairs):
-    """BERT's second task: does B follow A? (Devlin et al. 2018, section 3.1 and appendix A.2).
+    """BERT's next sentence prediction: classifies whether B follows A (Devlin et al. 2018, section 3.1, appendix A.2).
 
-    Half of the time B is what follows A in its document (label 0), half of the time text of another one (label 1). Of
-    the sentences `the man went to the store`, `he bought a gallon of milk` and, elsewhere, `penguin ##s are flight
-    ##less birds`, with a mask each, come the paper's
+    In half of the pairs, B follows A in its document (label 0). In the other half, B is text of another document
+    (label 1). The sentences `the man went to the store`, `he bought a gallon of milk` and, in another document,
+    `penguin ##s are flight ##less birds`, with one mask each, become the examples of the paper:
 
         tokens        [CLS] the man went to [MASK] store [SEP] he bought a gallon [MASK] milk [SEP]
         token_types    0    0   0   0    0  0      0     0     1  1      1 1      1      1    1
@@ -168,22 +169,22 @@ class NextSentencePrediction(SentencePairs):
         token_types    0    0   0   0      0  0   0     0     1       1      1   1      1      1     1
         pair_labels   1
 
-    The lengths follow the released code. A text is a run of sentences of one document that fits into a row; of one in
-    ten only some are taken, enough for a number of tokens drawn from 2 to its length (`short_fraction`). A ends after a
-    random number of sentences. B is the others, or as many tokens of sentences elsewhere. Then pairs of either kind
-    are truncated token by token, from the longer segment, at a random end.
+    The lengths follow the released code. A sequence is a run of sentences of one document that fits into a row. One in
+    ten (`short_fraction`) is shortened to a random number of tokens, from 2 to its length, in whole sentences. A ends
+    after a random number of sentences. B is the rest, or the same number of tokens from sentences of another document.
+    Both kinds of pairs are then truncated token by token, from the longer segment, at a random end.
 
-    Where a text is a single sentence nothing follows, and B is always of another document, as in BERT: more than half
-    of the labels are then 1.
+    If a sequence is a single sentence, B is always from another document, as in BERT. Then more than half of the labels
+    are 1.
 
-    NOTE BERT collects sentences until they are too long for a row and truncates the excess, half a sentence on
-    average. Texts are not too long here, and so truncated by a number drawn below the length of their last sentence:
-    if only random pairs were truncated, that would tell them apart. What A leaves unused of a text before a random B
-    waits for another epoch; in BERT it begins the next pair. And a short text has two sentences if there are two.
+    NOTE BERT collects sentences until they are too long for a row and truncates the excess, half a sentence on average.
+    Sequences are never too long here. Both kinds of pairs lose a random number of tokens, below the length of the last
+    sentence, because truncating only random pairs would reveal them. The text after A that a random B replaces is
+    unused until another epoch; in BERT it begins the next pair. A shortened sequence has two sentences if possible.
     """
 
-    masking: MaskedLM = dataclasses.field(default_factory=MaskedLM)  # of both segments
-    short_fraction: float = 0.1  # of the texts are shortened
+    masking: MaskedLM = dataclasses.field(default_factory=MaskedLM)  # masked LM over both segments
+    short_fraction: float = 0.1  # fraction of the sequences that are shortened
 
     families: ClassVar[tuple[str, ...]] = ("encoder",)
     pairs_documents: ClassVar[bool] = True
@@ -205,7 +206,7 @@ class NextSentencePrediction(SentencePairs):
         return Pair(*truncate_pair(first, second, room, rng), int(not follows))
 
     def restore(self, example, vocabulary):
-        """Returns A and B as they stood in the document; A alone where B is of another one."""
+        """Returns A and B in the order of the document; only A if B is from another document."""
         first, second = self.segments(example)
         return first if example["pair_labels"] else np.concatenate([first, second])
 
@@ -213,30 +214,30 @@ class NextSentencePrediction(SentencePairs):
         yield from super().statistics(examples, vocabulary)
         share = float(np.mean([e["pair_labels"] for e in examples]))
         tolerance = 2.5 / math.sqrt(len(examples))  # 5 standard deviations of a fair coin
-        if share > 0.5:  # as single sentences make it; but with hardly any pair in order there is nothing to learn
+        if share > 0.5:  # single sentences raise the share, but almost no pair in order leaves nothing to learn
             tolerance = max(tolerance, 0.45)
         yield Statistic("random next sentences", share, 0.5, tolerance)
 
 
 @dataclasses.dataclass
 class SentenceOrderPrediction(SentencePairs):
-    """ALBERT's second task: are A and B in order? (Lan et al. 2019, section 3.1).
+    """ALBERT's sentence order prediction: classifies whether A and B are in order (Lan et al. 2019, section 3.1).
 
-    A and B are consecutive segments of one document, in its order (label 0) or, half of the time, swapped (label 1).
+    A and B are consecutive segments of one document, in order (label 0) or, in half of the pairs, swapped (label 1).
     `the man went to the store` and `he bought a gallon of milk`, swapped, become
 
         tokens        [CLS] he bought a gallon [MASK] milk [SEP] the man went to [MASK] store [SEP]
         token_types    0    0  0      0 0      0      0    0     1   1   1    1  1      1     1
         pair_labels   1
 
-    A text is a run of sentences of one document that fits into a row; one in ten is shortened, as in
-    NextSentencePrediction (section 4.1). It is parted after a random number of sentences, and a single sentence after a
-    random number of tokens: it has an order too, and half of the labels are 1 whatever the corpus. (ALBERT's code
-    takes another document for B there, and calls that swapped.) A text of a single token has no example.
+    A sequence is a run of sentences of one document that fits into a row. One in ten is shortened, as in
+    NextSentencePrediction (section 4.1). It is split after a random number of sentences. A single sentence is split
+    after a random number of tokens: it has an order too, so half of the labels are 1 for any corpus. (For a single
+    sentence, ALBERT's code takes B from another document and labels it as swapped.) A single token has no example.
     """
 
-    masking: MaskedLM = dataclasses.field(default_factory=MaskedLM)  # of both segments
-    short_fraction: float = 0.1  # of the texts are shortened
+    masking: MaskedLM = dataclasses.field(default_factory=MaskedLM)  # masked LM over both segments
+    short_fraction: float = 0.1  # fraction of the sequences that are shortened
 
     families: ClassVar[tuple[str, ...]] = ("encoder",)
 
@@ -249,7 +250,7 @@ class SentenceOrderPrediction(SentencePairs):
         return Pair(second, first, 1) if rng.random() < 0.5 else Pair(first, second, 0)
 
     def restore(self, example, vocabulary):
-        """Returns the text that was parted, in its order."""
+        """Returns both segments in the order of the document."""
         segments = self.segments(example)
         return np.concatenate(segments[::-1] if example["pair_labels"] else segments)
 

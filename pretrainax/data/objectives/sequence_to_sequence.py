@@ -1,4 +1,4 @@
-"""Sequence to sequence: a target from its source."""
+"""Sequence to sequence: predicts a target from its source."""
 
 import dataclasses
 from typing import ClassVar, Optional
@@ -12,20 +12,20 @@ from pretrainax.data.objectives.spans import encoder_decoder_example, encoder_de
 
 @dataclasses.dataclass
 class SequenceToSequence(Objective):
-    """Each token of the target from the source and the tokens of the target before it (Sutskever et al. 2014, arXiv
+    """Predicts each target token from the source and the previous target tokens (Sutskever et al. 2014, arXiv
     1409.3215, section 2; Vaswani et al. 2017, section 3.1).
 
-    For a source of pairs. `That is good.` and `Das ist gut.` become
+    Requires a data source of pairs. `That is good.` and `Das ist gut.` become
 
         encoder_tokens  That is  good .   </s>
         targets         Das  ist gut  .   </s>
         tokens          <pad> Das ist gut .
 
-    `tokens`, what the decoder reads, are the targets shifted right, with <pad> as the start, as in T5 and Marian.
-    Sources and targets that are too long are cut, their end kept. Several pairs share a row, none sees another.
+    `tokens`, the decoder input, are the targets shifted right, with <pad> as start, as in T5 and Marian. Sources and
+    targets that are too long are truncated before </s>. Several pairs share a row and do not attend to each other.
     """
 
-    target_length: Optional[int] = None  # most tokens of the targets of a row; None: config.data.sequence_length
+    target_length: Optional[int] = None  # maximum target tokens of a row; None: config.data.sequence_length
 
     families: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     special_tokens: ClassVar[tuple[str, ...]] = ("eos", "pad")
@@ -39,11 +39,11 @@ class SequenceToSequence(Objective):
 
     def problems(self, experiment):
         yield from super().problems(experiment)
-        for source in getattr(experiment.data.source, "components", tuple)():  # what is no source is told elsewhere
+        for source in getattr(experiment.data.source, "components", tuple)():  # another check reports invalid sources
             if not source.pairs:
                 yield (
-                    f"config.objective is {type(self).__name__}, which needs pairs, and {type(source).__name__} in "
-                    "config.data.source has texts: set its target_field"
+                    f"config.objective is {type(self).__name__}, which needs pairs, but {type(source).__name__} in "
+                    "config.data.source has documents: set its target_field"
                 )
 
     def lengths(self, sequence_length):

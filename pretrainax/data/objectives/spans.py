@@ -1,4 +1,4 @@
-"""Span corruption: the encoder reads the text with holes, the decoder writes what was in them."""
+"""Span corruption: the encoder reads a text without some spans, and the decoder predicts these spans."""
 
 import copy
 import dataclasses
@@ -13,7 +13,7 @@ from pretrainax.data.objectives.base import Objective, Statistic
 
 
 class Noise(NamedTuple):
-    """Numbers of the tokens of a text that are dropped, and of the spans they are in."""
+    """Numbers of dropped tokens and of dropped spans in a sequence."""
 
     tokens: int
     spans: int
@@ -23,17 +23,18 @@ class Noise(NamedTuple):
 def noise_of(raw: int, density: float, mean_span_length: float) -> Noise:
     """Returns the published counts (Raffel et al. 2020, section 3.1.4): 568 tokens, 0.15, 3.0 -> 85 in 28 spans.
 
-    At least one token goes and one stays; spans are parted by text, so there are no more spans than tokens that stay.
-    A single token stays.
+    At least one token is dropped and at least one remains. Text separates the spans, so the number of spans is at most
+    the number of remaining tokens. A single token is not dropped.
     """
     tokens = min(max(round(raw * density), 1), raw - 1)
     return Noise(tokens, min(max(round(tokens / mean_span_length), 1), tokens, raw - tokens))
 
 
 def corrupted_lengths(raw: int, density: float, mean_span_length: float) -> Lengths:
-    """Counts inputs, which stay, with a sentinel a span and the end; and targets, which go, with as many more.
+    """Returns the lengths of a corrupted sequence of `raw` tokens.
 
-    A single token has targets too, as in T5's code: the first sentinel, which says that nothing follows, and the end.
+    Inputs are the remaining tokens, targets the dropped tokens, both with one sentinel per span and the end. A single
+    token has targets too, as in T5's code: the first sentinel, which marks that nothing follows, and the end.
     """
     noise = noise_of(raw, density, mean_span_length)
     return Lengths(raw, raw - noise.tokens + noise.spans + 1, noise.tokens + max(noise.spans, 1) + 1)
@@ -41,20 +42,20 @@ def corrupted_lengths(raw: int, density: float, mean_span_length: float) -> Leng
 
 @functools.lru_cache(maxsize=64)
 def span_lengths(sequence_length: int, density: float, mean_span_length: float) -> Lengths:
-    """Returns the longest text whose corrupted form, with its end, fits: 512, 0.15, 3.0 -> (568, 512, 114).
+    """Returns the lengths of the longest sequence that fits after corruption: 512, 0.15, 3.0 -> (568, 512, 114).
 
-    Inputs fill the sequence length, or are one shorter where so much is dropped that it bounds the spans.
+    Inputs fill the sequence length, or are one token shorter if a high density limits the number of spans.
     """
 
-    raw = sequence_length - 1  # each dropped span leaves at most its length: this many always fit
+    raw = sequence_length - 1  # always fits: a sentinel is at most as long as its span
     while corrupted_lengths(raw + 1, density, mean_span_length).inputs <= sequence_length:
         raw += 1
     return corrupted_lengths(raw, density, mean_span_length)
 
 
 def random_partition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws [parts] positive integers that add up to `total`, every such sequence equally likely."""
-    last = np.empty(parts, np.int64)  # the last place of each part
+    """Draws [parts] positive integers that add up to `total`, with all partitions equally likely."""
+    last = np.empty(parts, np.int64)  # the last position of each part
     last[:-1] = rng.choice(total - 1, parts - 1, replace=False, shuffle=False)
     last[-1] = total - 1
     last.sort()
@@ -64,7 +65,7 @@ def random_partition(total: int, parts: int, rng: np.random.Generator) -> np.nda
 
 
 def noise_mask(raw: int, density: float, mean_span_length: float, rng: np.random.Generator) -> np.ndarray:
-    """Draws which tokens are dropped, [raw] bool: text and noise in turn, text first, both of random lengths."""
+    """Draws a mask of dropped tokens, [raw] bool: text and noise alternate with random lengths, and text is first."""
     noise = noise_of(raw, density, mean_span_length)
     if not noise.spans:
         return np.zeros(raw, bool)
@@ -76,23 +77,23 @@ def noise_mask(raw: int, density: float, mean_span_length: float, rng: np.random
     return is_noise.ravel().repeat(runs.ravel())
 
 
-def _fold(tokens: np.ndarray, kept: np.ndarray, places: np.ndarray, sentinels: np.ndarray, end: int) -> np.ndarray:
-    """Returns the tokens under `kept` and, at each of `places`, which hold others, a sentinel; then `end`."""
-    marked, stays = tokens.copy(), kept.copy()
-    marked[places], stays[places] = sentinels[: len(places)], True
-    marked = marked[stays]
+def _fold(tokens: np.ndarray, mask: np.ndarray, places: np.ndarray, sentinels: np.ndarray, end: int) -> np.ndarray:
+    """Returns the tokens under `mask`, with a sentinel at each of `places` outside of `mask`, and then `end`."""
+    marked, selected = tokens.copy(), mask.copy()
+    marked[places], selected[places] = sentinels[: len(places)], True
+    marked = marked[selected]
     folded = np.empty(len(marked) + 1, np.int32)
     folded[:-1], folded[-1] = marked, end
     return folded
 
 
 def corrupt(tokens: np.ndarray, mask: np.ndarray, vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Returns inputs and targets of a text whose tokens under `mask` are dropped; see SpanCorruption for an example.
+    """Returns inputs and targets of a sequence without the tokens under `mask`; see SpanCorruption for an example.
 
-    `mask` must leave the first token: the n-th run of text then comes before the n-th span, so that both sides name
-    span n by sentinel n.
+    `mask` must not drop the first token. The n-th run of text then precedes the n-th span, so that inputs and targets
+    mark span n with sentinel n.
     """
-    assert not mask[0], "a span at the very start would shift the sentinels of the targets"
+    assert not mask[0], "a span at the start would shift the sentinels of the targets"
     before = np.flatnonzero(mask[1:] > mask[:-1])  # the last token of text before each span
     sentinels = np.array(vocabulary.sentinels[: len(before) + 1], np.int32)
     inputs = _fold(tokens, ~mask, before + 1, sentinels, vocabulary.eos)
@@ -102,7 +103,7 @@ def corrupt(tokens: np.ndarray, mask: np.ndarray, vocabulary) -> tuple[np.ndarra
 
 
 def encoder_decoder_example(inputs: np.ndarray, targets: np.ndarray, start: int) -> Example:
-    """Makes an example whose encoder reads `inputs`, and its decoder `start` and all `targets` but the last."""
+    """Returns an example: the encoder reads `inputs`, and the decoder reads `start` and all `targets` but the last."""
     decoder_tokens = np.empty_like(targets)
     decoder_tokens[0], decoder_tokens[1:] = start, targets[:-1]
     return {
@@ -118,7 +119,7 @@ def encoder_decoder_example(inputs: np.ndarray, targets: np.ndarray, start: int)
 
 
 def encoder_decoder_prompt(inputs: np.ndarray, start: int) -> Example:
-    """Makes an example without predictions, whose encoder reads `inputs`, and its decoder `start` alone."""
+    """Returns an example without targets: the encoder reads `inputs`, and the decoder reads only `start`."""
     example = encoder_decoder_example(inputs, np.array([start], np.int32), start)
     return {name: x for name, x in example.items() if name not in ("targets", "loss_weights")}
 
@@ -128,24 +129,24 @@ _LETTERS = {R: "R", S: "S", X: "X"}
 
 
 class Denoiser(Objective):
-    """Base of those whose decoder writes what the encoder's text lacks, both with an end of sequence.
+    """Base class of objectives whose decoder predicts the tokens that the encoder input lacks; both end with </s>.
 
-    `mode` is a word that the encoder reads before the text, so that a mixture can tell its denoisers apart (Tay et al.
-    2022, section 3.1.3). Its ids are known when the denoiser is bound to a tokenizer, and only then can it make and
-    restore examples. The lengths are the same before: they leave room for a token a byte, which is the most that any
-    tokenizer makes, and one for the space that some tokenizers put before a text.
+    `mode` is a word before the encoder input that identifies a denoiser in a mixture (Tay et al. 2022, section 3.1.3).
+    A denoiser with a mode can make and restore examples only after `bind`, which finds the ids of the mode. Lengths do
+    not depend on `bind`: they reserve one token per byte, the maximum of any tokenizer, and one for the space that some
+    tokenizers put before a text.
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = ("eos", "pad")
     tokenizers: ClassVar[str] = "Unigram"
     shortest: ClassVar[int] = 3  # a token, a sentinel, the end
-    rates: ClassVar[tuple[str, ...]] = ("noise_density",)  # the fields that tell it from others
+    rates: ClassVar[tuple[str, ...]] = ("noise_density",)  # fields that identify the denoiser in metrics
     mode: str = ""
     _mode_ids: Optional[np.ndarray] = None
 
     @property
     def room(self) -> int:
-        """The most tokens that the mode takes."""
+        """Returns the maximum number of tokens of the mode."""
         return len(self.mode.encode()) + 1 if self.mode else 0
 
     @property
@@ -160,8 +161,8 @@ class Denoiser(Objective):
         bound._mode_ids = tokenizer.encode(self.mode)
         if len(bound._mode_ids) > self.room:
             raise UserError(
-                f"config.objective.mode {self.mode!r} is {len(bound._mode_ids)} tokens, there is room for {self.room}: "
-                "set a word that the tokenizer knows"
+                f"config.objective.mode {self.mode!r} has {len(bound._mode_ids)} tokens, it must have at most "
+                f"{self.room}: set a word that the tokenizer splits into fewer tokens"
             )
         return bound
 
@@ -173,15 +174,15 @@ class Denoiser(Objective):
         yield from super().problems(experiment)
 
     def read_first(self, inputs: np.ndarray) -> np.ndarray:
-        """Returns `inputs` after the mode."""
+        """Returns the ids of the mode, followed by `inputs`."""
         if not self.mode:
             return inputs
-        assert self._mode_ids is not None, "a denoiser with a mode makes examples when bound to a tokenizer"
+        assert self._mode_ids is not None, "a denoiser with a mode must be bound to a tokenizer to make examples"
         return np.concatenate([self._mode_ids, inputs])
 
     def prompt(self, tokens, vocabulary):
         inputs = np.append(tokens, np.int32(vocabulary.eos))
-        if self._mode_ids is not None:  # not bound, it is one of several, and the text itself says a mode
+        if self._mode_ids is not None:  # an unbound denoiser is part of a mixture: the prompt contains a mode
             inputs = self.read_first(inputs)
         return encoder_decoder_prompt(inputs, self.decoder_start(vocabulary))
 
@@ -199,14 +200,14 @@ class SpanCorruption(Denoiser):
         targets         <extra_id_0> for inviting <extra_id_1> last <extra_id_2> </s>
         tokens          <pad> <extra_id_0> for inviting <extra_id_1> last <extra_id_2>
 
-    `tokens`, what the decoder reads, are the targets shifted right, with <pad> as T5's start. A sampled text ends with
-    a span, as in T5's code, so its targets have no last sentinel (<extra_id_2> above). Windows all have the same
+    `tokens`, the decoder input, are the targets shifted right, with <pad> as start, as in T5. A sampled sequence ends
+    with a span, as in T5's code, so its targets have no last sentinel (<extra_id_2> above). All windows have the same
     lengths and need no padding.
     """
 
-    noise_density: float = 0.15  # of the tokens are dropped
-    mean_span_length: float = 3.0  # tokens
-    mode: str = ""  # read before the text: UL2's [NLU] or [NLG]
+    noise_density: float = 0.15  # fraction of the tokens that are dropped
+    mean_span_length: float = 3.0  # in tokens
+    mode: str = ""  # prepended to the encoder input: UL2's [NLU] or [NLG]
 
     families: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     rates: ClassVar[tuple[str, ...]] = ("noise_density", "mean_span_length")
@@ -242,7 +243,7 @@ class SpanCorruption(Denoiser):
         return encoder_decoder_example(self.read_first(inputs), targets, vocabulary.pad)
 
     def restore(self, example, vocabulary):
-        inputs = self.without_mode(example["encoder_tokens"])[:-1]  # without the ends of sequence
+        inputs = self.without_mode(example["encoder_tokens"])[:-1]  # without the end of sequence
         targets = example["targets"][:-1]
         starts = np.flatnonzero(np.isin(targets, vocabulary.sentinels))
         spans = {int(span[0]): span[1:] for span in np.split(targets, starts)[1:]}
@@ -253,7 +254,7 @@ class SpanCorruption(Denoiser):
         spans = sum(int(np.isin(example["encoder_tokens"], vocabulary.sentinels).sum()) for example in examples)
         dropped = sum(len(example["targets"]) - 1 for example in examples)
         dropped -= sum(int(np.isin(example["targets"], vocabulary.sentinels).sum()) for example in examples)
-        # Both are fixed by the length of a text, so that nothing but rounding sets them apart from the fields.
+        # The length of a sequence fixes both numbers, so they differ from the fields only by rounding.
         rounded = np.sum([noise_of(n, self.noise_density, self.mean_span_length) for n in raw.tolist()], axis=0)
         for name, measured, published, asked in (
             ("noise density", dropped / raw.sum(), rounded[0] / raw.sum(), self.noise_density),

@@ -1,4 +1,4 @@
-"""Text to text: every task as one of source and target, beside one that needs no supervision."""
+"""Text to text: every supervised task as source and target, mixed with an unsupervised objective."""
 
 import dataclasses
 from typing import ClassVar
@@ -11,11 +11,11 @@ from pretrainax.data.objectives.spans import SpanCorruption
 
 @dataclasses.dataclass
 class TextToText(Objective):
-    """T5's multi-task pretraining (Raffel et al. 2020, sections 2.4, 3.5.2, 3.5.3): supervised tasks beside denoising.
+    """T5's multi-task pretraining (Raffel et al. 2020, sections 2.4, 3.5.2, 3.5.3): supervised tasks and denoising.
 
-    For a source of pairs it is SequenceToSequence, for one of texts `unsupervised`. What tells the tasks apart is a
-    prefix of the source text. How often each comes up is up to the mixture, here in proportion to its examples with a
-    limit; or set `temperature` beside it, or `weights` instead:
+    Data sources of pairs use SequenceToSequence, data sources of documents use `unsupervised`. A prefix of the source
+    text identifies the task. SourceMixture sets the frequency of each task, here in proportion to its examples with a
+    limit. Alternatively, set `temperature` too, or only `weights`:
 
         source=SourceMixture(
             sources=(
@@ -36,16 +36,16 @@ class TextToText(Objective):
         targets         Das ist gut . </s>
         tokens          <pad> Das ist gut .
 
-    and `Thank you for inviting me to your party last week` of the first source
+    and `Thank you for inviting me to your party last week` of the first source becomes
 
         encoder_tokens  Thank you <extra_id_0> me to your party <extra_id_1> week </s>
         targets         <extra_id_0> for inviting <extra_id_1> last <extra_id_2> </s>
 
-    A row has room for the targets of either. Several pairs share a row.
+    A row has room for the targets of both objectives. Several pairs share a row.
     """
 
-    unsupervised: Objective = dataclasses.field(default_factory=SpanCorruption)  # of texts
-    target_length: int = 114  # most tokens of the supervised targets of a row; SpanCorruption's for 512 inputs
+    unsupervised: Objective = dataclasses.field(default_factory=SpanCorruption)  # for data sources of documents
+    target_length: int = 114  # maximum supervised target tokens of a row; SpanCorruption has 114 for 512 inputs
 
     families: ClassVar[tuple[str, ...]] = SequenceToSequence.families
     special_tokens: ClassVar[tuple[str, ...]] = SpanCorruption.special_tokens
@@ -73,7 +73,7 @@ class TextToText(Objective):
         yield from self.supervised.field_problems()
         if self.unsupervised.unit == "pairs" or not set(self.unsupervised.families) & set(self.families):
             kind = type(self.unsupervised).__name__
-            yield f"config.objective.unsupervised is {kind}, it must be one of texts for an encoder_decoder"
+            yield f"config.objective.unsupervised is {kind}, it must read documents and support encoder_decoder"
             return
         yield from of_field("unsupervised", self.unsupervised.field_problems())
 

@@ -1,1 +1,1 @@
-"""From documents to token shards in the cache."""
+"""Prepares corpora: filters, deduplicates and tokenizes documents into token shards in the cache."""

@@ -1,4 +1,4 @@
-"""A split that leaves no side empty: one document is held out, or the end of the only one there is."""
+"""Holds out one document, or the end of the only document, if a split rule leaves train or validation empty."""
 
 import collections
 import os
@@ -17,14 +17,14 @@ SPLITS = ("train", "valid")
 
 
 class HeldOut(Source):
-    """The documents of a source whose own rule leaves one side empty, split anew.
+    """A source with a new split, for sources whose own rule leaves one split empty.
 
-    For validation there is the document with the smallest hash; where all are the same one, the last tenth of it. So
-    the split follows from the documents alone, however they lie in files and shards.
+    The validation split is the document with the smallest hash. If all documents are equal, it is the last tenth of the
+    document. The split depends only on the documents, not on their distribution over files and shards.
     """
 
     def __init__(self, source: Source, chosen: str, is_only: bool):
-        """chosen: the hash of the document; is_only: there is no other."""
+        """chosen: the hash of the held-out document; is_only: True if the source has no other document."""
         self.source, self.chosen, self.is_only = source, chosen, is_only
 
     def __repr__(self) -> str:
@@ -56,16 +56,16 @@ class HeldOut(Source):
 def hold_out(
     source: Source, quality: Optional[QualityFilter], kept_in: str, workers: Workers, report: Callable
 ) -> HeldOut:
-    """Returns the source with a document held out. Which one is looked for once and kept in a file."""
-    found = checksums.read_json(kept_in)
-    if found is None:
-        report("the split leaves one side empty: looking for a document to hold out")
+    """Returns the source with one document held out. The file `kept_in` saves the choice."""
+    choice = checksums.read_json(kept_in)
+    if choice is None:
+        report("the split leaves train or validation empty: looking for a document to hold out")
         tasks = [(source, shard, quality) for shard in _all_shards(source)]
         smallest = sorted(set().union(*workers.run(_smallest_hashes, tasks)))[:2]
-        found = {"chosen": smallest[0] if smallest else "", "is_only": len(smallest) == 1}
+        choice = {"chosen": smallest[0] if smallest else "", "is_only": len(smallest) == 1}
         os.makedirs(os.path.dirname(kept_in), exist_ok=True)
-        checksums.write_json(kept_in, found)
-    return HeldOut(source, **found)
+        checksums.write_json(kept_in, choice)
+    return HeldOut(source, **choice)
 
 
 def _all_shards(source: Source) -> list[Shard]:
@@ -73,7 +73,7 @@ def _all_shards(source: Source) -> list[Shard]:
 
 
 def _smallest_hashes(source: Source, shard: Shard, quality: Optional[QualityFilter]) -> set[str]:
-    """Returns the two smallest hashes of the documents of a shard that hold text, or as many as there are."""
+    """Returns the two smallest hashes of the non-empty documents of a shard, or fewer for fewer documents."""
     documents, smallest = until_stopped(source.read(shard, collections.Counter())), set()
     if quality is not None:
         documents = quality.kept(documents, collections.Counter())
@@ -84,14 +84,13 @@ def _smallest_hashes(source: Source, shard: Shard, quality: Optional[QualityFilt
 
 
 def _cut(text: Any) -> tuple[Any, Any]:
-    """Returns a text, str or UTF-8, without about its last tenth, and that: they part after white space, if there is
-    some."""
+    """Splits a text (str or UTF-8) into its first nine tenths and its last tenth, after white space if possible."""
     line, space = (b"\n", b" ") if isinstance(text, bytearray) else ("\n", " ")
     text = text.rstrip()
-    latest = len(text) * 9 // 10
-    place = max(text.rfind(line, 0, latest), text.rfind(space, 0, latest)) + 1
-    if place < len(text) // 2:  # one long word
-        place = latest
-        while isinstance(text, bytearray) and text[place] & 0xC0 == 0x80:  # inside a character
-            place -= 1
-    return text[:place], text[place:]
+    limit = len(text) * 9 // 10
+    cut = max(text.rfind(line, 0, limit), text.rfind(space, 0, limit)) + 1
+    if cut < len(text) // 2:  # one long word
+        cut = limit
+        while isinstance(text, bytearray) and text[cut] & 0xC0 == 0x80:  # inside a character
+            cut -= 1
+    return text[:cut], text[cut:]

@@ -1,4 +1,4 @@
-"""From a source of text to token shards in the cache. Training does it first; so does the command `prepare`."""
+"""Prepares the tokenizer and token shards of a config in the cache, for training and for the command `prepare`."""
 
 import collections
 import dataclasses
@@ -29,7 +29,7 @@ from pretrainax.storage.places import named
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import check_tokenizer
 
-TaskRunner = Callable[[Callable, list[tuple]], Iterator]  # calls a function for each of some tasks, perhaps elsewhere
+TaskRunner = Callable[[Callable, list[tuple]], Iterator]  # calls a function for each task, possibly on other machines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,43 +37,43 @@ class Prepared:
     """The tokenizer and the corpora of a run."""
 
     tokenizer: Tokenizer
-    train: tuple[Corpus, ...]  # one for each component of the source
+    train: tuple[Corpus, ...]  # one per component of the source
     valid: tuple[Corpus, ...]
-    summary: str  # a line about them
-    phases: tuple[tuple[Corpus, ...], ...] = ()  # what each phase of a run that has phases trains on
+    summary: str  # one line on sizes and time
+    phases: tuple[tuple[Corpus, ...], ...] = ()  # the training corpora of each phase, for runs with phases
 
     @property
     def corpora(self) -> tuple[Corpus, ...]:
-        """Returns all that the run reads: train, valid, and what its phases have beside them."""
-        own = (*self.train, *self.valid)
-        known = {corpus.directory for corpus in own}
+        """All corpora of the run: train, valid, and further corpora of the phases."""
+        main = (*self.train, *self.valid)
+        known = {corpus.directory for corpus in main}
         others = {c.directory: c for phase in self.phases for c in phase if c.directory not in known}
-        return (*own, *others.values())
+        return (*main, *others.values())
 
     @property
     def valid_first(self) -> tuple[Corpus, ...]:
-        """Returns the same; first what each validation reads as a whole."""
+        """The same corpora, with the validation corpora first; each validation reads them in full."""
         return (*self.valid, *(corpus for corpus in self.corpora if corpus not in self.valid))
 
 
 class Recipe(NamedTuple):
-    """All that a corpus follows from, but for its split."""
+    """The inputs that determine a corpus, except its split."""
 
     source: Source
     fingerprint: str  # of the source
     tokenizer: str  # directory
-    parts: Optional[str]  # what documents are: divided into "sentences", "pairs", "records" of a task; None: texts
+    parts: Optional[str]  # "sentences": marks sentence ends | "pairs" | "records" of a task | None: plain text
     task: Optional[shards.Encoder]  # of records
     quality: Optional[QualityFilter]
     drop_duplicates: bool
     near_duplicates: Optional[NearDuplicates]
     vocabulary_size: int
-    key: str  # digest of all of it, and of the text
+    key: str  # digest of all inputs and of the text
     cache: str  # directory
 
     @property
     def drops(self) -> bool:
-        """Documents go only when all are there."""
+        """True if the recipe drops duplicates, which requires all shards."""
         return self.drop_duplicates or self.near_duplicates is not None
 
     def directory(self, split: str) -> str:
@@ -81,55 +81,59 @@ class Recipe(NamedTuple):
         return os.path.join(self.cache, "corpora", self.key, split)
 
     def tokenized(self, split: str) -> str:
-        """Returns the folder of the shards as they are tokenized."""
+        """Returns the folder of the tokenized shards, before duplicates are dropped."""
         return os.path.join(self.directory(split), "whole") if self.drops else self.directory(split)
 
 
 def prepare(
     experiment: Experiment, report: Callable[[str], None] = print, elsewhere: Optional[TaskRunner] = None
 ) -> Prepared:
-    """Finds or makes the tokenizer and the corpora of a config. Raises a UserError when they cannot be had.
+    """Returns the tokenizer and the corpora of a config, from the cache or newly prepared.
 
-    Sizes of `experiment.model` that are `auto` are numbers after it.
+    Replaces sizes of `experiment.model` that are `auto` with numbers.
 
-    elsewhere: where shards are tokenized, if not in processes of this machine.
+    Args:
+      elsewhere: runs the tokenization tasks; None: in processes of this machine.
+
+    Raises:
+      UserError: the preparation failed.
     """
     started = time.perf_counter()
     with open_cache(experiment.data) as (cache, workers):
         recipes, of_phases, tokenizer = _recipes(experiment, cache, workers, report)
-        tokenizing, made_by_key = elsewhere or workers.run, {}
+        tokenizing, corpora_by_key = elsewhere or workers.run, {}
         for recipe in itertools.chain(recipes, *of_phases):
-            if recipe.key not in made_by_key:
-                made_by_key[recipe.key] = _corpora(recipe, workers, tokenizing, report)
-    made = [made_by_key[recipe.key] for recipe in recipes]
-    phases = tuple(tuple(made_by_key[recipe.key][0] for recipe in of_phase) for of_phase in of_phases)
-    corpora = dict(zip(SPLITS, zip(*made, strict=True), strict=True))
+            if recipe.key not in corpora_by_key:
+                corpora_by_key[recipe.key] = _corpora(recipe, workers, tokenizing, report)
+    by_component = [corpora_by_key[recipe.key] for recipe in recipes]
+    phases = tuple(tuple(corpora_by_key[recipe.key][0] for recipe in of_phase) for of_phase in of_phases)
+    corpora = dict(zip(SPLITS, zip(*by_component, strict=True), strict=True))
     seconds = f"prepared in {time.perf_counter() - started:.1f} s" if workers.worked else f"from {named(cache)}"
     return Prepared(tokenizer, **corpora, summary=f"{_describe(corpora)}; {seconds}", phases=phases)
 
 
 def prepare_share(experiment: Experiment, index: int, count: int, report: Callable[[str], None] = print) -> str:
-    """Tokenizes the shards whose number is `index` modulo `count`, and returns a line about them."""
+    """Tokenizes the shards with number `index` modulo `count`; returns a message for the user."""
     with open_cache(experiment.data) as (cache, workers):
         recipes, of_phases, _ = _recipes(experiment, cache, workers, report)
         for split in SPLITS:
             for recipe in itertools.chain(recipes, *of_phases):
                 if not shards.is_complete(recipe.directory(split), f"{recipe.key}-{split}"):
                     _tokenize(split, recipe, workers.run, report, index, count)
-    return f"share {index} of {count} is done; when all are, run the same command once without --shard"
+    return f"share {index} of {count} is done; after all shares, run the same command once without --shard"
 
 
 def _recipes(
     experiment: Experiment, cache: str, workers: Workers, report: Callable
 ) -> tuple[list[Recipe], list[list[Recipe]], Tokenizer]:
-    """Returns a recipe for each component of the source, those of each phase, and the tokenizer."""
+    """Returns the recipes of the source's components, the recipes of each phase, and the tokenizer."""
     source = experiment.data.source
     sources = [source, *(phase.experiment.data.source for phase in phases_of(experiment))]
-    components = {str(component): component for one in sources for component in one.components()}
+    components = {str(component): component for each in sources for component in each.components()}
     fingerprints = {name: component.fingerprint() for name, component in components.items()}
-    own = [fingerprints[str(component)] for component in source.components()]
-    read = source.reading(experiment.objective) if experiment.objective.unit == "records" else source
-    directory = make_tokenizer(experiment.tokenizer, read, own, cache, workers, report)
+    source_fingerprints = [fingerprints[str(component)] for component in source.components()]
+    sampled = source.reading(experiment.objective) if experiment.objective.unit == "records" else source
+    directory = make_tokenizer(experiment.tokenizer, sampled, source_fingerprints, cache, workers, report)
     tokenizer = load_tokenizer(directory)
     resolve_auto(experiment, tokenizer.vocabulary.size)
     check_tokenizer(tokenizer, experiment)
@@ -144,7 +148,7 @@ def _recipes(
 def _components(
     experiment: Experiment, fingerprints: dict[str, str], tokenizer: Tokenizer, directory: str, cache: str
 ) -> list[Recipe]:
-    """Returns a recipe for each component of the source of a config without its phases."""
+    """Returns the recipes of the source's components, without phases."""
     data, recipes = experiment.data, []
     filters = (data.quality, data.drop_duplicates, data.near_duplicates)
     by_sentence = any(objective.unit == "sentences" for _, objective in experiment.objective.components())
@@ -162,7 +166,7 @@ def _components(
 
 
 def _describe(corpora: dict[str, tuple[Corpus, ...]]) -> str:
-    """Writes a line about the sizes of the corpora and what was left out."""
+    """Returns a line with the sizes of the corpora and the counts of skipped items."""
     sizes, skipped = [], collections.Counter()
     for split, several in corpora.items():
         for i, corpus in enumerate(several):
@@ -178,17 +182,17 @@ def _describe(corpora: dict[str, tuple[Corpus, ...]]) -> str:
 
 
 def _corpora(recipe: Recipe, workers: Workers, tokenizing: TaskRunner, report: Callable) -> list[Corpus]:
-    """Opens the corpora of both splits. Where a source that holds documents out leaves one empty, one is chosen."""
+    """Opens the corpora of both splits. Holds out a document if the source's split rule leaves one split empty."""
     corpora = [_corpus(split, recipe, workers, tokenizing, report) for split in SPLITS]
     if recipe.source.holds_out and not all(corpus.num_documents for corpus in corpora):
-        kept_in = os.path.join(recipe.cache, "corpora", recipe.key, "held_out.json")
+        choice_path = os.path.join(recipe.cache, "corpora", recipe.key, "held_out.json")
         where = recipe.source.config_path
-        source = hold_out(recipe.source, recipe.quality, kept_in, workers, report)
+        source = hold_out(recipe.source, recipe.quality, choice_path, workers, report)
         key = digest(recipe.key, source.chosen, source.is_only)
         recipe = recipe._replace(source=source, fingerprint=source.fingerprint(), key=key)
         corpora = [_corpus(split, recipe, workers, tokenizing, report) for split in SPLITS]
         what = "the end of the only document" if source.is_only else "the document with the smallest hash"
-        report(f"the split of {where} leaves one side empty: {what} is for validation")
+        report(f"the split of {where} leaves train or validation empty: {what} becomes the validation split")
     for split, corpus in zip(SPLITS, corpora, strict=True):
         if not corpus.num_documents:
             more = "" if split == "train" else "; set config.data.source.valid_path, or a larger valid_fraction"
@@ -197,55 +201,55 @@ def _corpora(recipe: Recipe, workers: Workers, tokenizing: TaskRunner, report: C
 
 
 def _corpus(split: str, recipe: Recipe, workers: Workers, tokenizing: TaskRunner, report: Callable) -> Corpus:
-    """Opens a corpus, which is made first where it is not in the cache."""
+    """Opens a corpus, after preparing it if the cache lacks it."""
     directory, fingerprint = recipe.directory(split), f"{recipe.key}-{split}"
     if not shards.is_complete(directory, fingerprint):
         with alone(directory, report):
             if not shards.is_complete(directory, fingerprint):
                 if os.path.exists(os.path.join(directory, shards.INDEX)):
-                    report(f"the index of {directory} is damaged: it is made anew")
+                    report(f"the index of {directory} is damaged and will be rebuilt")
                 workers.worked = True
                 count = _tokenize(split, recipe, tokenizing, report)
                 if recipe.drops:
                     _drop(split, recipe, count, workers, report)
                 shards.write_index(directory, count, recipe.vocabulary_size, fingerprint, recipe.parts)
     if recipe.drops:
-        shutil.rmtree(recipe.tokenized(split), ignore_errors=True)  # also what a run left that was killed right here
+        shutil.rmtree(recipe.tokenized(split), ignore_errors=True)  # also leftovers of a run killed at this point
     return Corpus(directory)
 
 
 def _tokenize(split: str, recipe: Recipe, run: TaskRunner, report: Callable, index: int = 0, count: int = 1) -> int:
-    """Writes the shards that are missing among those whose number is `index` modulo `count`.
+    """Writes the missing shards with number `index` modulo `count`.
 
-    Returns how many shards there are in all.
+    Returns the total number of shards.
     """
     directory, descriptions = recipe.tokenized(split), recipe.source.shards(split)
     os.makedirs(directory, exist_ok=True)
-    own = range(index, len(descriptions), count)
-    missing = sorted({*own} & {*shards.missing_shards(directory, len(descriptions), recipe.vocabulary_size)})
+    share = range(index, len(descriptions), count)
+    missing = sorted({*share} & {*shards.missing_shards(directory, len(descriptions), recipe.vocabulary_size)})
     _remove_unfinished(recipe, split, None if count == 1 else missing)
-    kept = f", {len(own) - len(missing)} are there" if len(missing) < len(own) else ""
-    report(f"tokenizing {split}: {len(own)} shards{kept}")
+    existing = f", {len(share) - len(missing)} exist" if len(missing) < len(share) else ""
+    report(f"tokenizing {split}: {len(share)} shards{existing}")
     tasks = [(i, descriptions[i], recipe, directory) for i in missing]
     for _ in _progress(run(_write_shard, tasks), len(tasks), split, report):
         pass
     if tasks and recipe.source.fingerprint() != recipe.fingerprint:
-        shutil.rmtree(directory)  # which shards are of which text is not known
-        raise UserError("the text of config.data.source has changed while it was tokenized: run the same command again")
+        shutil.rmtree(directory)  # some shards may hold the old text, others the new text
+        raise UserError("the text of config.data.source changed during tokenization: run the same command again")
     return len(descriptions)
 
 
 def _remove_unfinished(recipe: Recipe, split: str, only: Optional[list[int]]) -> None:
-    """Removes what runs that were killed left: all of it, or, where others may be at work, of the shards `only`."""
-    own = None if only is None else {f"{i:05d}" for i in only}
+    """Removes temporary files of killed runs. only: shards to clean, if other machines may be at work; None: all."""
+    names = None if only is None else {f"{i:05d}" for i in only}
     for directory in {recipe.tokenized(split), recipe.directory(split)}:
         for name in os.listdir(directory):
-            if ".tmp-" in name and (own is None or name.split(".")[0] in own):
+            if ".tmp-" in name and (names is None or name.split(".")[0] in names):
                 os.remove(os.path.join(directory, name))
 
 
 def _write_shard(i: int, shard: Shard, recipe: Recipe, directory: str) -> None:
-    """Tokenizes one shard, and writes beside it what finds its duplicates."""
+    """Tokenizes one shard, and writes hashes and signatures for the removal of duplicates."""
     skipped = collections.Counter()
     documents = until_stopped(recipe.source.read(shard, skipped))
     if recipe.quality is not None:
@@ -263,7 +267,7 @@ _load_once = functools.lru_cache(maxsize=1)(load_tokenizer)
 
 
 def _drop(split: str, recipe: Recipe, count: int, workers: Workers, report: Callable) -> None:
-    """Copies the tokenized shards without the documents that repeat others."""
+    """Copies the tokenized shards without duplicates and near-duplicates."""
     report(f"looking for duplicates in {split}")
     source, directory = recipe.tokenized(split), recipe.directory(split)
     dropped = [{} for _ in range(count)]
@@ -279,13 +283,13 @@ def _drop(split: str, recipe: Recipe, count: int, workers: Workers, report: Call
 
 
 def _progress(results: Iterator, total: int, split: str, report: Callable) -> Iterator:
-    """Yields the results, with a bar on a terminal, else a line every ten seconds."""
+    """Yields the results, with a progress bar on a terminal, otherwise a line every ten seconds."""
     if sys.stderr.isatty():
         yield from tqdm(results, desc=f"tokenizing {split}", total=total, unit="shard", leave=False)
         return
-    said = time.monotonic()
+    last_report = time.monotonic()
     for done, result in enumerate(results, start=1):
-        if time.monotonic() - said > 10:
+        if time.monotonic() - last_report > 10:
             report(f"tokenizing {split}: {done} of {total} shards")
-            said = time.monotonic()
+            last_report = time.monotonic()
         yield result

@@ -1,8 +1,7 @@
-"""Finds where sentences end: with spaces, as in the Latin and Cyrillic scripts, and without, as in Chinese and
-Japanese.
+"""Splits text into sentences, in scripts with spaces (Latin, Cyrillic) and without (Chinese, Japanese).
 
-Rules, and no model: a mark of the end, what follows it, and what stands before it. In doubt two sentences stay one,
-since half a sentence is the worse mistake for a model that learns from pairs of them.
+It applies rules, not a model, to the end mark, the text after it and the text before it. In doubt it does not split:
+half a sentence is the worse error for a model that learns from sentence pairs.
 """
 
 import re
@@ -15,14 +14,14 @@ _END = re.compile(
     rf"(?<![.!?…])[.!?…]+[{_CLOSERS}]*(?=\s)"
     rf"|(?<![.!?…])[.!?]+[{_CLOSERS}]*(?=[{_WITHOUT_SPACES}])"
     rf"|(?:[。！？｡]+|．(?!\d))[{_CLOSERS}]*"
-    # before an empty line or an item of a list, whatever the line ends with
+    # before an empty line or a list item, after any character
     r"|\S(?=[^\S\n]*\n\s*(?:\n|[-*•]\s|\d{1,2}[.)]\s))"
 )
 _PARAGRAPH = re.compile(r"[^\S\n]*\n\s*\n")
 _NEXT = re.compile(rf"\s*[{re.escape(_OPENERS)}]*(\S)")
 
-# Words with a period that ends no sentence, in English, German, French, Spanish, Portuguese and Italian: before a name
-# or a noun, and before a number.
+# Abbreviations whose period does not end a sentence, in English, German, French, Spanish, Portuguese and Italian:
+# before a name or a noun, and before a number.
 _BEFORE_NAMES = (
     "Adm Capt Cmdr Col Cpl Dr Drs Fr Gen Gov Hon Lt Maj Messrs Mr Mrs Ms Mx Prof Rep Rev Sen Sgt Sr St Ste Supt "
     "Hr Hrn Mgr Mlle Mme Mmes Dra Sra Srta Sto Sta Ud Uds Gral Lic Exmo Dott Dssa Sig "
@@ -33,19 +32,19 @@ _BEFORE_NUMBERS = (
     "Abb Art Bd Cap Ch Chap Ed Eq Eqs Est Env Fig Figs Kap No Nos Nr Op Pp Pt Sec Vol Vols"
 )
 _WORDS, _NUMBER_WORDS = (f"(?i:{'|'.join(words.split())})" for words in (_BEFORE_NAMES, _BEFORE_NUMBERS))
-# Also an initial or a letter of a list (J. B.), letters with periods between them (e.g, U.S, z.B, Ph.D), the number of
-# an item, or of a day in German (3. Oktober).
+# Also: an initial or a list letter (J. B.), letters with periods between them (e.g, U.S, z.B, Ph.D), the number of a
+# list item, or a German ordinal (3. Oktober).
 _LETTERS = r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,3}|[^\W\d_]|\d{1,2}"
 _NO_END = re.compile(rf"(?<![\w.])(?:{_LETTERS}|{_WORDS})\Z")
 _NO_END_BEFORE_NUMBERS = re.compile(rf"(?<!\w){_NUMBER_WORDS}\Z")
-_FARTHEST = 12  # characters before a period that are looked at
+_CONTEXT = 12  # characters before a period that the rules see
 
 
 def split(text: str) -> list[str]:
-    """Returns the sentences of a text. Joined, they are the text.
+    """Returns the sentences of a text, whose concatenation is the text.
 
-    White space belongs to the sentence that it precedes, as in the tokens of byte pairs and of SentencePiece, and at
-    the end of the text to the last one. A line's end is white space; empty lines and items of lists are borders.
+    White space belongs to the following sentence, as in byte-level BPE and SentencePiece tokens; at the end of the text
+    it belongs to the last sentence. A single line end is white space; empty lines and list items are boundaries.
 
         Dr. No came. "Why?" he asked.   ->  [Dr. No came.] [ "Why?" he asked.]
         你好！我来了。                    ->  [你好！] [我来了。]
@@ -71,7 +70,7 @@ def _is_end(text: str, mark: re.Match) -> bool:
         return False
     if mark[0][0] != "." or mark[0][1:2] == ".":
         return True
-    before = max(mark.start() - _FARTHEST, 0), mark.start()
+    before = max(mark.start() - _CONTEXT, 0), mark.start()
     if following[1].isdigit() and _NO_END_BEFORE_NUMBERS.search(text, *before):
         return False
     return not _NO_END.search(text, *before)

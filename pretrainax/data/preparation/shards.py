@@ -1,8 +1,12 @@
 """Writes the token shards of a corpus, which `pretrainax.data.corpus` reads.
 
-Shard N of a split's folder is `N.tokens` (raw uint16 or uint32), `N.npz` (where its documents and their parts end, how
-long their text is, how often each id occurs; of records, their notes) and `N.json` (totals and checksums), written
-last: a shard that has it is complete. `index.json`, with the checksums of all files, is written when all are.
+Shard N in the folder of a split has three files:
+
+- `N.tokens`: raw uint16 or uint32.
+- `N.npz`: the ends of documents and their parts, the bytes of their text, the count of each id, and notes of records.
+- `N.json`: totals and checksums. It is written last, so a shard with this file is complete.
+
+`index.json` holds the checksums of all files and is written after all shards.
 """
 
 import collections
@@ -22,20 +26,20 @@ from pretrainax.files.atomic_files import replacing
 from pretrainax.storage.places import complete
 from pretrainax.tokenization.base import Tokenizer
 
-BATCH = 1 << 18  # characters or bytes of text that are tokenized at a time: they bound the memory
+BATCH = 1 << 18  # characters or bytes of text in one tokenizer call, which bounds memory
 INDEX, ENDS, PARTS, COUNTS = "index.json", "documents.bin", "parts.bin", "counts.bin"
-NOTES, NOTE_ENDS = "notes.bin", "note_ends.bin"  # of records: JSON one after the other, and where each ends
+NOTES, NOTE_ENDS = "notes.bin", "note_ends.bin"  # of records: concatenated JSON, and its ends
 
 
 class Encoded(NamedTuple):
-    """A document of a corpus of records, as a task has made it."""
+    """A document that a task made of a record."""
 
     parts: list[np.ndarray]  # ids of each text, int32
-    note: Note  # what the task's examples and metrics are made of beside them; JSON can hold it
+    note: Note  # further data for the task's examples and metrics; serializable as JSON
 
 
 class Encoder(Protocol):
-    """Makes documents of records: a task (pretrainax.tasks)."""
+    """The interface of a task (pretrainax.tasks) that converts records to documents."""
 
     def encode(self, record: Record, tokenizer: Tokenizer, /) -> Iterator[Encoded]: ...
 
@@ -49,11 +53,12 @@ def base_of(directory: str, shard: int) -> str:
 
 
 def is_complete(directory: str, fingerprint: str) -> bool:
-    """Returns True if a corpus is there. One in a store is brought without its tokens, one that is not whole with them.
+    """Returns True if the directory holds a complete corpus.
 
-    So is a corpus of records, whose plan takes each of them.
+    For a corpus in an object store, downloads all files except the tokens. It downloads the tokens too if the corpus is
+    incomplete, or if it consists of records, because their plan reads every record.
 
-    fingerprint: the corpus's own; an index with another one is of another split or text.
+    fingerprint: the start of the expected fingerprint; an index of another split or text has another fingerprint.
     """
     complete(directory, lambda name: not name.endswith(".tokens"))
     index = checksums.read_json(os.path.join(directory, INDEX))
@@ -63,9 +68,9 @@ def is_complete(directory: str, fingerprint: str) -> bool:
 
 
 def missing_shards(directory: str, count: int, vocabulary_size: int) -> list[int]:
-    """Returns the shards below `count` that are still to write, or are damaged.
+    """Returns the numbers of missing or damaged shards below `count`.
 
-    The tokens themselves, which are nearly all there is, are not read: their checksums are compared later.
+    It does not read the tokens, which are most of the data; their checksums are verified later.
     """
     itemsize = np.dtype(token_dtype(vocabulary_size)).itemsize
     missing = []
@@ -80,17 +85,17 @@ def missing_shards(directory: str, count: int, vocabulary_size: int) -> list[int
 
 
 def read_arrays(base: str, totals: dict[str, Any]) -> Optional[dict[str, np.ndarray]]:
-    """Returns what stands beside the tokens of a shard; None where it is damaged."""
+    """Returns the arrays of a shard's .npz file, or None if the file is damaged."""
     try:
         with np.load(f"{base}.npz", allow_pickle=False) as arrays:
             arrays = dict(arrays)
-    except Exception:  # what NumPy, zipfile and zlib raise where a byte is another one, or the file is missing
+    except Exception:  # NumPy, zipfile and zlib raise many types for damaged or missing files
         return None
     return arrays if totals.get("arrays_checksum") in (None, _checksum_of(arrays)) else None
 
 
 def _checksum_of(arrays: dict[str, np.ndarray]) -> str:
-    """Returns the checksum of what arrays hold: the file that they are written to may hold the time."""
+    """Returns the checksum of the contents of arrays, since the .npz file itself may contain the time."""
     checksum = checksums.new()
     for name in sorted(arrays):
         checksum.update(name.encode() + arrays[name].tobytes())
@@ -98,12 +103,13 @@ def _checksum_of(arrays: dict[str, np.ndarray]) -> str:
 
 
 class ShardWriter:
-    """Tokenizes documents into one shard; `with ShardWriter(...) as writer: ... writer.write(documents, skipped)`.
+    """Tokenizes documents into one shard: `with ShardWriter(...) as writer: ... writer.write(documents, skipped)`.
 
-    parts: what is noted of a document beside its end: None | "sentences", found in its text | "pairs": the documents
-    are pairs of source and target, and the separator comes after each of the two | "records": a note in JSON, in which
-    "parts" are the ends of its texts; there is no separator.
-    task: makes documents of records.
+    Args:
+      parts: None: plain documents | "sentences": also saves sentence ends | "pairs": documents are pairs of source and
+        target, with a separator after each of the two | "records": saves a JSON note, in which "parts" are the ends of
+        the record's texts, and no separator.
+      task: converts records to documents.
     """
 
     def __init__(
@@ -119,7 +125,7 @@ class ShardWriter:
         self._separator = tokenizer.vocabulary.separator
         self._dtype = np.dtype(token_dtype(tokenizer.vocabulary.size))
         self._counts = np.zeros(tokenizer.vocabulary.size, np.int64)
-        self._size, self._checksum = 0, checksums.new()  # of the tokens written
+        self._size, self._checksum = 0, checksums.new()  # of the written tokens
         self._ends, self._part_ends, self._bytes = [], [], []  # lists of arrays
         self._skipped = collections.Counter()
         self._stack = contextlib.ExitStack()
@@ -142,7 +148,7 @@ class ShardWriter:
         finish_shard(self._base, arrays | {"counts": self._counts}, self._skipped, self._checksum.hexdigest())
 
     def write(self, documents: Iterable[Document], skipped: collections.Counter) -> Iterator[Document]:
-        """Yields each document that has been written; what holds no text, or nothing of the vocabulary, has not."""
+        """Writes documents and yields each written one. Skips documents that have no text or encode to no tokens."""
         self._skipped, batch, size = skipped, [], 0
         for document in documents:
             length = sum(map(len, texts_of(document)))
@@ -164,7 +170,7 @@ class ShardWriter:
             yield from self._write_batch(batch)
 
     def _write_batch(self, documents: list[Document]) -> Iterator[Document]:
-        """Writes all at once: arrays of the pieces that are tokenized, `owners` the document of each."""
+        """Writes a batch of documents in one tokenizer call; `owners` is the document of each piece of text."""
         pairs = self._parts == "pairs"
         if pairs:
             pieces, owners = [text for pair in documents for text in pair], np.arange(len(documents)).repeat(2)
@@ -174,25 +180,25 @@ class ShardWriter:
             owners = np.arange(len(documents)).repeat([len(text) for text in split_texts])
         encoded = self._encode(pieces)
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        kept = lengths > 0
-        if pairs:  # one without the other is no pair
-            kept &= ~np.isin(owners, owners[~kept])
-        lengths, owners = lengths[kept], owners[kept]
-        last = np.append(owners[1:] != owners[:-1], [True] * bool(len(owners)))  # of its document
+        has_tokens = lengths > 0
+        if pairs:  # a pair needs both texts
+            has_tokens &= ~np.isin(owners, owners[~has_tokens])
+        lengths, owners = lengths[has_tokens], owners[has_tokens]
+        last = np.append(owners[1:] != owners[:-1], [True] * bool(len(owners)))  # the last piece of its document
         closed = (last | pairs) & (self._separator is not None)
         ends = (lengths + closed).cumsum()
         tokens = np.full(lengths.sum() + closed.sum(), self._separator or 0, self._dtype)
         is_text = np.ones(len(tokens), bool)
         is_text[ends[closed] - 1] = False
-        tokens[is_text] = _concatenated([ids for ids, keep in zip(encoded, kept, strict=True) if keep])
+        tokens[is_text] = _concatenated([ids for ids, keep in zip(encoded, has_tokens, strict=True) if keep])
         written = [documents[i] for i in owners[last]]
         self._skipped["empty documents"] += len(documents) - len(written)
-        self._note(written, self._size + ends[last], self._size + ends)
+        self._add_documents(written, self._size + ends[last], self._size + ends)
         self._append(tokens)
         yield from written
 
     def _write_long(self, document: Union[str, bytearray]) -> Iterator[Document]:
-        """Writes a piece at a time, so that neither its text nor its tokens are ever in memory as a whole."""
+        """Writes one piece at a time, so memory never holds the whole text or all tokens."""
         start, part_ends = self._size, []
         for piece in pieces_of(document):
             encoded = [ids for ids in self._tokenizer.encode_batch(self._split(piece)) if len(ids)]
@@ -205,12 +211,12 @@ class ShardWriter:
         if self._separator is not None:
             self._append(np.array([self._separator], self._dtype))
             part_ends[-1][-1] = self._size
-        self._note([document], np.array([self._size]), np.concatenate(part_ends))
+        self._add_documents([document], np.array([self._size]), np.concatenate(part_ends))
         yield document
 
     def _write_record(self, record: Record) -> Iterator[Document]:
-        """Writes what the task makes of a record: one document, or several, the first of which has all its bytes."""
-        assert self._task is not None  # whose record it is
+        """Writes the documents that the task makes of a record; the first document counts all bytes of the record."""
+        assert self._task is not None  # records require a task
         size = bytes_of(record)
         for parts, note in self._task.encode(record, self._tokenizer):
             ends = np.cumsum([len(ids) for ids in parts])
@@ -221,7 +227,7 @@ class ShardWriter:
             self._notes.append(json.dumps({**note, "parts": ends.tolist()}, separators=(",", ":")).encode())
             self._ends.append(np.array([self._size]))
             self._bytes.append(np.array([size], np.int64))
-            size = 0  # of its other windows
+            size = 0  # for further windows of the record
             yield record
 
     def _split(self, text: str) -> list[str]:
@@ -232,7 +238,7 @@ class ShardWriter:
             return self._tokenizer.encode_batch(texts)
         return [np.concatenate(self._tokenizer.encode_batch(list(pieces_of(text)))) for text in texts]
 
-    def _note(self, written: list[Document], ends: np.ndarray, part_ends: np.ndarray) -> None:
+    def _add_documents(self, written: list[Document], ends: np.ndarray, part_ends: np.ndarray) -> None:
         self._ends.append(ends)
         self._part_ends.append(part_ends)
         self._bytes.append(np.array([bytes_of(document) for document in written], np.int64))
@@ -245,10 +251,10 @@ class ShardWriter:
 
 
 def finish_shard(base: str, arrays: dict[str, np.ndarray], skipped: dict[str, int], checksum: str) -> None:
-    """Writes what stands beside the tokens.
+    """Writes the `.npz` and `.json` files of a shard.
 
     Args:
-      arrays: ends, bytes, counts, and of a corpus with parts part_ends.
+      arrays: ends, bytes and counts; part_ends for a corpus with parts; notes and note_ends for records.
       checksum: of the tokens.
     """
     with replacing(f"{base}.npz") as f:
@@ -264,22 +270,22 @@ def finish_shard(base: str, arrays: dict[str, np.ndarray], skipped: dict[str, in
 def write_index(
     directory: str, count: int, vocabulary_size: int, fingerprint: str, parts: Optional[str] = None
 ) -> None:
-    """Joins `count` finished shards into a corpus."""
+    """Joins `count` finished shards into a corpus and writes its index."""
     totals = [checksums.read_json(f"{base_of(directory, shard)}.json") for shard in range(count)]
     counts, offset = np.zeros(vocabulary_size, np.int64), 0
     with contextlib.ExitStack() as stack:
         names = {"ends": ENDS} | ({"part_ends": PARTS} if parts not in (None, "records") else {})
-        noted = {"notes": NOTES, "note_ends": NOTE_ENDS} if parts == "records" else {}
+        record_files = {"notes": NOTES, "note_ends": NOTE_ENDS} if parts == "records" else {}
         files = {
             name: stack.enter_context(replacing(os.path.join(directory, file)))
-            for name, file in (names | noted).items()
+            for name, file in (names | record_files).items()
         }
         note_offset = 0
         for shard, total in enumerate(totals):
             arrays = read_arrays(base_of(directory, shard), total)
             for name in names:
                 files[name].write((arrays[name] + offset).tobytes())
-            if noted:
+            if record_files:
                 files["notes"].write(arrays["notes"].tobytes())
                 files["note_ends"].write((arrays["note_ends"] + note_offset).tobytes())
                 note_offset += len(arrays["notes"])
@@ -288,12 +294,13 @@ def write_index(
     with replacing(os.path.join(directory, COUNTS)) as f:
         f.write(counts.tobytes())
     index = {name: sum(t[name] for t in totals) for name in ("tokens", "documents", "bytes")}
-    index["records"] = sum(t.get("records", t["documents"]) for t in totals)  # which shards of before do not tell
+    index["records"] = sum(t.get("records", t["documents"]) for t in totals)  # older shards lack "records"
     index["skipped"] = dict(sum((collections.Counter(t["skipped"]) for t in totals), collections.Counter()))
-    # What was prepared before they were taken off is another text under the same key: a run on it is not to go on here.
-    cleaned = "-plain" if {MARKS, RETURNS} & index["skipped"].keys() else ""
+    # Older versions did not remove these characters, so the same key may mean another text. The suffix keeps runs on
+    # that text from resuming here.
+    suffix = "-plain" if {MARKS, RETURNS} & index["skipped"].keys() else ""
     index |= {
-        "fingerprint": fingerprint + cleaned,
+        "fingerprint": fingerprint + suffix,
         "dtype": token_dtype(vocabulary_size),
         "parts": parts,
         "num_parts": sum(t["parts"] for t in totals),
@@ -301,7 +308,8 @@ def write_index(
     }
     sums = {f"{shard:05d}.tokens": t["tokens_checksum"] for shard, t in enumerate(totals) if "tokens_checksum" in t}
     sums |= {
-        name: checksums.of_file(os.path.join(directory, name)) for name in (*names.values(), *noted.values(), COUNTS)
+        name: checksums.of_file(os.path.join(directory, name))
+        for name in (*names.values(), *record_files.values(), COUNTS)
     }
     checksums.write_json(os.path.join(directory, INDEX), index | {"checksums": sums})
 
@@ -310,7 +318,7 @@ def write_index(
 
 
 def bytes_of(document: Document) -> int:
-    """Counts the bytes of its text in UTF-8."""
+    """Returns the number of bytes of a document's text in UTF-8."""
     if isinstance(document, (tuple, Record)):
         return sum(map(bytes_of, texts_of(document)))
     if isinstance(document, bytearray) or document.isascii():
@@ -319,20 +327,20 @@ def bytes_of(document: Document) -> int:
 
 
 def pieces_of(text: Union[str, bytearray]) -> Iterator[str]:
-    """Cuts a long text into pieces of at most BATCH, after a line or before a space where there is one."""
+    """Splits a long text into pieces of at most BATCH, after a line or before a space if possible."""
     line, space = (b"\n", b" ") if isinstance(text, bytearray) else ("\n", " ")
     start = 0
     while start < len(text):
         end = start + BATCH
         if end < len(text):
-            end = text.rfind(line, start, end) + 1 or max(text.rfind(space, start + 1, end), 0) or _whole(text, end)
+            end = text.rfind(line, start, end) + 1 or max(text.rfind(space, start + 1, end), 0) or _boundary(text, end)
         piece = text[start:end]
         yield piece if isinstance(piece, str) else piece.decode()
         start = end
 
 
-def _whole(text: Union[str, bytearray], end: int) -> int:
-    """Returns the end of a whole character."""
+def _boundary(text: Union[str, bytearray], end: int) -> int:
+    """Returns the last character boundary at or before `end`."""
     if isinstance(text, bytearray):
         while text[end] & 0xC0 == 0x80:
             end -= 1

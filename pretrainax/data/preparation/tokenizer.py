@@ -1,4 +1,4 @@
-"""The tokenizer of a config: found in the cache, or trained on a sample of the text."""
+"""Provides the tokenizer of a config, from the cache or trained on a sample of the text."""
 
 import collections
 import functools
@@ -24,12 +24,12 @@ from pretrainax.storage.places import complete
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 
-_CHECKSUMS = "checksums.json"  # of the other files of a tokenizer's folder
-_SAMPLED_SHARDS = 256  # at most, to learn a vocabulary from
+_CHECKSUMS = "checksums.json"  # of the other files in a tokenizer's folder
+_SAMPLED_SHARDS = 256  # per component, at most, to train a tokenizer
 
 
 def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = print) -> Tokenizer:
-    """Finds or makes the tokenizer of a config alone."""
+    """Returns the tokenizer of a config, from the cache or newly trained, without preparing corpora."""
     source = experiment.data.source
     with open_cache(experiment.data) as (cache, workers):
         fingerprints = [component.fingerprint() for component in source.components()]
@@ -37,7 +37,7 @@ def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = pr
 
 
 def sample_split(experiment: Experiment, split: str, limit: int) -> list[str]:
-    """Returns about `limit` bytes of the text of a split, as much from each of the shards of a component."""
+    """Returns about `limit` bytes of text of a split, in equal shares from the shards of each component."""
     with open_cache(experiment.data) as (_, workers):
         return list(sample_texts(experiment.data.source, limit, workers, split))
 
@@ -45,20 +45,20 @@ def sample_split(experiment: Experiment, split: str, limit: int) -> list[str]:
 def make_tokenizer(
     config: TokenizerConfig, source: Source, fingerprints: list[str], cache: str, workers: Workers, report: Callable
 ) -> str:
-    """Returns the directory in the cache of the tokenizer that `config` names or, trained on `source`, makes.
+    """Returns the cache directory of a config's tokenizer, after loading or training it if the cache lacks it.
 
-    A damaged one is made anew: from the same text it is the same.
+    It rebuilds a damaged tokenizer; training on the same text gives the same tokenizer.
     """
     loaded = None if config.path is None else config.load()
     weights = component_weights(source).tolist()
     key = digest(fingerprints, weights, to_json(config), FORMAT) if loaded is None else loaded.fingerprint
     directory = os.path.join(cache, "tokenizers", key)
     complete(directory)
-    if not _is_whole(directory):
+    if not _is_intact(directory):
         with alone(directory, report):
-            if not _is_whole(directory):
+            if not _is_intact(directory):
                 if os.path.isdir(directory):
-                    report(f"the tokenizer in {directory} is damaged: it is made anew")
+                    report(f"the tokenizer in {directory} is damaged and will be rebuilt")
                     shutil.rmtree(directory)
                 if loaded is None:
                     report("training the tokenizer")
@@ -75,27 +75,27 @@ def _train(config: TokenizerConfig, texts: Iterable[str], directory: str) -> Non
 
 
 def _save(tokenizer: Tokenizer, directory: str) -> None:
-    """Writes a directory that is there as a whole or not at all; another machine that was faster wrote the same."""
+    """Writes the tokenizer's directory atomically; a faster machine may already have written the same content."""
     with replacing_folder(directory) as folder:
         tokenizer.save(folder)
         sums = {name: checksums.of_file(os.path.join(folder, name)) for name in os.listdir(folder)}
         checksums.write_json(os.path.join(folder, _CHECKSUMS), sums)
 
 
-def _is_whole(directory: str) -> bool:
-    """Says whether a tokenizer is there as it was written; nothing is known of one from before there were checksums."""
+def _is_intact(directory: str) -> bool:
+    """Returns True if a directory holds an undamaged tokenizer; without checksums (older versions), if it exists."""
     if not os.path.exists(os.path.join(directory, _CHECKSUMS)):
         return os.path.isdir(directory)
     try:
         sums = checksums.read_json(os.path.join(directory, _CHECKSUMS)) or {}
-        found = {name: checksums.of_file(path_below(directory, name)) for name in sums}
+        actual = {name: checksums.of_file(path_below(directory, name)) for name in sums}
     except (OSError, UserError):
         return False
-    return bool(sums) and found == sums
+    return bool(sums) and actual == sums
 
 
 def component_weights(source: Source) -> np.ndarray:
-    """Returns the weight of each component on average over the training, were all of one size; their sum is 1."""
+    """Returns the mean weight of each component over the training, as if all had the same size; they sum to 1."""
     stages = source.weight_stages([1] * len(source.components()))
     lengths = np.diff([start for start, _ in stages], append=1.0)
     weights = lengths @ np.array([weights for _, weights in stages], float)  # [stages] @ [stages, components]
@@ -103,18 +103,18 @@ def component_weights(source: Source) -> np.ndarray:
 
 
 def sample_texts(source: Source, limit: Optional[int], workers: Workers, split: str = "train") -> Iterable[str]:
-    """Returns `limit` bytes of text (None: all of it), as much from each of the shards of a component.
+    """Returns `limit` bytes of text (None: all text), in equal shares from the shards of each component.
 
-    Where the rule of the split leaves none for training, that of validation: the split is made anew later.
+    If the split rule leaves no training text, returns validation text, because a new split follows later.
     """
-    for each in (split, *["valid"] * (split == "train" and any(c.holds_out for c in source.components()))):
-        texts, read = iter(_texts_of_split(source, limit, workers, each)), []
+    for candidate in (split, *["valid"] * (split == "train" and any(c.holds_out for c in source.components()))):
+        texts, consumed = iter(_texts_of_split(source, limit, workers, candidate)), []
         for text in texts:
-            read.append(text)
+            consumed.append(text)
             if text.strip():
-                return itertools.chain(read, texts)
-    if limit is None:  # blank as it is: some tokenizers ask for no more
-        return read
+                return itertools.chain(consumed, texts)
+    if limit is None:  # blank text, which is enough for some tokenizers
+        return consumed
     what = "text to train a tokenizer on" if split == "train" else "validation text"
     raise UserError(f"config.data.source holds no {what}: {source}")
 
@@ -140,7 +140,7 @@ def _texts_of_split(source: Source, limit: Optional[int], workers: Workers, spli
 
 
 def _sample_shard(i: int, source: Source, shard: Shard, limit: int) -> tuple[int, list[str]]:
-    """Returns `i`, and the beginning of a shard."""
+    """Returns `i` and the first `limit` bytes of a shard."""
     sample = []
     for document in until_stopped(source.read(shard, collections.Counter())):
         for text in texts_of(document):

@@ -1,4 +1,4 @@
-"""Processes that share out tasks, and locks between the processes of one machine."""
+"""Worker processes for tasks, and locks between the processes of one machine."""
 
 import contextlib
 import fcntl
@@ -16,15 +16,15 @@ from pretrainax.config import UserError
 
 
 class Workers:
-    """Processes that are started when there is work for more than one. They end with this one, however it ends."""
+    """Worker processes, started on demand for two or more tasks. They always end with this process."""
 
     def __init__(self, count: int):
-        """count: 0 is one a core, 1 is this process alone."""
+        """count: the number of processes; 0: one per core, 1: only this process."""
         self._count = count or len(
             os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
         )
-        self._context = multiprocessing.get_context("spawn")  # JAX and tokenizers have threads: no fork
-        self._stop: Any = None  # tells workers that their results are no longer wanted
+        self._context = multiprocessing.get_context("spawn")  # no fork: JAX and tokenizers have threads
+        self._stop: Any = None  # tells workers to stop
         self._pool: Optional[ProcessPoolExecutor] = None
         self.worked = False
 
@@ -37,7 +37,7 @@ class Workers:
             self._pool.shutdown(cancel_futures=True)
 
     def run(self, function: Callable, tasks: list[tuple]) -> Iterator:
-        """Yields function(*task) for each task, in the order in which they end."""
+        """Yields function(*task) for each task, in order of completion."""
         self.worked = True
         if self._count == 1 or len(tasks) <= 1:
             yield from itertools.starmap(function, tasks)
@@ -51,12 +51,12 @@ class Workers:
                 yield future.result()
         except BrokenProcessPool as e:
             raise UserError(
-                "a process that tokenizes was killed, perhaps for want of memory: "
+                "a tokenizing process was killed, possibly for lack of memory: "
                 f"config.data.prepare_workers is {self._count}, set it lower"
             ) from e
 
     def apart(self, function: Callable, *arguments: Any) -> Any:
-        """Calls a function in a process of its own with all threads, whose memory the system gets back after."""
+        """Calls a function in a separate process with all threads, which frees its memory at the end."""
         self.worked = True
         if self._count == 1:
             return function(*arguments)
@@ -66,20 +66,20 @@ class Workers:
             try:
                 return pool.submit(function, *arguments).result()
             except BrokenProcessPool as e:
-                raise UserError("the process that trains the tokenizer was killed, perhaps for want of memory") from e
+                raise UserError("the process that trains the tokenizer was killed, possibly for lack of memory") from e
             except BaseException:
                 interrupted.set()
                 raise
 
 
-_stop: Any = None  # in a worker: the event of its Workers
+_stop: Any = None  # in a worker process: the event of its Workers
 
 
 def _start_worker(stop: Any, threads: str) -> None:
     global _stop
     _stop = stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and decides
-    os.environ["TOKENIZERS_PARALLELISM"] = threads  # "false": one a process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it too and handles it
+    os.environ["TOKENIZERS_PARALLELISM"] = threads  # "false": one thread per process
 
     _end_after(multiprocessing.parent_process().join)
 
@@ -90,7 +90,7 @@ def _start_apart(interrupted: Any) -> None:
 
 
 def _end_after(wait: Callable) -> None:
-    """Ends this process, whatever it does, when `wait` returns."""
+    """Ends this process as soon as `wait` returns."""
 
     def end():
         wait()
@@ -100,34 +100,34 @@ def _end_after(wait: Callable) -> None:
 
 
 def check_shared_memory(field: str, count: int, alone: int) -> None:
-    """Raises UserError where processes can share nothing: a container without /dev/shm.
+    """Raises UserError if processes cannot share memory, as in a container without /dev/shm.
 
     Args:
-      field: of the config, which asks for `count` processes.
-      alone: its value for work without them.
+      field: the field of config.data with the number of processes, `count`.
+      alone: its value for work without worker processes.
     """
     try:
         multiprocessing.get_context("spawn").Lock()
     except OSError as e:
         raise UserError(
-            f"config.data.{field} is {count}, and processes cannot share memory here (/dev/shm: {e.strerror}): "
+            f"config.data.{field} is {count}, but processes cannot share memory here (/dev/shm: {e.strerror}): "
             f"set config.data.{field}={alone}, or mount /dev/shm (docker run --shm-size=1g)"
         ) from e
 
 
 def until_stopped(items: Iterator) -> Iterator:
-    """Yields the items, until the process that started this one has no more use for them."""
+    """Yields the items; raises InterruptedError after the parent process sets the stop event."""
     for item in items:
         if _stop is not None and _stop.is_set():
-            raise InterruptedError("stopped by the process that prepares")
+            raise InterruptedError("stopped by the parent process")
         yield item
 
 
 @contextlib.contextmanager
 def alone(path: str, report: Callable[[str], None]) -> Iterator[None]:
-    """Holds a lock beside `path`, which the system takes back when a process dies."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # it would wait for the one that started it
-        raise UserError("a script that prepares is run again by its workers: put it under if __name__ == '__main__'")
+    """Holds the lock file `path`.lock, which the system releases when a process dies."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a worker would wait for its parent
+        raise UserError("worker processes import the main script again: put its code under if __name__ == '__main__'")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(f"{path}.lock", "w") as f:
         try:

@@ -1,7 +1,7 @@
-"""Sources of documents. A source names its shards, reads one of them as text, and has a fingerprint.
+"""Data sources. A source lists its shards, reads the documents of a shard, and has a fingerprint.
 
-Shards are small picklable descriptions, so that processes can read different ones at a time. What a document says is
-text: "<s>" or "[MASK]" in it is tokenized as its letters, where transformers makes special ids of them.
+Shards are small picklable descriptions, so that processes can read different shards in parallel. Documents are plain
+text: "<s>" or "[MASK]" in a document is tokenized as letters, whereas transformers converts it to a special id.
 """
 
 from pretrainax.data.sources.array_record import ArrayRecord

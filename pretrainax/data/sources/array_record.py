@@ -1,4 +1,4 @@
-"""ArrayRecord files."""
+"""A data source that reads ArrayRecord files."""
 
 import collections
 import dataclasses
@@ -11,19 +11,19 @@ from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordFiles, equal_cuts, json_object, row_of, rows_of
 
-_BATCH_BYTES = 1 << 22  # of records that are in memory at a time, unless one alone has more
+_BATCH_BYTES = 1 << 22  # of records in memory at a time, unless one record is larger
 
 
 @dataclasses.dataclass
 class ArrayRecord(RecordFiles, Source):
-    """ArrayRecord files whose records are UTF-8 texts or, with a `text_field`, JSON objects.
+    """ArrayRecord files whose records are UTF-8 text or, with a `text_field`, JSON objects.
 
     `path` is a file, a folder (every .array_record and .arrayrecord below it) or a glob. A shard is a range of
-    records. Without `valid_path`, `valid_fraction` of the documents are for validation, by a hash of the text.
+    records. Without `valid_path`, a hash of the text selects `valid_fraction` of the documents for validation.
     Records that were compressed together (`group_size` of the writer) are in memory together.
     """
 
-    text_field: Optional[str] = dataclasses.field(default=None, kw_only=True)  # of JSON; None: a record is a text
+    text_field: Optional[str] = dataclasses.field(default=None, kw_only=True)  # of JSON; None: a record is plain text
 
     endings: ClassVar[tuple[str, ...]] = (".array_record", ".arrayrecord")
 
@@ -45,7 +45,7 @@ class ArrayRecord(RecordFiles, Source):
 
 def _records(shard: files.Part) -> Iterator[tuple[int, bytes]]:
     path, start, stop, _ = shard
-    reader, first, rows = _opened(path), start, 1  # what a record takes in memory its size on disk does not tell
+    reader, first, rows = _opened(path), start, 1  # 1: the size on disk does not show the size in memory
     while first < stop:
         last = min(first + rows, stop)
         try:
@@ -60,7 +60,7 @@ def _records(shard: files.Part) -> Iterator[tuple[int, bytes]]:
 def _opened(path: str) -> Any:
     from array_record.python import array_record_module
 
-    reader = array_record_module.ArrayRecordReader(path, "readahead_buffer_size:0")  # 0: for ranges, not from the start
-    if not reader.num_records():  # the same for a file that is cut off: its index is at the end
-        raise UserError(f"{path}: no ArrayRecord file, a damaged one, or one without records")
+    reader = array_record_module.ArrayRecordReader(path, "readahead_buffer_size:0")  # 0: reads ranges
+    if not reader.num_records():  # also 0 for truncated files: the index is at the end
+        raise UserError(f"{path}: not an ArrayRecord file, damaged, or without records")
     return reader

@@ -1,4 +1,4 @@
-"""Tables in files of text: a record a line, in columns that tabs or commas part."""
+"""Data sources that read text files with one record per line, in columns that tabs or commas separate."""
 
 import codecs
 import collections
@@ -16,31 +16,31 @@ from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.json_lines import Line, lines_of
 from pretrainax.data.sources.records import RecordLines
 
-csv.field_size_limit(sys.maxsize)  # `max_record_bytes` says how large a record is at most
+csv.field_size_limit(sys.maxsize)  # `max_record_bytes` limits records instead
 
 
 class Row(NamedTuple):
-    """A record as it stands in a file, and the names of its columns."""
+    """An unparsed record of a file, and the names of its columns."""
 
     columns: tuple[str, ...]
-    line: Line  # or several of them, where a quoted field has line ends
+    line: Line  # several lines if a quoted field has line ends
 
 
 @dataclasses.dataclass
 class Tsv(RecordLines[Row], Source):
-    """A record a line, in columns that tabs part, as in the files of GLUE; plain, .gz, .xz or .zst.
+    """One record per line, in columns separated by tabs, as in the files of GLUE; plain, .gz, .xz or .zst.
 
-    The first line of each file names the columns, unless `columns` does. All that a column holds is text; quotes are
-    letters like others. With `quoting`, what stands between double quotes may have delimiters and line ends in it, and
-    a quote as two (RFC 4180).
+    The first line of each file contains the names of the columns, unless `columns` is set. Columns are plain text, and
+    quotes are ordinary characters. With `quoting`, a field in double quotes may contain delimiters and line ends, and
+    two double quotes represent one (RFC 4180).
 
-    `path` is a file, a folder (every .tsv, plain or not, below it) or a glob; a file is one shard. Without
-    `valid_path`, `valid_fraction` of the records are for validation, chosen by a hash of the text.
+    `path` is a file, a folder (every .tsv below it, plain or compressed) or a glob. A file is one shard. Without
+    `valid_path`, a hash of the text selects `valid_fraction` of the records for validation.
     """
 
-    columns: tuple[str, ...] = ()  # their names, for files whose first line is a record already
+    columns: tuple[str, ...] = ()  # names of the columns, for files without a line of names
     delimiter: str = "\t"  # between two columns: one character
-    quoting: bool = False  # "…" around a field is not part of it
+    quoting: bool = False  # double quotes around a field are not part of it
 
     endings: ClassVar[tuple[str, ...]] = files.with_archives(".tsv")
 
@@ -48,8 +48,8 @@ class Tsv(RecordLines[Row], Source):
         yield from super().problems(experiment)
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
             yield f"{self.config_path}.delimiter is {self.delimiter!r}, it must be one character, no quote or line end"
-        if twice := _twice(self.columns):
-            yield f"{self.config_path}.columns has {twice!r} twice, each must have a name of its own"
+        if duplicate := _duplicate(self.columns):
+            yield f"{self.config_path}.columns has {duplicate!r} twice, names must be unique"
 
     def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
         yield 0, None
@@ -60,7 +60,7 @@ class Tsv(RecordLines[Row], Source):
 
     def rows(self, shard: files.Part) -> Iterator[tuple[int, Row]]:
         columns = self.columns
-        for number, line in self._whole(lines_of(shard, self.max_record_bytes)):
+        for number, line in self._joined_lines(lines_of(shard, self.max_record_bytes)):
             if not line.strip(b"\r\n"):
                 continue
             if columns:
@@ -68,8 +68,8 @@ class Tsv(RecordLines[Row], Source):
             else:
                 columns = self._header(line, self.where(shard, number))
 
-    def _whole(self, lines: Iterator[Line]) -> Iterator[tuple[int, Line]]:
-        """Joins the lines of each record, which has its quotes in pairs; yields the number of the first beside it."""
+    def _joined_lines(self, lines: Iterator[Line]) -> Iterator[tuple[int, Line]]:
+        """Yields the number of the first line and the joined lines of each record, which has pairs of quotes."""
         first, whole, quotes = 0, bytearray(), 0
         for number, line in enumerate(lines):
             if not whole:
@@ -79,7 +79,7 @@ class Tsv(RecordLines[Row], Source):
             if quotes % 2 == 0 or len(whole) > self.max_record_bytes:
                 yield first, whole
                 whole, quotes = bytearray(), 0
-        if whole:  # which `parse` refuses
+        if whole:  # an unpaired quote: `parse` raises ValueError
             yield first, whole
 
     def _header(self, line: Line, where: str) -> tuple[str, ...]:
@@ -87,10 +87,10 @@ class Tsv(RecordLines[Row], Source):
             columns = tuple(self._fields(line))
         except ValueError as e:
             raise UserError(f"{where}: the names of the columns cannot be read: {e}") from e
-        if twice := _twice(columns):
+        if duplicate := _duplicate(columns):
             raise UserError(
-                f"{where}: two columns have the name {twice!r}; if this line is a record, name the columns, as "
-                f"{self.config_path}.columns=label,text"
+                f"{where}: two columns have the name {duplicate!r}; if this line is a record, set their names, for "
+                f"example {self.config_path}.columns=label,text"
             )
         return columns
 
@@ -99,7 +99,7 @@ class Tsv(RecordLines[Row], Source):
         fields = self._fields(row.line)
         if len(fields) != len(row.columns):
             raise ValueError(
-                f"{len(fields)} columns, of {len(row.columns)} that are named: {', '.join(row.columns)} (delimiter "
+                f"{len(fields)} columns, expected {len(row.columns)}: {', '.join(row.columns)} (delimiter "
                 f"{self.delimiter!r}, quoting={self.quoting})"
             )
         return dict(zip(row.columns, fields, strict=True))
@@ -110,14 +110,14 @@ class Tsv(RecordLines[Row], Source):
             return text.split(self.delimiter)
         try:
             (fields,) = csv.reader(io.StringIO(text, newline=""), delimiter=self.delimiter, strict=True)
-        except (csv.Error, ValueError) as e:  # ValueError: there are several records
-            raise ValueError("a quote that is opened and not closed, or stands within a field") from e
+        except (csv.Error, ValueError) as e:  # ValueError: several records
+            raise ValueError("a quote is not closed, or is inside of a field without quotes") from e
         return fields
 
 
 @dataclasses.dataclass
 class Csv(Tsv):
-    """The same with commas, and fields in double quotes where they have commas, quotes or line ends (RFC 4180)."""
+    """Like Tsv with commas; fields with commas, quotes or line ends are in double quotes (RFC 4180)."""
 
     delimiter: str = ","
     quoting: bool = True
@@ -125,6 +125,6 @@ class Csv(Tsv):
     endings: ClassVar[tuple[str, ...]] = files.with_archives(".csv")
 
 
-def _twice(names: tuple[str, ...]) -> Optional[str]:
-    """Returns the first name that comes twice; None where there is none."""
+def _duplicate(names: tuple[str, ...]) -> Optional[str]:
+    """Returns the first name that occurs more than once, or None."""
     return next((name for name, count in collections.Counter(names).items() if count > 1), None)

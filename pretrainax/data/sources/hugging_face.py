@@ -1,4 +1,4 @@
-"""Hugging Face data sets."""
+"""A data source that reads Hugging Face datasets."""
 
 import collections
 import contextlib
@@ -19,22 +19,23 @@ from pretrainax.storage import hub
 
 @dataclasses.dataclass
 class HuggingFace(RecordSets, Source):
-    """A data set of the Hugging Face hub or of this machine, through the package `datasets`.
+    """A dataset of the Hugging Face Hub or of this machine, through the package `datasets`.
 
-    `path` is what `datasets.load_dataset` takes: a name on the hub ("wikimedia/wikipedia"), a folder (of data files, or
-    one that `save_to_disk` has written), or a kind of file ("parquet", "json", "text", "csv", "arrow") whose files are
-    `data_files`. A class is given by its name. Data sets that come with a program are not run.
+    `path` is the argument of `datasets.load_dataset`: a name on the Hub ("wikimedia/wikipedia"), a folder (of data
+    files, or written by `save_to_disk`), or a file type ("parquet", "json", "text", "csv", "arrow") whose files are
+    `data_files`. Class labels are read as their names. Loading scripts of datasets are never run.
 
-    With `streaming` nothing is copied to the cache of `datasets`, and a shard is one of its files; without it, a range
-    of rows. Of Parquet files, `datasets` holds whole row groups in memory; the source Parquet does not.
+    With `streaming`, nothing is copied to the cache of `datasets`, and a shard is one file of the dataset. Without it,
+    a shard is a range of rows. `datasets` reads whole row groups of Parquet files into memory; the source Parquet does
+    not.
     """
 
-    path: str  # a name on the hub, a folder, or a kind of file: "json", "parquet", "text", "csv", "arrow"
-    name: Optional[str] = None  # configuration, as "20231101.en"
-    revision: Optional[str] = None  # commit, branch or tag on the hub; None: the newest
-    data_files: tuple[str, ...] = ()  # names or globs; (): all that the data set consists of
-    valid_data_files: tuple[str, ...] = ()  # make up the split "validation"
-    streaming: bool = False  # read as it comes, without a copy in the cache of `datasets`
+    path: str  # a name on the Hub, a folder, or a file type: "json", "parquet", "text", "csv", "arrow"
+    name: Optional[str] = None  # configuration of the dataset, for example "20231101.en"
+    revision: Optional[str] = None  # commit, branch or tag on the Hub; None: the latest
+    data_files: tuple[str, ...] = ()  # names or globs; (): all files of the dataset
+    valid_data_files: tuple[str, ...] = ()  # files of the split "validation"
+    streaming: bool = False  # streams the data, without a copy in the cache of `datasets`
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
@@ -47,31 +48,32 @@ class HuggingFace(RecordSets, Source):
             yield f"{self.config_path}.valid_data_files needs {self.config_path}.valid_split='validation'"
 
     def fingerprint(self) -> str:
-        """Hashes the content of local files; the name of one of the hub holds its commit.
+        """Returns a hash of the contents of local files and of the names of Hub files, which include the commit.
 
-        Without the hub `datasets` knows of its copy the commit alone; so beside the copy is what this returned with it.
+        If the Hub is not available, `datasets` knows only the commit of its cached copy. The hash is therefore saved
+        next to that copy.
         """
-        with self._one_line() as datasets:
+        with self._one_line_errors() as datasets:
             builder = datasets.load_dataset_builder(**self._arguments())
-        kept = os.path.join(builder.cache_dir, f"pretrainax-{files.digest(files.settings_of(self))}.txt")
-        if builder.config.data_files is None and os.path.exists(kept):
-            with open(kept, encoding="ascii") as f:
+        saved = os.path.join(builder.cache_dir, f"pretrainax-{files.digest(files.settings_of(self))}.txt")
+        if builder.config.data_files is None and os.path.exists(saved):
+            with open(saved, encoding="ascii") as f:
                 return f.read()
-        found = builder.config.data_files or {}
-        names = {str(split): list(map(str, names)) for split, names in found.items()}
+        data_files = builder.config.data_files or {}
+        names = {str(split): list(map(str, names)) for split, names in data_files.items()}
         contents = {split: files.hashes_of([n for n in names[split] if os.path.exists(n)]) for split in names}
         remote = {split: [n for n in names[split] if not os.path.exists(n)] for split in names}
         settings = {
             k: v for k, v in files.settings_of(self).items() if k not in ("path", "data_files", "valid_data_files")
         }
-        digest = files.digest(settings, type(builder).__name__, contents, remote)  # Json, Text, …: how they are read
+        digest = files.digest(settings, type(builder).__name__, contents, remote)  # type: file format (Json, …)
         if any(remote.values()) and os.path.isdir(builder.cache_dir):
-            with contextlib.suppress(OSError):  # a cache that may only be read
-                write_atomically(kept, digest)
+            with contextlib.suppress(OSError):  # a read-only cache
+                write_atomically(saved, digest)
         return digest
 
     def shards(self, split: str) -> list[files.Part]:
-        _loaded.cache_clear()  # the files may be others than when this process last looked
+        _loaded.cache_clear()  # files may have changed since this process last loaded them
         splits = self._load()
         name, wanted = self.named(split, splits)
         if self.streaming:
@@ -80,9 +82,9 @@ class HuggingFace(RecordSets, Source):
         return [files.Part(name, start, stop, wanted) for start, stop in cuts]
 
     def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
-        with self._one_line():
+        with self._one_line_errors():
             rows = self._load()[shard.place]
-            if rows.column_names is not None:  # a stream may know them only by its records
+            if rows.column_names is not None:  # a stream may have no list of columns
                 rows = rows.select_columns(self.columns_read(rows.column_names))
             named, place = named_classes(rows.features or {}), f"{self.path} {shard.place}"
             if self.streaming:
@@ -94,20 +96,20 @@ class HuggingFace(RecordSets, Source):
 
     def _arguments(self) -> dict[str, Any]:
         path = os.path.expanduser(self.path)
-        if os.path.exists(os.path.join(path, "state.json")):  # what save_to_disk writes of a set without splits
+        if os.path.exists(os.path.join(path, "state.json")):  # written by save_to_disk for datasets without splits
             return {"path": "arrow", "data_files": {"train": [os.path.join(path, "*.arrow")]}}
         parts = {"train": self.data_files, "validation": self.valid_data_files}
         data_files = {name: list(parts[name]) for name in parts if parts[name]} or None
         return {"path": path, "name": self.name, "revision": self.revision, "data_files": data_files}
 
     def _load(self) -> Any:
-        with self._one_line():
+        with self._one_line_errors():
             return _loaded(json.dumps(self._arguments()), self.streaming)
 
     @contextlib.contextmanager
-    def _one_line(self) -> Iterator[Any]:
+    def _one_line_errors(self) -> Iterator[Any]:
         datasets = files.extra("datasets")
-        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # its errors come as exceptions too
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised as exceptions too
         datasets.disable_progress_bars()
         try:
             with hub.heard():
@@ -121,6 +123,6 @@ class HuggingFace(RecordSets, Source):
             raise UserError(f"{place}{named}: datasets cannot read it ({reason})") from e
 
 
-@functools.lru_cache(maxsize=8)  # a worker reads many shards of the same data set
+@functools.lru_cache(maxsize=8)  # a worker reads many shards of one dataset
 def _loaded(arguments: str, streaming: bool) -> Any:
     return files.extra("datasets").load_dataset(**json.loads(arguments), streaming=streaming)

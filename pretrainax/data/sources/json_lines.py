@@ -1,4 +1,4 @@
-"""Lines of JSON."""
+"""A data source that reads JSON Lines files."""
 
 import codecs
 import collections
@@ -17,10 +17,10 @@ Line = Union[bytes, bytearray]
 
 @dataclasses.dataclass
 class JsonLines(RecordLines[Line], Source):
-    """One JSON object a line, the document in its `text_field`; plain, .gz, .xz or .zst.
+    """One JSON object per line, with the document in `text_field`; plain, .gz, .xz or .zst.
 
-    `path` is a file, a folder (every .jsonl, plain or not, below it) or a glob. Without `valid_path`, `valid_fraction`
-    of the documents are for validation, chosen by a hash of the text, so that equal documents are in the same split.
+    `path` is a file, a folder (every .jsonl below it, plain or compressed) or a glob. Without `valid_path`, a hash of
+    the text selects `valid_fraction` of the documents for validation, so that equal documents are in the same split.
     """
 
     endings: ClassVar[tuple[str, ...]] = files.with_archives(".jsonl")
@@ -38,7 +38,7 @@ class JsonLines(RecordLines[Line], Source):
             is_marked = line.startswith(codecs.BOM_UTF8)
             record = self.parse(line)
             if is_marked:
-                skipped[line_ends.MARKS] += shard.split != "valid"  # else counted in both splits
+                skipped[line_ends.MARKS] += shard.split != "valid"  # counted in one split only
             return record
 
         return self.documents(self.rows(shard), parse, functools.partial(self.where, shard), shard.split, skipped)
@@ -53,7 +53,7 @@ class JsonLines(RecordLines[Line], Source):
 
 
 def lines_of(shard: files.Part, most: int) -> Iterator[Line]:
-    """Yields the lines of a shard; of those with more than `most` bytes the beginning, which has more too."""
+    """Yields the lines of a shard; longer lines than `most` bytes are truncated, but stay longer than `most` bytes."""
     with files.opened(shard.place) as f:
         if shard.stop is not None:
             f.seek(shard.start)

@@ -1,4 +1,4 @@
-"""Several corpora, by weight."""
+"""A weighted mixture of data sources."""
 
 import copy
 import dataclasses
@@ -12,14 +12,15 @@ from pretrainax.data.sources.base import Source, WeightStages
 
 @dataclasses.dataclass
 class SourceMixture(Source):
-    """Examples of several sources, each prepared, held out and shuffled by itself, in proportion to weights.
+    """Mixes examples of several sources in proportion to weights; each source is prepared and shuffled separately.
 
-    What a weight counts: of a source of pairs each pair, though several share a row; of one of texts each row.
-    Without `weights`, a source counts as many as it has examples, at most `limit`, to the power of 1 / `temperature`
-    (Raffel et al. 2020, section 3.5.2): examples-proportional mixing at a temperature of 1, the more equal the higher
-    it is (multilingual BERT: 1 / 0.7, mT5: 1 / 0.3). All weights equal: equal mixing.
+    Each source has separate held-out data. Weights count pairs for sources of pairs, although several pairs share a
+    row, and rows for sources of documents. Without `weights`, the weight of a source is its number of examples, at most
+    `limit`, to the power of 1 / `temperature` (Raffel et al. 2020, section 3.5.2). Temperature 1 is
+    examples-proportional mixing, and higher temperatures make the weights more equal (multilingual BERT: 1 / 0.7, mT5:
+    1 / 0.3). Equal weights are equal mixing.
 
-    Other weights from some share of the training on, as for its end on the best data:
+    `stages` changes the weights during the training, for example to end it on the best data:
 
         SourceMixture(
             sources=(Parquet(path="web"), JsonLines(path="books")),
@@ -27,24 +28,24 @@ class SourceMixture(Source):
             stages=((0.8, (0.2, 0.8)),),
         )
 
-    gives 1 example in 10 of books until 80 % of the steps are done, then 8 in 10.
+    gives 1 example in 10 of books for 80 % of the steps, then 8 in 10.
     """
 
-    sources: tuple[Source, ...]  # each with a corpus of its own
-    weights: Optional[tuple[float, ...]] = None  # of each source; None: by the number of its examples
-    temperature: float = 1.0  # numbers count to the power of 1 / this; without weights only
-    limit: Optional[int] = None  # examples that a source counts at most; without weights only
-    stages: tuple[tuple[float, tuple[float, ...]], ...] = ()  # (from this share of the training on, weights)
+    sources: tuple[Source, ...]  # each source has a separate corpus
+    weights: Optional[tuple[float, ...]] = None  # one per source; None: by the number of examples
+    temperature: float = 1.0  # numbers of examples are raised to the power of 1 / temperature; only without weights
+    limit: Optional[int] = None  # maximum number of examples that counts for a source; only without weights
+    stages: tuple[tuple[float, tuple[float, ...]], ...] = ()  # (start as training progress from 0 to 1, weights)
 
     @property
     def pairs(self) -> bool:
         return any(isinstance(source, Source) and source.pairs for source in self.sources)
 
     def components(self) -> tuple[Source, ...]:
-        return tuple(part for i in range(len(self.sources)) for part in self._placed(i).components())
+        return tuple(part for i in range(len(self.sources)) for part in self._with_path(i).components())
 
     def weight_stages(self, sizes: Sequence[int]) -> WeightStages:
-        """Returns the weights of the components; sizes: documents of each. A mixture within divides its own weight."""
+        """Returns the weights of the components by stage; a nested mixture divides its weight among its sources."""
         sizes, parts, inner = list(sizes), [], []
         for source in self.sources:
             count = len(source.components())
@@ -59,7 +60,7 @@ class SourceMixture(Source):
 
     def _proportional(self, sizes: list[int]) -> tuple[float, ...]:
         counts = [min(size, self.limit or size) for size in sizes]
-        most = max(counts)  # of which 1 / temperature as an exponent cannot be too large
+        most = max(counts)  # counts / most is at most 1, so that the power cannot overflow
         return tuple((count / most) ** (1 / self.temperature) for count in counts)
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -71,7 +72,7 @@ class SourceMixture(Source):
         if self.limit is not None and self.limit < 1:
             yield f"{path}.limit is {self.limit}, it must be at least 1"
         if self.weights is not None and (self.temperature != 1 or self.limit is not None):
-            yield f"{path}.weights are given, so that {path}.temperature and limit would do nothing: leave them out"
+            yield f"{path}.weights are set, so that {path}.temperature and limit have no effect: remove them"
         given = [] if self.weights is None else [(f"{path}.weights", self.weights)]
         given += [(f"{path}.stages[{i}][1]", weights) for i, (_, weights) in enumerate(self.stages)]
         for name, weights in given:
@@ -84,19 +85,19 @@ class SourceMixture(Source):
             yield f"{path}.stages start at {starts[1:-1]}: they must increase, and be between 0 and 1"
         for i, source in enumerate(self.sources):
             if isinstance(source, Source):
-                yield from self._placed(i).problems(experiment)
+                yield from self._with_path(i).problems(experiment)
             else:
-                yield f"{path}.sources[{i}] is {type(source).__name__}, it must be of kind Source"
+                yield f"{path}.sources[{i}] is {type(source).__name__}, it must be a Source"
 
-    def _placed(self, i: int) -> Source:
-        """Returns source i, whose error lines name its own fields."""
+    def _with_path(self, i: int) -> Source:
+        """Returns source i, with the config path of its fields for error messages."""
         source = copy.copy(self.sources[i])
         source.config_path = f"{self.config_path}.sources[{i}]"
         return source
 
 
 def _at(stages: WeightStages, progress: float) -> tuple[float, ...]:
-    """Returns the weights that are in force, with a sum of 1."""
+    """Returns the weights at a training progress, normalized to a sum of 1."""
     weights = [weights for start, weights in stages if start <= progress][-1]
     return tuple(weight / sum(weights) for weight in weights)
 

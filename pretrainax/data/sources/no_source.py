@@ -1,4 +1,4 @@
-"""The source of a config that has none yet."""
+"""A placeholder for configs without a data source."""
 
 import dataclasses
 
@@ -7,10 +7,10 @@ from pretrainax.data.sources.base import Source
 
 @dataclasses.dataclass
 class NoSource(Source):
-    """Stands where a source has still to be chosen: an imported model comes without the text it was trained on."""
+    """A placeholder until the user sets a source: an imported model comes without its training data."""
 
     def problems(self, experiment):
         yield (
-            "config.data.source is not chosen: an imported model comes without text; give one, as "
+            "config.data.source is not chosen: an imported model comes without training data; set it, for example "
             "--config.data.source=\"TextFiles(path='my/folder')\""
         )

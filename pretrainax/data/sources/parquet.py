@@ -1,4 +1,4 @@
-"""Parquet files."""
+"""A data source that reads Parquet files."""
 
 import collections
 import contextlib
@@ -11,17 +11,17 @@ from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordFiles, row_of, rows_of
 
-_BATCH_BYTES = 1 << 22  # of rows that are in memory at a time, as they are encoded
-_DECODED_BYTES = 1 << 29  # of them, at most, where each row were as large as all of them are encoded
+_BATCH_BYTES = 1 << 22  # encoded size of the rows in memory at a time
+_DECODED_BYTES = 1 << 29  # limit of their decoded size, if each row is as large as all encoded rows together
 _BATCH_ROWS = 1 << 10
 
 
 @dataclasses.dataclass
 class Parquet(RecordFiles, Source):
-    """The documents in a column of Parquet files, of which no other column is read. Needs pyarrow.
+    """Documents in one column of Parquet files; other columns are not read. Requires pyarrow.
 
-    `path` is a file, a folder (every .parquet below it) or a glob. A shard is a row group, or several small ones.
-    Without `valid_path`, `valid_fraction` of the documents are for validation, by a hash of the text.
+    `path` is a file, a folder (every .parquet below it) or a glob. A shard is one row group or several small groups.
+    Without `valid_path`, a hash of the text selects `valid_fraction` of the documents for validation.
     """
 
     endings: ClassVar[tuple[str, ...]] = (".parquet",)
@@ -43,11 +43,11 @@ class Parquet(RecordFiles, Source):
             yield from self.documents(rows, self._record, row_of(shard.place), shard.split, skipped)
 
     def _rows(self, table: Any, columns: list[str], groups: range) -> Iterator[tuple[int, tuple[Any, int]]]:
-        """Yields number, batch and place in it of each row of row groups."""
+        """Yields (row number, (batch, index in the batch)) for each row of row groups."""
         number = sum(table.metadata.row_group(i).num_rows for i in range(groups.start))
         for group in groups:
             count, size = table.metadata.row_group(group).num_rows, _encoded_bytes(table, group, columns)
-            # A few bytes may stand for a value that came before: each row may be as large as all of them are encoded.
+            # A few bytes may refer to an earlier value: each row may be as large as all encoded rows together.
             most = max(1, min(_BATCH_ROWS, _DECODED_BYTES // max(size, 1)))
             rows = min(rows_of(count, size, _BATCH_BYTES), most)
             for batch in table.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
@@ -62,7 +62,7 @@ class Parquet(RecordFiles, Source):
 
 
 def _encoded_bytes(table: Any, group: int, columns: list[str]) -> int:
-    """Returns the bytes of columns of a row group, not compressed."""
+    """Returns the uncompressed size of columns of a row group, in bytes."""
     chunks = (table.metadata.row_group(group).column(i) for i in range(table.metadata.num_columns))
     return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in columns)
 
@@ -71,7 +71,7 @@ def _encoded_bytes(table: Any, group: int, columns: list[str]) -> int:
 def _opened(path: str) -> Iterator[Any]:
     arrow, parquet = files.extra("pyarrow"), files.extra("pyarrow.parquet")
     try:
-        # NOTE: without a buffer, and with pre_buffer, the columns of a whole row group are read at once.
+        # NOTE: without a buffer, or with pre_buffer, pyarrow reads the columns of a whole row group at once.
         with parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:
             yield table
     except (arrow.ArrowException, OSError) as e:

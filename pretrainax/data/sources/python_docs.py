@@ -1,4 +1,4 @@
-"""The corpus that is on every machine."""
+"""A data source of Python documentation, which is installed on every machine."""
 
 import ast
 import collections
@@ -25,11 +25,11 @@ class Module(NamedTuple):
 
 @dataclasses.dataclass
 class PythonDocs(Source):
-    """The documentation that is on every machine where PretrainAX is: about 12 MB of English, nothing downloaded.
+    """Documentation that is installed on every machine with PretrainAX: about 12 MB of English, without a download.
 
-    Docstrings of the Python standard library and of numpy, scipy, jax, flax and optax, one document a module, and the
-    topics of Python's language reference. Files are parsed, never imported or run. Tests are left out. About 3 % of
-    the modules, chosen by their name, are for validation.
+    Docstrings of the Python standard library and of numpy, scipy, jax, flax and optax, one document per module, and
+    the topics of Python's language reference. Files are parsed, never imported or run. Tests are excluded. A hash of
+    the name selects about 3 % of the modules for validation.
     """
 
     def fingerprint(self) -> str:
@@ -88,7 +88,7 @@ def _module(relative: str, path: str) -> Iterator[Module]:
 
 
 def _docstrings(node: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Yields (qualified name, docstring) of a module or class and of what it defines, in the order of the file."""
+    """Yields (qualified name, docstring) of a module or class and of its definitions, in the order of the file."""
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         docstring = ast.get_docstring(node)
         if docstring and docstring.strip():

@@ -1,4 +1,4 @@
-"""Records that sources read: which fields hold the text, pairs, what is held out, and broken records."""
+"""Base classes of data sources with records: fields of text, pairs, held-out data, and broken records."""
 
 import collections
 import copy
@@ -14,22 +14,22 @@ from pretrainax.data.line_ends import plain
 from pretrainax.data.sources.base import Document, Reader, Record
 from pretrainax.files.json_files import JsonObject
 
-Row = TypeVar("Row")  # of a file: what is read at a time
+Row = TypeVar("Row")  # unparsed record of a file
 
 
 @dataclasses.dataclass(kw_only=True)
 class Records:
-    """Fields of every source of records. A field inside of another one is "translation.de"."""
+    """Common fields of data sources with records. "translation.de" is a nested field."""
 
-    text_field: str = "text"  # the field of a record that holds its text
-    target_field: Optional[str] = None  # with it, a record is a pair: the text is the source, this the target
-    prefix: str = ""  # put before the text, as the task of a pair ("translate English to German: ")
-    valid_fraction: float = 0.01  # of the records, where validation has no files and no split of its own
-    on_error: str = "stop"  # at a broken record: stop | skip it and count it
-    max_record_bytes: int = files.MAX_RECORD_BYTES  # a larger record is a broken one; memory takes a few times as much
+    text_field: str = "text"  # field of a record that contains the text
+    target_field: Optional[str] = None  # field of the target: a record is a pair, and the text is its source
+    prefix: str = ""  # prepended to the text, for example the task of a pair ("translate English to German: ")
+    valid_fraction: float = 0.01  # fraction of the records for validation, if it has no separate files or split
+    on_error: str = "stop"  # action for a broken record: stop | skip (and count) it
+    max_record_bytes: int = files.MAX_RECORD_BYTES  # larger records are broken; memory use is a few times as much
 
-    broken: ClassVar[str] = "broken records"  # how they are counted
-    _task: ClassVar[Optional[Reader]] = None  # which makes documents of the records
+    broken: ClassVar[str] = "broken records"  # their name in the counts
+    _task: ClassVar[Optional[Reader]] = None  # converts records to documents
 
     def reading(self, task: Reader) -> "Records":
         of_task = copy.copy(self)
@@ -52,11 +52,11 @@ class Records:
             yield f"{self.config_path}.max_record_bytes is {self.max_record_bytes}, it must be at least 1"
 
     def check_size(self, size: int) -> None:
-        """Raises ValueError where a record of this many bytes is too large."""
+        """Raises ValueError if a record of `size` bytes is too large."""
         if size > self.max_record_bytes:
             raise ValueError(
                 f"a record of {size:,} bytes or more, {self.config_path}.max_record_bytes is "
-                f"{self.max_record_bytes:,}: raise it if the record is text, and the memory enough"
+                f"{self.max_record_bytes:,}: raise it if the record is text and the memory suffices"
             )
 
     def documents(
@@ -70,61 +70,63 @@ class Records:
         """Yields the documents of numbered rows.
 
         Args:
-          parse: makes the record of a row; ValueError where it is broken.
-          where: names the row of a number in an error line.
-          split: only documents of this one, by a hash of the text, so that equal texts are in the same; None: all.
+          parse: returns the record of a row; raises ValueError if the row is broken.
+          where: returns the location of a row number for error messages.
+          split: yields only documents of this split; a hash of the text selects it, so that equal texts are in the same
+            split. None: yields all documents.
         """
         for number, row in rows:
-            found = collections.Counter()
+            repairs = collections.Counter()
             try:
-                document, place = self._document(parse(row), found)
+                document, fraction = self._document(parse(row), repairs)
             except (ValueError, RecursionError) as e:  # broken JSON and broken UTF-8 are ValueErrors
                 if self.on_error == "skip":
-                    skipped[self.broken] += split != "valid"  # else counted in both splits
+                    skipped[self.broken] += split != "valid"  # counted in one split only
                     continue
                 skipping = f"{type(self).__name__}(..., on_error='skip') in {self.config_path} skips and counts them"
                 raise UserError(f"{where(number)}: {e}; {skipping}") from e
-            if split is None or (split == "valid") == (place < self.valid_fraction):
-                if found:
-                    skipped.update(found)
+            if split is None or (split == "valid") == (fraction < self.valid_fraction):
+                if repairs:
+                    skipped.update(repairs)
                 yield document
 
-    def _document(self, record: Mapping, found: collections.Counter) -> tuple[Document, float]:
+    def _document(self, record: Mapping, repairs: collections.Counter) -> tuple[Document, float]:
+        """Returns the document of a record, and a number in [0, 1) that decides its split; counts repairs of text."""
         if self._task is not None:
-            return self._record_of_task(self._task.read(record), found)
-        text = plain(self._text(record, "text_field"), found)
+            return self._record_of_task(self._task.read(record), repairs)
+        text = plain(self._text(record, "text_field"), repairs)
         long = isinstance(text, bytearray)
         encoded = text if long else text.encode("utf-8")
         self.check_size(len(encoded))
-        # The place of a pair is that of its source: a source is in one split, with all its targets.
-        place = files.fraction(encoded)
+        # The source decides the split of a pair, so that all targets of a source are in the same split.
+        fraction = files.fraction(encoded)
         if self.target_field is not None:
-            target = plain(self._text(record, "target_field"), found)
+            target = plain(self._text(record, "target_field"), repairs)
             source, target = (t.decode() if isinstance(t, bytearray) else t for t in (text, target))
             self.check_size(len(encoded) + len(target.encode("utf-8")))
-            return (self.prefix + source, target), place
+            return (self.prefix + source, target), fraction
         if long:
             text[:0] = self.prefix.encode()
-        return text if long else self.prefix + text, place
+        return text if long else self.prefix + text, fraction
 
-    def _record_of_task(self, record: Record, found: collections.Counter) -> tuple[Document, float]:
-        found.update(record.mended)
-        texts = tuple(plain(text, found) for text in record.texts)
+    def _record_of_task(self, record: Record, repairs: collections.Counter) -> tuple[Document, float]:
+        repairs.update(record.mended)
+        texts = tuple(plain(text, repairs) for text in record.texts)
         self.check_size(sum(len(text.encode("utf-8")) for text in texts))
-        # Its place is that of its first text: what is asked of one passage, or premise, is in one split.
-        place = files.fraction(next(filter(None, texts), "").encode("utf-8"))
-        return dataclasses.replace(record, texts=texts), place
+        # The first text decides the split, so that all questions about a passage, or premise, are in the same split.
+        fraction = files.fraction(next(filter(None, texts), "").encode("utf-8"))
+        return dataclasses.replace(record, texts=texts), fraction
 
     def _text(self, record: Mapping, setting: str) -> Union[str, bytearray]:
         return text_of(record, getattr(self, setting), f"{self.config_path}.{setting}")
 
     def columns_read(self, names: Iterable[str]) -> list[str]:
-        """Returns the columns of a table that are read, without fields inside. UserError where one is missing."""
+        """Returns the columns of a table to read, without nested fields; raises UserError if a column is missing."""
         columns, names = {}, list(names)
-        wanted = [(f"{self.config_path}.{name}", getattr(self, name)) for name in ("text_field", "target_field")]
+        fields = [(f"{self.config_path}.{name}", getattr(self, name)) for name in ("text_field", "target_field")]
         if self._task is not None:
-            wanted = [(f"a field of config.objective {type(self._task).__name__}", x) for x in self._task.fields]
-        for setting, field in wanted:
+            fields = [(f"a field of config.objective {type(self._task).__name__}", x) for x in self._task.fields]
+        for setting, field in fields:
             if field is not None:
                 column = field if field in names else field.partition(".")[0]
                 if column not in names:
@@ -138,9 +140,9 @@ class RecordFiles(Records):
     """Files of records. `path` is a file, a folder or a glob."""
 
     path: str  # a file, a folder or a glob
-    valid_path: Optional[str] = None  # files for validation; None: a share of `path`
+    valid_path: Optional[str] = None  # files for validation; None: a fraction of `path`
 
-    endings: ClassVar[tuple[str, ...]]  # of the files that a folder is searched for
+    endings: ClassVar[tuple[str, ...]]  # of files in a folder
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from files.path_problems(self)
@@ -150,41 +152,41 @@ class RecordFiles(Records):
         return files.fingerprint(self, files.settings_of(self), self.endings)
 
     def shards(self, split: str) -> list[files.Part]:
-        wanted = None if self.valid_path is not None else split
-        found = files.find(self, "train" if wanted else split, self.endings)
-        return [files.Part(file, start, stop, wanted) for file in found for start, stop in self._cuts(file)]
+        selected = None if self.valid_path is not None else split
+        paths = files.find(self, "train" if selected else split, self.endings)
+        return [files.Part(file, start, stop, selected) for file in paths for start, stop in self._cuts(file)]
 
     def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
-        """Returns (start, stop) of the shards of a file."""
+        """Yields (start, stop) of the shards of a file."""
         raise NotImplementedError
 
 
 class RecordLines(RecordFiles, Generic[Row]):
-    """Files of lines, each of which is a record or a part of one: they can be read as they come."""
+    """Files whose records are one or several lines, so that they can be read as a stream."""
 
     def rows(self, shard: files.Part) -> Iterator[tuple[int, Row]]:
-        """Yields the number, from 0, of the first line of each record of a shard, and what `parse` reads."""
+        """Yields (number, row) of each record of a shard: its first line, from 0, and the argument of `parse`."""
         raise NotImplementedError
 
     def parse(self, row: Row) -> JsonObject:
-        """Returns the record of a row; ValueError where it is broken."""
+        """Returns the record of a row; raises ValueError if the row is broken."""
         raise NotImplementedError
 
     def where(self, shard: files.Part, number: int) -> str:
-        """Names the line of a number of a shard, for error lines."""
+        """Returns the file and the line of a line number in a shard, for error messages."""
         first = files.line_number(shard.place, shard.start) if shard.start else 1
         return f"{shard.place}:{first + number}"
 
 
 @dataclasses.dataclass(kw_only=True)
 class RecordSets(Records):
-    """Data sets whose splits have names."""
+    """Datasets with named splits."""
 
-    train_split: str = "train"  # the split that is for training
-    valid_split: Optional[str] = None  # the one for validation; None: valid_fraction of train_split is held out
+    train_split: str = "train"  # split for training
+    valid_split: Optional[str] = None  # split for validation; None: valid_fraction of train_split is held out
 
     def named(self, split: str, names: Iterable[str]) -> tuple[str, Optional[str]]:
-        """Returns the data set's name of a split, and which of its documents are wanted."""
+        """Returns the dataset's name of a split, and the split that a hash selects from it, or None for all of it."""
         field = "train_split" if split == "train" or self.valid_split is None else "valid_split"
         name = getattr(self, field)
         if name not in names:
@@ -193,13 +195,13 @@ class RecordSets(Records):
 
 
 def value_of(record: Mapping, name: str, setting: str) -> object:
-    """Returns what a field of a record holds, "translation.de" for one inside of another.
+    """Returns the value of a field of a record; "translation.de" is a nested field.
 
     Args:
-      setting: the field of the config that names it, for the error.
+      setting: config field that contains `name`, for the error message.
 
     Raises:
-      ValueError: there is no such field.
+      ValueError: the record has no such field.
     """
     value = record
     for key in [name] if name in record else name.split("."):
@@ -210,12 +212,15 @@ def value_of(record: Mapping, name: str, setting: str) -> object:
 
 
 def text_of(record: Mapping, name: str, setting: str) -> Union[str, bytearray]:
-    """Returns the text that a field of a record holds; a very long one as its UTF-8. Raises as `value_of`, and
-    ValueError where it is no text."""
+    """Returns the text in a field of a record; a very long text as UTF-8 bytes. Arguments as in `value_of`.
+
+    Raises:
+      ValueError: the record has no such field, or its value is not text.
+    """
     value = value_of(record, name, setting)
     if isinstance(value, bytes):
         return value.decode("utf-8")
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):  # a label, or a number that is a text
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):  # a label or a number
         return str(value)
     if not isinstance(value, (str, bytearray)):
         raise ValueError(f"field {name!r} holds {type(value).__name__}, it must be a string or a whole number")
@@ -223,7 +228,7 @@ def text_of(record: Mapping, name: str, setting: str) -> Union[str, bytearray]:
 
 
 def json_object(line: Union[bytes, bytearray]) -> dict:
-    """Reads the object of a line of JSON, of a bytearray with its long strings as UTF-8; ValueError if it is none."""
+    """Parses a line with a JSON object; long strings in a bytearray stay UTF-8 bytes. Raises ValueError if invalid."""
     try:
         is_long = isinstance(line, bytearray)
         record = long_lines.parse(line) if is_long else json.loads(line.rstrip().decode("utf-8-sig"))
@@ -235,8 +240,7 @@ def json_object(line: Union[bytes, bytearray]) -> dict:
 
 
 def named_classes(features: Mapping) -> Callable[[Mapping], dict]:
-    """Puts the names of classes, and of those in lists, in place of their numbers, for a data set whose features know
-    them."""
+    """Returns a function that replaces class numbers, also in lists, by the class names in a dataset's features."""
     names = {name: feature.int2str for name, feature in features.items() if hasattr(feature, "int2str")}
     inner = {name: getattr(feature, "feature", None) for name, feature in features.items()}  # of lists
     names |= {name: _of_each(feature.int2str) for name, feature in inner.items() if hasattr(feature, "int2str")}
@@ -252,14 +256,14 @@ def _of_each(name_of: Callable[[int], str]) -> Callable[[Iterable[int]], list[st
 
 
 def equal_cuts(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yields (start, stop) of ranges of `count` rows, of `size` bytes in all: about SHARD_BYTES each."""
+    """Yields (start, stop) of ranges of `count` rows with a total of `size` bytes; about SHARD_BYTES per range."""
     rows = rows_of(count, size, files.SHARD_BYTES)
     for start in range(0, count, rows):
         yield start, min(start + rows, count)
 
 
 def rows_of(count: int, size: int, wanted: int) -> int:
-    """Returns how many of `count` rows of `size` bytes have about `wanted` bytes; at least one."""
+    """Returns the number of rows, at least 1, in about `wanted` bytes; `count` rows have `size` bytes."""
     return max(1, count * wanted // max(size, 1))
 
 

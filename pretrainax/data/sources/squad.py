@@ -1,4 +1,4 @@
-"""The released files of SQuAD: one JSON object of articles, their paragraphs, and the questions about each."""
+"""A data source that reads SQuAD's released files: one JSON object of articles, their paragraphs and questions."""
 
 import collections
 import dataclasses
@@ -14,10 +14,10 @@ from pretrainax.data.sources.records import RecordFiles
 
 @dataclasses.dataclass
 class SquadFiles(RecordFiles, Source):
-    """Questions of files as train-v2.0.json is one; plain, .gz, .xz or .zst.
+    """Questions of SQuAD files, for example train-v2.0.json; plain, .gz, .xz or .zst.
 
-    A record has the "id", the "question" and the "answers" of a question, and the "context" and "title" that it is
-    about. `path` is a file or a glob. A file is read as a whole.
+    A record has the "id", the "question" and the "answers" of a question, and the "context" and "title" of its
+    paragraph. `path` is a file or a glob. A file is read as a whole.
     """
 
     def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
@@ -31,16 +31,17 @@ class SquadFiles(RecordFiles, Source):
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             form = '{"data": [{"paragraphs": [{"context": …, "qas": […]}]}]}'
             raise UserError(
-                f"{shard.place}: no file of SQuAD, {form} ({type(e).__name__}: {e}); of a record a line, take JsonLines"
+                f"{shard.place}: not a SQuAD file, {form} ({type(e).__name__}: {e}); use JsonLines for one record per "
+                "line"
             ) from e
         where = lambda number: f"{shard.place}, question {records[number]['id']!r}"  # noqa: E731
         yield from self.documents(enumerate(records), dict, where, shard.split, skipped)
 
 
 def _records(content: dict) -> Iterator[dict]:
-    """Yields a record of each question."""
+    """Yields one record per question."""
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
-            about = {"title": article.get("title", ""), "context": paragraph["context"]}
-            for asked in paragraph["qas"]:
-                yield {"id": asked["id"], "question": asked["question"], "answers": asked.get("answers", []), **about}
+            passage = {"title": article.get("title", ""), "context": paragraph["context"]}
+            for item in paragraph["qas"]:
+                yield {"id": item["id"], "question": item["question"], "answers": item.get("answers", []), **passage}

@@ -1,4 +1,4 @@
-"""Plain text."""
+"""A data source that reads plain text files."""
 
 import codecs
 import collections
@@ -12,24 +12,24 @@ from pretrainax.data import files
 from pretrainax.data.line_ends import plain
 from pretrainax.data.sources.base import Source
 
-_LONGEST_LINE = 1 << 20  # a longer one is cut
+_LONGEST_LINE = 1 << 20  # longer lines are cut
 
 
 @dataclasses.dataclass
 class TextFiles(Source):
-    """UTF-8 text, one document a file (a file of over 16 MB: one document for each 16 MB, cut at a line's end).
+    """UTF-8 text, one document per file (a file of over 16 MB: one document per 16 MB, cut at the end of a line).
 
-    `path` is a file, a folder (every .txt, plain, .gz, .xz or .zst, below it) or a glob. Without `valid_path`, the
-    last `valid_fraction` of the characters of each file are for validation; to find them, the content of an archive
-    is read twice more. An archive is one shard. Byte-order marks and the carriage returns of Windows' line ends are
-    taken off and counted.
+    `path` is a file, a folder (every .txt below it, plain, .gz, .xz or .zst) or a glob. Without `valid_path`, the last
+    `valid_fraction` of the characters of each file is for validation; to find its start, an archive is read two more
+    times. An archive is one shard. Byte-order marks and the carriage returns of Windows' line ends are removed and
+    counted.
     """
 
     path: str  # a file, a folder or a glob
-    valid_path: Optional[str] = None  # files for validation; None: a share of `path`
-    valid_fraction: float = 0.1  # of the characters of each file, its end, where there is no valid_path
+    valid_path: Optional[str] = None  # files for validation; None: a fraction of `path`
+    valid_fraction: float = 0.1  # fraction of the characters of each file, at its end, if there is no valid_path
 
-    endings: ClassVar[tuple[str, ...]] = files.with_archives(".txt")  # of the files that a folder is searched for
+    endings: ClassVar[tuple[str, ...]] = files.with_archives(".txt")  # of files in a folder
 
     @property
     def holds_out(self) -> bool:
@@ -43,13 +43,13 @@ class TextFiles(Source):
         return files.fingerprint(self, files.settings_of(self), self.endings)
 
     def shards(self, split: str) -> list[files.Part]:
-        wanted = None if self.valid_path is not None else split
+        selected = None if self.valid_path is not None else split
         shards = []
-        for file in files.find(self, "train" if wanted else split, self.endings):
+        for file in files.find(self, "train" if selected else split, self.endings):
             if files.is_archive(file):
-                shards.append(files.Part(file, 0, None, wanted))
+                shards.append(files.Part(file, 0, None, selected))
             else:
-                start, stop = self._range(file, wanted)
+                start, stop = self._range(file, selected)
                 shards += files.ranges(file, start, stop or os.path.getsize(file), _LONGEST_LINE)
         return shards
 
@@ -62,12 +62,12 @@ class TextFiles(Source):
                 yield plain(content.decode("utf-8"), skipped)
             except UnicodeDecodeError as e:
                 if offset == 0 and content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                    raise UserError(f"{path} is UTF-16, not UTF-8: iconv -f UTF-16 -t UTF-8 makes it readable") from e
+                    raise UserError(f"{path} is UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8") from e
                 line = files.line_number(path, offset + e.start)
                 raise UserError(f"{path}:{line}: byte 0x{content[e.start]:02x} is not UTF-8 ({e.reason})") from e
 
     def _range(self, file: str, split: Optional[str]) -> tuple[int, Optional[int]]:
-        """Returns the bytes (start, stop) of a split; stop is None where that is the file's end."""
+        """Returns the range of bytes (start, stop) of a split; a stop of None is the end of the file."""
         if split is None:
             return 0, None
         boundary = files.byte_of_character(file, 1 - self.valid_fraction)

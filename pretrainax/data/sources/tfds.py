@@ -1,4 +1,4 @@
-"""TensorFlow Datasets."""
+"""A data source that reads TensorFlow Datasets."""
 
 import collections
 import contextlib
@@ -13,22 +13,22 @@ from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordSets, equal_cuts, named_classes, row_of, rows_of
 
-_BATCH, _BATCH_BYTES = 100, 1 << 22  # records that are read at a time, at most
+_BATCH, _BATCH_BYTES = 100, 1 << 22  # maximum number and size of records per read
 
 
 @dataclasses.dataclass
 class TFDS(RecordSets, Source):
-    """A prepared TensorFlow Datasets data set in a random-access format (array_record), read without TensorFlow.
+    """A prepared dataset of TensorFlow Datasets in a random-access format (array_record), read without TensorFlow.
 
-    A class is given by its name.
+    Class labels are read as their names.
     """
 
-    name: str  # "wikipedia/20230601.en", or with its version "my_set/config:1.0.0"
-    data_dir: Optional[str] = None  # folder of the prepared sets; None: TFDS's own default
+    name: str  # "wikipedia/20230601.en", or with a version "my_set/config:1.0.0"
+    data_dir: Optional[str] = None  # folder of the prepared datasets; None: the default of TFDS
     valid_split: Optional[str] = dataclasses.field(default="validation", kw_only=True)
 
     def fingerprint(self) -> str:
-        """Hashes the version and the sizes of the shards: TFDS writes a version once, and keeps no hashes of it."""
+        """Returns a hash of the version and the shard sizes: TFDS writes a version once, and stores no hashes of it."""
         info = self._builder().info
         sizes = {name: [int(n) for n in split.shard_lengths] for name, split in info.splits.items()}
         bytes_ = {name: split.num_bytes for name, split in info.splits.items()}
@@ -58,14 +58,14 @@ class TFDS(RecordSets, Source):
         folder = str(tfds.core.constants.DATA_DIR if self.data_dir is None else os.path.expanduser(self.data_dir))
         builder = None
         try:
-            with contextlib.redirect_stdout(io.StringIO()):  # where it says that there is no TensorFlow
+            with contextlib.redirect_stdout(io.StringIO()):  # a message about missing TensorFlow
                 builder = tfds.builder(self.name, data_dir=folder)
         except not_found as e:
-            raise UserError(f"{self.config_path}.name is {self.name!r}: TFDS has no such data set") from e
-        except ImportError:  # its code names types of TensorFlow's: of what is prepared they are written down
-            name, given = tfds.core.naming.parse_builder_name_kwargs(self.name, data_dir=folder)
+            raise UserError(f"{self.config_path}.name is {self.name!r}: TFDS has no such dataset") from e
+        except ImportError:  # the code of the dataset imports TensorFlow; prepared files describe themselves
+            name, options = tfds.core.naming.parse_builder_name_kwargs(self.name, data_dir=folder)
             with contextlib.suppress(not_found):
-                builder = tfds.core.read_only_builder.builder_from_files(str(name), **given)
+                builder = tfds.core.read_only_builder.builder_from_files(str(name), **options)
         if builder is None or not builder.is_prepared():
             raise UserError(
                 f"{self.name} is not prepared in {folder if builder is None else builder.data_dir}: run "

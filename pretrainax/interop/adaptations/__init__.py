@@ -1,4 +1,4 @@
-"""Maps the parameters of a start to those of a model of another family or shape, each by a rule of its own."""
+"""Adaptations convert the parameters of a start to a model of another family or shape, with a rule per parameter."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ _KINDS = (*_FAMILIES, DenseToExperts, Layers, WiderVocabulary, LongerContext, Fu
 
 
 def suggested(theirs: ModelConfig, ours: ModelConfig, fields: Iterable[str]) -> list[Adaptation]:
-    """Returns adaptations that make one model of another, which differ in these fields alone; [] where none do."""
+    """Returns adaptations that convert `theirs` to `ours`, which differ in these fields only; [] if there are none."""
     kinds = [kind() for kind in _KINDS if kind.makes in (None, ours.family) and set(kind.fields) & set(fields)]
     changed = {field for kind in kinds if not list(kind.mismatches(ours, theirs)) for field in kind.fields}
     return kinds if set(fields) <= changed else []

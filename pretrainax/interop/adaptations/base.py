@@ -1,4 +1,4 @@
-"""Says what every adaptation of a start has: the model it begins with, and where each parameter comes from."""
+"""The interface of adaptations: the model before the adaptation, and the rule of each parameter."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, NamedTuple, Optional
@@ -10,20 +10,20 @@ from pretrainax.config import Experiment, ModelConfig, kinds
 
 
 class Making(NamedTuple):
-    """One thing that is done to a parameter on its way."""
+    """One operation on a parameter."""
 
-    how: str  # for people: "8 copies"
+    how: str  # for messages: "8 copies"
     function: Callable[[jax.Array], jax.Array]
 
 
 class Way(NamedTuple):
-    """Says where a parameter comes from, and what is done to it on the way."""
+    """The rule of a parameter: its source and the operations on it."""
 
-    source: Optional[str]  # its path there; None: there is none, it is drawn anew
-    made: tuple[Making, ...] = ()  # in this order; (): it is copied
+    source: Optional[str]  # path in the start; None: no source, the parameter is initialized
+    made: tuple[Making, ...] = ()  # in this order; (): the parameter is copied
 
     def after(self, earlier: Mapping[str, "Way"]) -> Optional["Way"]:
-        """Returns the way from where `earlier` ones began; None: they lead to no such parameter."""
+        """Composes this rule with the `earlier` rules of its source; None if they do not create the source."""
         if self.source is None:
             return self
         first = earlier.get(self.source)
@@ -31,45 +31,45 @@ class Way(NamedTuple):
 
     @property
     def how(self) -> str:
-        """Returns what is done to it, for people; "" where it is copied."""
+        """Returns a description of the operations; "" for a copy."""
         return ", then ".join(making.how for making in self.made)
 
     def applied(self, x: jax.Array) -> jax.Array:
-        """Returns the parameter, of the one at its source, in an array of its own."""
+        """Applies the operations to the source; always returns a new array."""
         for making in self.made:
             x = making.function(x)
-        return jnp.copy(x)  # two ways may begin at one array, which a step that is donated its state cannot take twice
+        return jnp.copy(x)  # two rules may share a source, but a step with a donated state needs separate arrays
 
 
 class Adaptation(kinds.Adaptation):
-    """Base of the adaptations. `ours` is a model that one makes, `theirs` the model of the whole start."""
+    """Base of adaptations. `ours` is the model that the adaptation creates, `theirs` the model of the start."""
 
-    fields: ClassVar[tuple[str, ...]]  # of ModelConfig, in which the two differ
-    makes: ClassVar[Optional[str]] = None  # the family of the model that it makes; None: that which there is
+    fields: ClassVar[tuple[str, ...]]  # fields of ModelConfig that the adaptation changes
+    makes: ClassVar[Optional[str]] = None  # family of the created model; None: unchanged
 
     def before(self, ours: ModelConfig, theirs: ModelConfig) -> ModelConfig:
-        """Returns the model whose parameters become those of `ours`."""
+        """Returns the model that the adaptation converts to `ours`."""
         raise NotImplementedError
 
     def mismatches(self, ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
-        """Yields a line for each thing that keeps `theirs` from becoming `ours`: value got, allowed, field to set."""
+        """Yields a message for each reason that prevents the conversion: value, allowed values, field to set."""
         yield from ()
 
     def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
-        """Returns where the parameter of `ours` at a path comes from, `before` being what `before` returned."""
+        """Returns the rule of a parameter of `ours`; `before` is the result of `before()`."""
         del before, ours
         return Way(path)
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
-        """Says for people what this does to the function that is computed."""
+        """Describes the effect on the function of the model, for messages."""
         raise NotImplementedError
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         checkpoint, model, name = experiment.checkpoint, experiment.model, f"config.checkpoint.adapt has {self}"
         if not checkpoint.init_from:
-            yield f"{name}, which gives config.checkpoint.init_from another shape: set that to a run or a directory"
+            yield f"{name}, which gives config.checkpoint.init_from another shape: set it to a run or a directory"
         if experiment.tuning is not None:
-            yield f"{name}, and config.tuning keeps its start as it is: train a model of this shape, and tune that"
+            yield f"{name}, and config.tuning keeps its start as it is: train a model of this shape, then tune that"
         if model.generator is not None:
             yield f"{name}, and config.model.generator makes two models: leave one of them out"
         if self.makes not in (None, model.family):

@@ -1,4 +1,4 @@
-"""Makes a mixture of experts of each dense feed-forward."""
+"""Converts each dense feed-forward layer to a mixture of experts."""
 
 import dataclasses
 import re
@@ -18,9 +18,9 @@ _EXPERTS = re.compile(r"/mlp/experts_(up|gate|down)/")
 
 @dataclasses.dataclass
 class DenseToExperts(Adaptation):
-    """Makes each expert a copy of the dense feed-forward; the router is fresh (Komatsuzaki et al. 2022, section 3).
+    """Copies the dense feed-forward to each expert; initializes the router (Komatsuzaki et al. 2022, section 3).
 
-    So is a feed-forward behind the experts (`dense_after`), but that it adds nothing to the stream at first.
+    A feed-forward layer after the experts (`dense_after`) is also initialized, with an output projection of zero.
     """
 
     fields = ("experts",)
@@ -29,7 +29,7 @@ class DenseToExperts(Adaptation):
         yield from super().problems(experiment)
         if experiment.model.experts is None:
             yield (
-                f"config.checkpoint.adapt has {self}, and config.model.experts is None: set it, as to "
+                f"config.checkpoint.adapt has {self}, and config.model.experts is None: set it, for example to "
                 "MixtureOfExperts(num_experts=8, top_k=2)"
             )
 
@@ -43,7 +43,7 @@ class DenseToExperts(Adaptation):
         if ours.experts is not None and ours.experts.shared_experts:
             yield (
                 f"config.checkpoint.adapt has {self}, and config.model.experts.shared_experts is "
-                f"{ours.experts.shared_experts}, by which tokens would pass through a copy more: set it to None"
+                f"{ours.experts.shared_experts}, which would apply one more copy to all tokens: set it to None"
             )
         plain, _ = kinds_of_layers(ours, ours.num_layers)
         if plain.numbers and ours.d_ff != theirs.d_ff:
@@ -67,14 +67,14 @@ class DenseToExperts(Adaptation):
             return Way(None)
         experts, made = ours.experts.num_experts, []
         plain, _ = kinds_of_layers(ours, ours.num_layers)
-        if plain.numbers and (stack := stack_of(path)):  # two stacks are made of one
+        if plain.numbers and (stack := stack_of(path)):  # one stack becomes two
             _, part = part_of(stack)
 
-            def taken(x: jax.Array) -> jax.Array:
+            def select(x: jax.Array) -> jax.Array:
                 (kind,) = (kind for kind in kinds_of_layers(ours, len(x)) if kind.part == part)
                 return x[np.array(kind.numbers)]  # [L, …] -> [l, …]
 
-            made.append(Making(f"the layers {'without' if part else 'with'} experts", taken))
+            made.append(Making(f"the layers {'without' if part else 'with'} experts", select))
             path = path.replace(f"/{part}/blocks/", "/blocks/")
         if _EXPERTS.search(path):
             # [L, D, F] -> [L, E, D, F]
@@ -88,24 +88,24 @@ class DenseToExperts(Adaptation):
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
         settings = ours.experts
         assert settings is not None
-        lost = []
+        effects = []
         scale = settings.scale or 1.0
         if not settings.normalized or scale != 1.0:
-            # of a router without an opinion, all of whose logits are 0
+            # scores of a uniform router, whose logits are all 0
             score = 1 / settings.num_experts if settings.scores == "softmax" else 1 / 2
             total = scale * (1.0 if settings.normalized else settings.top_k * score)
-            lost.append(
-                "the weights of a token's experts do not add up to 1 (normalized, scale), of a fresh router to about "
-                f"{total:.3g}: each feed-forward adds so many times what it did"
+            effects.append(
+                "the weights of a token's experts do not sum to 1 (normalized, scale) but to about "
+                f"{total:.3g} with a fresh router, which scales the output of each feed-forward layer"
             )
         if settings.capacity is not None:
-            lost.append("for a token that is dropped for want of room an expert adds nothing")
+            effects.append("experts drop tokens above their capacity, and add nothing for them")
         if settings.dense_after is not None and ours.norm_at == "post":
-            lost.append("behind the experts the stream passes through a norm more")
-        return "; ".join(lost) or "whatever the router says, the same is computed at first"
+            effects.append("the stream passes through an additional norm after the experts")
+        return "; ".join(effects) or "the initial function is unchanged for any router output"
 
 
 def _width(model: ModelConfig) -> int:
-    """Returns the width inside an expert; of a model without any, which `problems` has refused, that it would have."""
+    """Returns the width of an expert; of a model without experts, which `problems` rejects, its default width."""
     own = model.experts and model.experts.d_ff
     return own or model.d_ff

@@ -1,4 +1,4 @@
-"""Makes an encoder, or both stacks of an encoder-decoder, of a decoder."""
+"""Converts a decoder to an encoder or an encoder-decoder."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from pretrainax.interop.adaptations.base import Adaptation, Making, Way
 
 
 class _FromDecoder(Adaptation):
-    """Base of what begins with a decoder."""
+    """Base of adaptations that start from a decoder."""
 
     fields = ("family",)
 
@@ -20,17 +20,17 @@ class _FromDecoder(Adaptation):
 
     def mismatches(self, ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
         if theirs.family != "decoder":
-            yield f"config.checkpoint.adapt has {self}, and there is a model of family {theirs.family!r}: leave it out"
+            yield f"config.checkpoint.adapt has {self}, and the start has family {theirs.family!r}: leave it out"
         if isinstance(ours.position, RelativePositionBuckets):
             yield (
                 f"config.checkpoint.adapt has {self}, and config.model.position is {ours.position}, whose buckets are "
-                "of other distances where the mask is open: start from a decoder with other positions"
+                "of other distances with a bidirectional mask: start from a decoder with other positions"
             )
 
 
 @dataclasses.dataclass
 class DecoderToEncoder(_FromDecoder):
-    """Opens the mask of a decoder: each token sees those after it too (BehnamGhader et al. 2024, section 2.1)."""
+    """Makes the attention of a decoder bidirectional (BehnamGhader et al. 2024, section 2.1)."""
 
     makes = "encoder"
 
@@ -38,15 +38,15 @@ class DecoderToEncoder(_FromDecoder):
         return Way(_in_decoder(path))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
-        return "the mask is opened, and with it a token sees what comes after it; of one token alone the same is said"
+        return "attention is bidirectional, so tokens see later tokens; outputs for a single token are unchanged"
 
 
 @dataclasses.dataclass
 class DecoderToEncoderDecoder(_FromDecoder):
-    """Makes both stacks of a decoder, the encoder with its mask opened (T5Gemma: Zhang et al. 2025, section 3)."""
+    """Copies a decoder to both stacks; the encoder is bidirectional (T5Gemma: Zhang et al. 2025, section 3)."""
 
     makes = "encoder_decoder"
-    # how it starts. self: as self-attention of the same layer | silent: so too, but nothing is added to the stream
+    # its initial values. self: a copy of self-attention in the same layer | silent: a copy with an output of zero
     cross_attention: Literal["self", "silent"] = "self"
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -54,7 +54,7 @@ class DecoderToEncoderDecoder(_FromDecoder):
         if self.cross_attention == "silent" and experiment.model.norm_at != "pre":
             yield (
                 f"config.checkpoint.adapt has {self}, and config.model.norm_at is {experiment.model.norm_at!r}, whose "
-                "norm would not let a zero pass: set cross_attention='self'"
+                "norm changes the stream even after a zero output: set cross_attention='self'"
             )
 
     def mismatches(self, ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
@@ -63,7 +63,7 @@ class DecoderToEncoderDecoder(_FromDecoder):
             yield (
                 f"config.checkpoint.adapt has {self}, which makes two stacks of one, and config.model has "
                 f"num_layers {ours.num_layers} and num_decoder_layers {layers}: set the second to None, "
-                "or add Layers() behind"
+                "or add Layers() after it"
             )
         if ours.decoder is not None:
             yield (
@@ -72,23 +72,23 @@ class DecoderToEncoderDecoder(_FromDecoder):
             )
 
     def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
-        # what the decoder has of its own beside the stack: positions, an embedding norm, perhaps a table of tokens
+        # Parameters of the decoder outside its stack: positions, an embedding norm, or token embeddings.
         source = _in_decoder(path.removeprefix("decoder_"))
         if "/cross_attention" not in path:
             return Way(source)
         source = source.replace("/cross_attention", "/self_attention")
         if self.cross_attention == "silent" and "/out/" in path:
             return Way(source, (Making("zero", jnp.zeros_like),))
-        return Way(source, (Making("as self-attention of the same layer", lambda x: x),))
+        return Way(source, (Making("copy of self-attention in the same layer", lambda x: x),))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
-        opened = "the mask of the encoder is opened"
+        opened = "the encoder is bidirectional"
         if self.cross_attention == "silent":
-            return f"{opened}; the decoder reads it, and at first says what it did"
-        return f"{opened}; cross-attention adds what it reads, so the decoder says something else from the first step"
+            return f"{opened}; the decoder adds cross-attention, and its initial outputs are unchanged"
+        return f"{opened}; cross-attention changes the outputs of the decoder from the first step"
 
 
 def _in_decoder(path: str) -> str:
-    """Returns the path in a decoder of what is in the first stack."""
+    """Returns the path in a decoder of a parameter of the first stack."""
     stack, slash, rest = path.partition("/")
     return f"decoder{slash}{rest}" if stack == "encoder" else path

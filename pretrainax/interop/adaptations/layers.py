@@ -1,4 +1,4 @@
-"""Makes fewer layers, or more, of those that there are."""
+"""Removes or repeats layers."""
 
 import dataclasses
 import re
@@ -14,30 +14,30 @@ from pretrainax.interop.adaptations.base import Adaptation, Making, Way
 from pretrainax.layers.feed_forward import Kind, kinds_of_layers
 from pretrainax.sharding.param_paths import part_of, stack_of
 
-# Of a sublayer the last map, whose result is added to the stream.
+# The output projection of a sublayer, whose result is added to the residual stream.
 _LAST_MAP = re.compile(r"blocks/(\w+_attention/out|mlp(_after)?/(experts_|shared_)?down)/")
 
 
 @dataclasses.dataclass
 class Layers(Adaptation):
-    """Begins each layer as one of the start's: with every second (Sanh et al. 2019, section 3), or with some twice."""
+    """Selects or repeats layers of the start, such as every second layer (Sanh et al. 2019, section 3)."""
 
     fields = ("num_layers", "num_decoder_layers")
-    # numbers from 0, one for each layer. evenly: 0, 2, 4, … of twice as many, 0, 0, 1, 1, … of half as many |
+    # numbers from 0, one for each layer. evenly: 0, 2, 4, … to halve the layers, 0, 0, 1, 1, … to double them |
     # stacked: 0, 1, 2, …, 0, 1, 2, … (Gong et al. 2019)
     taken: Annotated[tuple[int, ...], "evenly", "stacked"] = "evenly"
-    # a layer that is taken again adds nothing to the stream at first (LLaMA Pro: Wu et al. 2024, section 3.2)
+    # repeated layers start with output projections of zero (LLaMA Pro: Wu et al. 2024, section 3.2)
     silent: bool = False
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
         model, name = experiment.model, f"config.checkpoint.adapt has {self}"
         if model.share_layers:
-            yield f"{name}, and config.model.share_layers makes one of all layers: set it to False, or leave Layers out"
+            yield f"{name}, and config.model.share_layers shares one layer: set it to False, or leave Layers out"
         if self.silent and model.norm_at != "pre":
             yield (
-                f"{name}, and config.model.norm_at is {model.norm_at!r}, where a layer that adds nothing has a norm "
-                "that does: set silent=False"
+                f"{name}, and config.model.norm_at is {model.norm_at!r}, whose norm changes the stream even after a "
+                "zero output: set silent=False"
             )
 
     def before(self, ours: ModelConfig, theirs: ModelConfig) -> ModelConfig:
@@ -46,8 +46,8 @@ class Layers(Adaptation):
     def mismatches(self, ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
         before = self.before(ours, theirs)
         for name, stack in ours.stacks.items():
-            found = list(self._mismatches(name, stack.num_layers, before.stacks[name].num_layers))
-            yield from found or self._mixed(name, before, ours)
+            problems = list(self._mismatches(name, stack.num_layers, before.stacks[name].num_layers))
+            yield from problems or self._mixed(name, before, ours)
 
     def _mismatches(self, stack: str, ours: int, theirs: int) -> Iterator[str]:
         name = f"config.checkpoint.adapt has {self}"
@@ -55,29 +55,29 @@ class Layers(Adaptation):
             if len(self.taken) != ours or not all(0 <= layer < theirs for layer in self.taken):
                 yield (
                     f"{name}: taken must be {ours} numbers from 0 to {theirs - 1}, one for each layer of the {stack} "
-                    f"of config.model, of the {theirs} there"
+                    f"of config.model; the start has {theirs} layers"
                 )
         elif self.taken == "stacked" and ours < theirs:
             yield f"{name}, and {ours} layers of config.model are fewer than the {theirs} there: set taken='evenly'"
         elif max(ours, theirs) % min(ours, theirs) and self.taken == "evenly":
             yield (
                 f"{name}, and neither of {ours} layers of config.model and the {theirs} of the {stack} there divides "
-                "the other: set config.model.num_layers to a divisor or a multiple, or taken to their numbers"
+                "the other: set config.model.num_layers to a divisor or a multiple, or taken to layer numbers"
             )
 
     def _mixed(self, stack: str, before: ModelConfig, ours: ModelConfig) -> Iterator[str]:
-        """Yields where a layer without experts would be one with them, or the other way round."""
+        """Yields a message if a layer with experts would come from a layer without experts, or vice versa."""
         here, there = (_kinds(model, stack)[0].numbers for model in (ours, before))
-        wrong = [i for i, n in enumerate(self._numbers(stack, before, ours)) if (i in here) != (n in there)]
-        if wrong:
+        mixed = [i for i, n in enumerate(self._numbers(stack, before, ours)) if (i in here) != (n in there)]
+        if mixed:
             yield (
                 f"config.checkpoint.adapt has {self}, and some layers have no experts here and there "
-                f"(config.model.experts.first_dense, every): layers {_listed(wrong)} would be of the other kind: set "
-                "taken to numbers of their own kind"
+                f"(config.model.experts.first_dense, every): layers {_listed(mixed)} would be of the other kind: set "
+                "taken to layers of the same kind"
             )
 
     def _numbers(self, stack: str, before: ModelConfig, ours: ModelConfig) -> list[int]:
-        """Returns the layer of the start that each layer of a stack begins as."""
+        """Returns the number of the source layer in the start for each layer of a stack."""
         if isinstance(self.taken, tuple):
             return list(self.taken)
         count, there = (model.stacks[stack].num_layers for model in (ours, before))
@@ -88,7 +88,7 @@ class Layers(Adaptation):
         if stack is None:
             return Way(path)
         name, part = part_of(stack)
-        # of a stack in two parts the layers of each are of that part
+        # In a stack of two parts, layers come from the same part.
         here, there = (
             next(kind.numbers for kind in _kinds(model, name) if kind.part == part) for model in (ours, before)
         )
@@ -98,26 +98,26 @@ class Layers(Adaptation):
             return Way(path)
         how = f"layers {_listed(numbers)} of {before.stacks[name].num_layers}"
         taken = Making(how, lambda x: x[np.array([there.index(number) for number in numbers])])
-        again = [number in numbers[:i] for i, number in enumerate(numbers)]
-        if not (self.silent and any(again) and _LAST_MAP.search(path)):
+        repeated = [number in numbers[:i] for i, number in enumerate(numbers)]
+        if not (self.silent and any(repeated) and _LAST_MAP.search(path)):
             return Way(path, (taken,))
-        zero = Making(f"zero in layers {_listed([here[i] for i in np.flatnonzero(again)])}", _zeroing(again))
+        zero = Making(f"zero in layers {_listed([here[i] for i in np.flatnonzero(repeated)])}", _zeroing(repeated))
         return Way(path, (taken, zero))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
-        said, same = [], self.silent
+        effects, is_unchanged = [], self.silent
         for stack in ours.stacks:
             numbers, there = self._numbers(stack, before, ours), before.stacks[stack].num_layers
-            said.append(f"layers {_listed(numbers)} of the {there} of the {stack}")
+            effects.append(f"layers {_listed(numbers)} of the {there} of the {stack}")
             other = [i for i, n in enumerate(numbers) if _attention_of(i, ours) != _attention_of(n, ours)]
-            said += [
-                f"with another attention than there (local, global, not turned): {_listed(other)} of these "
-                f"{len(numbers)}"
+            effects += [
+                "with another attention than in the start (local, global, without rotation): "
+                f"{_listed(other)} of these {len(numbers)}"
             ] * bool(other)
-            first = {number: i for i, number in reversed(list(enumerate(numbers)))}  # the others add nothing
+            first = {number: i for i, number in reversed(list(enumerate(numbers)))}  # the others are silent
             in_order = sorted(first, key=first.__getitem__) == list(range(there))
-            same = same and in_order and not set(other) & set(first.values())
-        return "; ".join([*said, *["the same is computed at first"] * same])
+            is_unchanged = is_unchanged and in_order and not set(other) & set(first.values())
+        return "; ".join([*effects, *["the initial function is unchanged"] * is_unchanged])
 
 
 def _kinds(model: ModelConfig, stack: str) -> tuple[Kind, Kind]:
@@ -125,13 +125,13 @@ def _kinds(model: ModelConfig, stack: str) -> tuple[Kind, Kind]:
 
 
 def _attention_of(number: int, model: ModelConfig) -> tuple[str, bool]:
-    """Returns True if a layer is local or global, and whether positions turn it."""
+    """Returns the attention kind of a layer, local or global, and True if it uses rotary positions."""
     every, pattern = getattr(model.position, "no_rotation_every", None), model.layer_pattern
     return pattern[number % len(pattern)], every is None or (number + 1) % every != 0
 
 
 def _zeroing(layers: list[bool]) -> Callable[[jax.Array], jax.Array]:
-    """Returns what makes zeros of some layers of x [L, …]."""
+    """Returns a function that sets some layers of x [L, …] to zero."""
     # [L] -> [L, 1, …]
     return lambda x: jnp.where(np.array(layers).reshape(-1, *(1,) * (x.ndim - 1)), 0.0, x)
 

@@ -1,4 +1,4 @@
-"""Narrows the attention of a start: each token meets a part of its text, at a cost that is linear in the length."""
+"""Converts full attention to sparse attention, whose cost is linear in the length."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _FIELDS = ("sparse_attention", "layer_pattern", "window")
 
 @dataclasses.dataclass
 class FullToSparse(Adaptation):
-    """Narrows full attention; maps of global tokens begin as copies of the others (Beltagy et al. 2020, section 5)."""
+    """Makes attention sparse; projections of global tokens start as copies (Beltagy et al. 2020, section 5)."""
 
     fields = _FIELDS
 
@@ -37,4 +37,4 @@ class FullToSparse(Adaptation):
         return Way(path.replace("/global_", "/"))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
-        return "tokens meet a part of their text; of one that the window holds on each side the same is said"
+        return "tokens attend to a part of their text; outputs for texts within the window are unchanged"

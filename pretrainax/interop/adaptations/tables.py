@@ -1,4 +1,4 @@
-"""Makes rows for more tokens, and for more positions."""
+"""Extends tables to more tokens or positions."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,23 +11,23 @@ import numpy as np
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.interop.adaptations.base import Adaptation, Making, Way
 
-# What has an entry for each token of the vocabulary, and along which axis.
-_OF_TOKENS = {
+# Parameters with an entry for each token of the vocabulary -> axis.
+_TOKEN_AXES = {
     "token_embedding/embedding": 0,
     "decoder_token_embedding/embedding": 0,
     "unembedding/kernel": 1,
     "unembedding/bias": 0,
 }
-_OF_POSITIONS = ("position_embedding/embedding", "decoder_position_embedding/embedding")
-_LONGER = ("max_length", "theta", "scaling")  # fields of positions in which a longer context may differ
+_POSITION_TABLES = ("position_embedding/embedding", "decoder_position_embedding/embedding")
+_CHANGEABLE = ("max_length", "theta", "scaling")  # fields of positions that a longer context may change
 
 
 @dataclasses.dataclass
 class WiderVocabulary(Adaptation):
-    """Makes each new row of embeddings and output the mean of the old ones (Hewitt 2021)."""
+    """Initializes new rows of embeddings and output with the mean of the old rows (Hewitt 2021)."""
 
     fields = ("vocab_size",)
-    # ids of the start's tokenizer: rows after these are padding there, and new ones here; None: its rows are all tokens
+    # number of ids in the tokenizer of the start; later rows are padding and are replaced. None: all rows are tokens
     tokens: Optional[int] = None
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -42,14 +42,14 @@ class WiderVocabulary(Adaptation):
         name = f"config.checkpoint.adapt has {self}"
         if ours.vocab_size < theirs.vocab_size:
             yield (
-                f"{name}, and config.model.vocab_size is {ours.vocab_size:,}, where there are {theirs.vocab_size:,} "
-                "rows: set it to at least as many"
+                f"{name}, and config.model.vocab_size is {ours.vocab_size:,}, and the start has {theirs.vocab_size:,} "
+                "rows: set it to at least this number"
             )
         if (self.tokens or 1) > theirs.vocab_size:
-            yield f"{name}, and there are {theirs.vocab_size:,} rows: set tokens to at most as many"
+            yield f"{name}, and the start has {theirs.vocab_size:,} rows: set tokens to at most this number"
 
     def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
-        old, axis = self._old(before), _OF_TOKENS.get(path)
+        old, axis = self._old(before), _TOKEN_AXES.get(path)
         if axis is None or old == ours.vocab_size:
             return Way(path)
         how = f"{ours.vocab_size - old:,} new rows, each the mean of {old:,}"
@@ -58,28 +58,28 @@ class WiderVocabulary(Adaptation):
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
         old = self._old(before)
         if old == ours.vocab_size:
-            return "there are as many rows as before"
-        return f"logits of the {old:,} old tokens stay, those of the {ours.vocab_size - old:,} new ones are their mean"
+            return "the number of rows is unchanged"
+        return f"the {old:,} old tokens keep their logits, the {ours.vocab_size - old:,} new tokens get their mean"
 
     def _old(self, before: ModelConfig) -> int:
-        """Returns how many rows are kept."""
+        """Returns the number of old rows."""
         return before.vocab_size if self.tokens is None else self.tokens
 
 
 @dataclasses.dataclass
 class LongerContext(Adaptation):
-    """Makes rows for more positions where they are learned; rotary ones may turn slower (`scaling`, `theta`)."""
+    """Extends learned positions; rotary positions may change `scaling` and `theta`."""
 
     fields = ("position",)
-    # repeat: the old ones again and again (Beltagy et al. 2020, section 5) | interpolate: all are stretched
+    # repeat: copies the old rows repeatedly (Beltagy et al. 2020, section 5) | interpolate: linear interpolation
     rows: Literal["repeat", "interpolate"] = "repeat"
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
         if (position := experiment.model.position).max_length is None:
             yield (
-                f"config.checkpoint.adapt has {self}, and config.model.position is {position}, which has no longest "
-                "row: leave it out"
+                f"config.checkpoint.adapt has {self}, and config.model.position is {position}, which has no maximum "
+                "length: leave it out"
             )
 
     def before(self, ours: ModelConfig, theirs: ModelConfig) -> ModelConfig:
@@ -91,24 +91,24 @@ class LongerContext(Adaptation):
         if type(ours.position) is not type(theirs.position):
             yield f"{name}, and config.model.position is {ours.position}, there {theirs.position}: set it to that kind"
             return
-        fixed = [field for field in vars(ours.position) if field not in _LONGER]
+        fixed = [field for field in vars(ours.position) if field not in _CHANGEABLE]
         for field in fixed:
             if (here := getattr(ours.position, field)) != (there := getattr(theirs.position, field)):
                 yield f"{name}, and config.model.position.{field} is {here}, there {there}: set it to that"
         if theirs.position.max_length is None:
-            yield f"{name}, and there is no longest row: leave it out"
+            yield f"{name}, and the positions of the start have no maximum length: leave it out"
             return
         old, new = _lengths(theirs, ours)
         if new < old:
             yield f"{name}, and config.model.position.max_length is {new:,}, there {old:,}: set it to at least that"
 
     def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
-        if path not in _OF_POSITIONS or before.position == ours.position:
+        if path not in _POSITION_TABLES or before.position == ours.position:
             return Way(path)
         unused, old, new = (getattr(ours.position, "offset", 0), *_lengths(before, ours))
-        how = f"{old:,} positions repeated" if self.rows == "repeat" else f"{old:,} positions stretched"
-        lengthen = _repeated if self.rows == "repeat" else _stretched
-        # [offset + T, D] -> [offset + T', D]; the rows that no position uses stay the first
+        how = f"{old:,} positions repeated" if self.rows == "repeat" else f"{old:,} positions interpolated"
+        lengthen = _repeated if self.rows == "repeat" else _interpolated
+        # [offset + T, D] -> [offset + T', D]; the unused rows stay at the start
         rows = Making(how, lambda x: jnp.concatenate([x[:unused], lengthen(x[unused:], new)]))
         return Way(path, (rows,))
 
@@ -117,24 +117,24 @@ class LongerContext(Adaptation):
             f"{name} {getattr(before.position, name)} -> {getattr(ours.position, name)}"
             for name in self._changed(before, ours)
         ]
-        return "; ".join(said) or "there are as many positions as before"
+        return "; ".join(said) or "the number of positions is unchanged"
 
     def _changed(self, a: ModelConfig, b: ModelConfig) -> list[str]:
-        """Names the fields that this adaptation changes, and in which positions of one kind differ."""
-        known = (name for name in _LONGER if name in vars(a.position))
+        """Returns the position fields that differ and that this adaptation may change."""
+        known = (name for name in _CHANGEABLE if name in vars(a.position))
         return [name for name in known if getattr(a.position, name) != getattr(b.position, name)]
 
 
 def _with_mean(x: jax.Array, old: int, new: int, axis: int) -> jax.Array:
-    """Returns x with `old` entries along an axis, and as many of their mean behind as make it `new`."""
-    kept = jax.lax.slice_in_dim(x, 0, old, axis=axis)
-    mean = kept.mean(axis=axis, keepdims=True)
-    return jnp.concatenate([kept, jnp.repeat(mean, new - old, axis=axis)], axis=axis)
+    """Returns the first `old` entries of x along an axis, padded to `new` entries with their mean."""
+    old_entries = jax.lax.slice_in_dim(x, 0, old, axis=axis)
+    mean = old_entries.mean(axis=axis, keepdims=True)
+    return jnp.concatenate([old_entries, jnp.repeat(mean, new - old, axis=axis)], axis=axis)
 
 
 def _lengths(before: ModelConfig, ours: ModelConfig) -> tuple[int, int]:
     old, new = before.position.max_length, ours.position.max_length
-    assert isinstance(old, int) and isinstance(new, int)  # a table is made once the numbers are known
+    assert isinstance(old, int) and isinstance(new, int)  # "auto" values are resolved before
     return old, new
 
 
@@ -143,10 +143,10 @@ def _repeated(x: jax.Array, rows: int) -> jax.Array:
     return x[np.arange(rows) % len(x)]
 
 
-def _stretched(x: jax.Array, rows: int) -> jax.Array:
-    """Returns rows between those of x [T, D], so that the first and the last one stay the first and the last."""
-    places = np.linspace(0, len(x) - 1, rows)
-    left = np.minimum(places.astype(int), max(len(x) - 2, 0))
-    right, share = np.minimum(left + 1, len(x) - 1), (places - left)[:, None].astype(np.float32)
+def _interpolated(x: jax.Array, rows: int) -> jax.Array:
+    """Interpolates x [T, D] linearly to `rows` rows; the first and last rows stay at the ends."""
+    positions = np.linspace(0, len(x) - 1, rows)
+    left = np.minimum(positions.astype(int), max(len(x) - 2, 0))
+    right, share = np.minimum(left + 1, len(x) - 1), (positions - left)[:, None].astype(np.float32)
     # [T, D] -> [T', D]
     return x[left] * (1 - share) + x[right] * share

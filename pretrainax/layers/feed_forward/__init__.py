@@ -1,4 +1,4 @@
-"""The feed-forward of a block, a class each kind; `config.model` says which of them a model has."""
+"""The feed-forward variants of a block, one class each; `config.model` selects the variant."""
 
 from pretrainax.layers.feed_forward.base import (
     ACTIVATIONS,

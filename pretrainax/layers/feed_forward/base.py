@@ -1,4 +1,4 @@
-"""Defines what every kind of feed-forward has: what it computes, what it costs, how its parameters are split."""
+"""The interface of feed-forward layers, and the choice of the feed-forward of each layer."""
 
 import dataclasses
 import math
@@ -16,10 +16,10 @@ from pretrainax.sharding.param_paths import BETWEEN, FIRST, divided
 from pretrainax.sharding.rules import add_partition_rules
 
 
-# Of bfloat16 both are computed in float32, by what a GPU computes at once: of an erfc, which is a polynomial of many
-# uses, or a tanh, XLA writes an array in between, forward and backward.
+# For bfloat16, both GELUs use float32 and operations that a GPU computes in one kernel. For an erfc, which is a
+# polynomial with many uses, or a tanh, XLA writes an intermediate array in the forward and in the backward.
 def _gelu(x: jax.Array) -> jax.Array:
-    """Returns x Φ(x), of the normal distribution's Φ (Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2)."""
+    """Computes x Φ(x), with Φ of the normal distribution (Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2)."""
     if x.dtype == jnp.float32:
         return jax.nn.gelu(x, approximate=False)
     wide = x.astype(jnp.float32)
@@ -27,7 +27,7 @@ def _gelu(x: jax.Array) -> jax.Array:
 
 
 def _gelu_tanh(x: jax.Array) -> jax.Array:
-    """Returns nearly that (ibidem): 0.5 (1 + tanh(z)) is sigmoid(2 z)."""
+    """Computes the tanh approximation of GELU (ibidem); 0.5 (1 + tanh(z)) is sigmoid(2 z)."""
     if x.dtype == jnp.float32:
         return jax.nn.gelu(x, approximate=True)
     wide = x.astype(jnp.float32)
@@ -44,8 +44,11 @@ ACTIVATIONS = {
 
 
 def gating(config: ModelConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Returns what a gated feed-forward makes of (gate, up), each [..., F]: activation(gate) · up (Shazeer 2020), or
-    with a `gate_limit` what the released code of gpt-oss does, activation(min(gate, limit)) · (clip(up) + 1)."""
+    """Returns the function of (gate, up), each [..., F], that a gated feed-forward computes.
+
+    It is activation(gate) · up (Shazeer 2020). With a `gate_limit` it is activation(min(gate, limit)) · (clip(up) + 1),
+    as in the released code of gpt-oss.
+    """
     activation, limit = ACTIVATIONS[config.activation], config.gate_limit
     if limit is None:
         return made_again(lambda gate, up: activation(gate) * up)
@@ -53,7 +56,10 @@ def gating(config: ModelConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
 
 
 class FeedForward(nn.Module):
-    """[B, T, D] -> [B, T, D], and sums that the model's outputs carry: what ends in "_loss" is minimised too."""
+    """A feed-forward layer, [B, T, D] -> [B, T, D], and sums for the model's outputs.
+
+    Sums whose names end in "_loss" are minimised too.
+    """
 
     config: ModelConfig
 
@@ -61,7 +67,7 @@ class FeedForward(nn.Module):
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
-        """Returns True if the blocks of a model have this kind."""
+        """Returns True if the blocks of a model use this class."""
         raise NotImplementedError
 
     @staticmethod
@@ -70,7 +76,11 @@ class FeedForward(nn.Module):
         raise NotImplementedError
 
     def __call__(self, x: jax.Array, real: Optional[jax.Array] = None) -> tuple[jax.Array, Sums]:
-        """Returns what is added to the stream; real: [B, T], which tokens are of a text, None: all."""
+        """Returns the update of the residual stream, and the sums.
+
+        Args:
+          real: [B, T], True at tokens that are not padding; None: all tokens.
+        """
         raise NotImplementedError
 
 
@@ -78,38 +88,38 @@ FEED_FORWARDS: list[type[FeedForward]] = []
 
 
 def register_feed_forward(cls: type[FeedForward]) -> type[FeedForward]:
-    """Adds a kind, which goes before those that were there, and its rows to the partition rules."""
+    """Registers a class, with precedence over earlier classes, and its partition rules."""
     FEED_FORWARDS.insert(0, cls)
     add_partition_rules(cls.partition_rules)
     return cls
 
 
 class Kind(NamedTuple):
-    """Says which layers of a stack have parameters of the same shapes."""
+    """The layers of a stack whose parameters have the same shapes."""
 
-    config: ModelConfig  # of a model of such layers
-    numbers: Sequence[int]  # of these layers, of all from 0
-    part: str = ""  # of the parameters of the stack, whose "blocks" they are; "": of none
+    config: ModelConfig  # of a model with only these layers
+    numbers: Sequence[int]  # indices of these layers in the stack, from 0
+    part: str = ""  # name of the parameter group that has their "blocks"; "": the stack itself
 
 
 def kinds_of_layers(config: ModelConfig, layers: int) -> tuple[Kind, Kind]:
-    """Returns the layers of a stack that have no experts though others have, perhaps none, and those others."""
+    """Returns the dense layers of a stack that has experts in other layers (often none), and all other layers."""
     first, every = (config.experts.first_dense, config.experts.every) if config.experts else (None, None)
-    others, own = divided(layers, first or 0, every or 1)
+    dense, others = divided(layers, first or 0, every or 1)
     plain = dataclasses.replace(config, experts=None)
-    return Kind(plain, others, FIRST if every is None else BETWEEN), Kind(config, own)
+    return Kind(plain, dense, FIRST if every is None else BETWEEN), Kind(config, others)
 
 
 class Part(NamedTuple):
-    """Says what one of the feed-forwards of a block is."""
+    """One of the feed-forwards of a block."""
 
-    name: str  # of its parameters
+    name: str  # of its parameter group
     kind: type[FeedForward]
-    config: ModelConfig  # of a model whose blocks have it alone
+    config: ModelConfig  # of a model whose blocks have only this feed-forward
 
 
 def feed_forwards_of(config: ModelConfig) -> list[Part]:
-    """Returns the feed-forwards that the blocks of a model have, one after the other."""
+    """Returns the feed-forwards of a model's blocks, in order."""
     parts = [("mlp", config)]
     if config.experts is not None and config.experts.dense_after is not None:
         parts.append(("mlp_after", dataclasses.replace(config, experts=None, d_ff=config.experts.dense_after)))

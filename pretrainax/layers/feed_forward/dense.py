@@ -1,4 +1,4 @@
-"""The feed-forward that every token passes through."""
+"""The dense feed-forward, which processes every token."""
 
 from typing import Optional
 
@@ -37,18 +37,20 @@ class Dense(FeedForward):
 
 
 def everywhere(config: ModelConfig, x: jax.Array, width: int, prefix: str = "") -> jax.Array:
-    """Returns what a feed-forward of this width makes of all tokens, [B, T, D] -> [B, T, D]; it is called inside the
-    module that has its maps, whose names begin with `prefix`."""
+    """Applies a feed-forward of this width to all tokens, [B, T, D] -> [B, T, D].
 
-    def widened(name: str) -> jax.Array:
+    It must be called inside the module that has its linear maps; the names of the maps begin with `prefix`.
+    """
+
+    def expanded(name: str) -> jax.Array:
         # [B, T, D] -> [B, T, F]
         init = normal_init(config, config.d_model)
         return Linear((width,), ("d_model", "d_ff"), init, config.use_bias, name=f"{prefix}{name}")(x)
 
     if config.gated:
-        hidden = gating(config)(widened("gate"), widened("up"))
+        hidden = gating(config)(expanded("gate"), expanded("up"))
     else:
-        hidden = made_again(ACTIVATIONS[config.activation])(widened("up"))
+        hidden = made_again(ACTIVATIONS[config.activation])(expanded("up"))
     # [B, T, F] -> [B, T, D]
     init = normal_init(config, width, residual=True)
     return Linear((config.d_model,), ("d_ff", "d_model"), init, config.use_bias, name=f"{prefix}down")(hidden)

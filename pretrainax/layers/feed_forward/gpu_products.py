@@ -1,8 +1,9 @@
-"""The product of rows that lie expert by expert with the matrix of each, on a GPU: one kernel, in Pallas for Triton (as
-MegaBlocks: Gale et al. 2022, arXiv 2211.15841, section 5).
+"""Grouped matrix products on a GPU: rows, sorted by expert, times each expert's matrix.
 
-A program of the kernel makes a tile of the result. Rows of one expert are cut into blocks, the last of which may be
-partly empty: a program reads where its block begins and ends, and of which expert it is.
+They are Pallas kernels for Triton, in the design of MegaBlocks (Gale et al. 2022, arXiv 2211.15841, section 5).
+
+A program of a kernel computes one tile of the result. The rows of each expert are split into blocks, the last of which
+may be partly empty. A program reads the start and the end of its block, and its expert.
 """
 
 import functools
@@ -14,32 +15,37 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 _OUTER = 128  # rows and columns of a tile
-_INNER_BYTES = 128  # of what is summed over at a time: 64 numbers of bfloat16, 32 of float32
+_INNER_BYTES = 128  # of the summed axis per step: 64 numbers of bfloat16, 32 of float32
 
 
 class Blocks(NamedTuple):
-    """Says which rows each program makes, and of which expert they are: [J] each."""
+    """The rows that each program computes, and their expert: [J] each."""
 
     first: jax.Array
-    last: jax.Array  # behind the last row; as `first` where there is nothing to do
-    expert: jax.Array  # the number of experts for rows of none
+    last: jax.Array  # one after the last row; equal to `first` in an empty block
+    expert: jax.Array  # the number of experts marks rows without an expert
 
 
 def blocks_of(sizes: jax.Array, rows: int) -> Blocks:
-    """Cuts so many rows, of experts with `sizes` [E] rows each and then of none, into blocks of one expert each."""
+    """Splits `rows` rows into blocks of one expert each.
+
+    The experts have `sizes` [E] rows each, in order; the remaining rows have no expert.
+    """
     ends = jnp.append(jnp.cumsum(sizes), rows)
     starts = jnp.append(0, ends[:-1])
     blocks_end = jnp.cumsum(-(-(ends - starts) // _OUTER))
-    block = jnp.arange(rows // _OUTER + len(ends))  # as many as there may be
+    block = jnp.arange(rows // _OUTER + len(ends))  # maximum number of blocks
     expert = jnp.searchsorted(blocks_end, block, side="right").clip(max=len(sizes))
-    before = jnp.append(0, blocks_end)[expert]  # blocks of the experts before
-    first = (starts[expert] + (block - before) * _OUTER).clip(max=rows)
+    earlier = jnp.append(0, blocks_end)[expert]  # blocks of earlier experts
+    first = (starts[expert] + (block - earlier) * _OUTER).clip(max=rows)
     return Blocks(first, jnp.maximum(jnp.minimum(first + _OUTER, ends[expert]), first), expert)
 
 
 def product(x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool = False) -> jax.Array:
-    """Returns [S, F] in x's dtype: each row of x [S, D] times the matrix of its expert, of kernel [E, D, F] or,
-    transposed, [E, F, D]. Rows behind those of `sizes` [E] give 0."""
+    """Multiplies each row of x [S, D] by its expert's matrix: [S, F] in x's dtype.
+
+    The kernel is [E, D, F] or, if transposed, [E, F, D]. Rows after the experts' rows (`sizes` [E]) give 0.
+    """
     rows, columns = len(x), kernel.shape[1 if transposed else 2]
     blocks = blocks_of(sizes, rows)
     multiply = functools.partial(_multiply, transposed)
@@ -48,8 +54,10 @@ def product(x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool 
 
 
 def summed_over_rows(x: jax.Array, gradient: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Returns the gradient of the kernel, [E, D, F] float32: of each expert the sum of the outer products of its rows,
-    of x [S, D] and gradient [S, F]."""
+    """Returns the gradient of the kernel, [E, D, F] float32.
+
+    It is the sum of the outer products of each expert's rows, of x [S, D] and gradient [S, F].
+    """
     ends = jnp.cumsum(sizes)
     shape = (len(sizes), x.shape[1], gradient.shape[1])
     grid = (pl.cdiv(shape[1], _OUTER), pl.cdiv(shape[2], _OUTER), shape[0])
@@ -63,7 +71,7 @@ def _call(kernel, name: str, grid: tuple[int, ...], shape: tuple[int, ...], dtyp
 
 
 def _multiply(transposed, first, last, expert, x, kernel, y):
-    """Makes a tile of y [S, F]: the rows of one block, and some columns."""
+    """Computes a tile of y [S, F]: some columns of the rows of one block."""
     block, tile = pl.program_id(0), pl.program_id(1)
     start, end, owner = first[block], last[block], expert[block]
     step = _INNER_BYTES // x.dtype.itemsize
@@ -78,14 +86,14 @@ def _multiply(transposed, first, last, expert, x, kernel, y):
             return total + triton.dot(a, _load(kernel.at[owner, columns, inner], is_column, is_inner), trans_b=True)
         return total + triton.dot(a, _load(kernel.at[owner, inner, columns], is_inner, is_column))
 
-    is_some = (owner < kernel.shape[0]) & (start < end)
-    steps = jnp.where(is_some, jnp.int32(pl.cdiv(x.shape[1], step)), 0)
+    has_rows = (owner < kernel.shape[0]) & (start < end)
+    steps = jnp.where(has_rows, jnp.int32(pl.cdiv(x.shape[1], step)), 0)
     total = jax.lax.fori_loop(0, steps, add, jnp.zeros((_OUTER, _OUTER), jnp.float32))
     triton.store(y.at[rows, columns], total.astype(y.dtype), mask=is_row[:, None] & is_column[None])
 
 
 def _sum(starts, ends, x, gradient, total):
-    """Makes a tile of one expert's matrix in total [E, D, F]."""
+    """Computes a tile of one expert's matrix in total [E, D, F]."""
     outer, tile, expert = (pl.program_id(i) for i in range(3))
     start, end = starts[expert], ends[expert]
     step = _INNER_BYTES // x.dtype.itemsize
@@ -98,10 +106,10 @@ def _sum(starts, ends, x, gradient, total):
         a, b = _load(x.at[rows, lines], is_row, is_line), _load(gradient.at[rows, columns], is_row, is_column)
         return total + triton.dot(a, b, trans_a=True)
 
-    made = jax.lax.fori_loop(0, pl.cdiv(end - start, step), add, jnp.zeros((_OUTER, _OUTER), jnp.float32))
-    triton.store(total.at[expert, lines, columns], made, mask=is_line[:, None] & is_column[None])
+    tile_total = jax.lax.fori_loop(0, pl.cdiv(end - start, step), add, jnp.zeros((_OUTER, _OUTER), jnp.float32))
+    triton.store(total.at[expert, lines, columns], tile_total, mask=is_line[:, None] & is_column[None])
 
 
 def _load(ref, is_line, is_column):
-    """Reads a tile, with 0 where the array has ended."""
+    """Loads a tile, with 0 outside the array."""
     return triton.load(ref, mask=is_line[:, None] & is_column[None], other=0.0)

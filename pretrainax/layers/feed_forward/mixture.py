@@ -1,9 +1,10 @@
-"""A mixture of experts in the place of a feed-forward: each token passes through a few of many (Shazeer et al. 2017;
-Jiang et al. 2024, arXiv 2401.04088).
+"""A mixture of experts instead of a feed-forward: each token uses a few of many experts.
 
-On a mesh each device gives its own tokens to the experts. Of these it has some (`expert`: the others are sent their
-tokens, see `exchange`), and a part of the width of each (`tensor`); what `fsdp` splits of them is gathered for a layer,
-as of every other matrix.
+Sources: Shazeer et al. 2017; Jiang et al. 2024, arXiv 2401.04088.
+
+On a mesh, each device sends its own tokens to the experts. A device has some of the experts (axis `expert`; `exchange`
+sends tokens to other devices) and a part of the width of each expert (axis `tensor`). Parameters that `fsdp` splits are
+gathered per layer, like every other matrix.
 """
 
 import functools
@@ -31,24 +32,26 @@ from pretrainax.sharding.mesh import axis_size, platform
 
 
 class Maps(NamedTuple):
-    """Holds one of the linear maps of all experts."""
+    """One linear map of all experts."""
 
     kernel: jax.Array  # [E, D, F]
-    bias: Optional[jax.Array]  # [E, F]; None: there is none
+    bias: Optional[jax.Array]  # [E, F]; None: no bias
 
 
 class Kernels(NamedTuple):
-    """Holds the linear maps of all experts."""
+    """The linear maps of all experts."""
 
     up: Maps
     down: Maps
-    gate: Optional[Maps] = None  # None: the feed-forward has none
+    gate: Optional[Maps] = None  # None: the feed-forward is not gated
 
 
 @register_feed_forward
 class Mixture(FeedForward):
-    """The sum of weight · feed-forward over a token's experts; of shared ones (Dai et al. 2024, arXiv 2401.06066,
-    section 3.2), which are one wide feed-forward, the weight is 1."""
+    """The sum of weight · feed-forward over a token's experts.
+
+    Shared experts (Dai et al. 2024, arXiv 2401.06066, section 3.2) are one wide feed-forward with weight 1.
+    """
 
     partition_rules = (
         (r"blocks/mlp/router/kernel", "layers d_model features"),
@@ -91,7 +94,7 @@ class Mixture(FeedForward):
 
 
 class ExpertMaps(nn.Module):
-    """One linear map of each expert, in float32."""
+    """One linear map per expert, in float32."""
 
     shape: tuple[int, int, int]  # [E, D, F]
     kernel_init: jax.nn.initializers.Initializer
@@ -107,29 +110,32 @@ class ExpertMaps(nn.Module):
 
 
 def announced(config: ModelConfig) -> str:
-    """Says how the experts get their tokens on the platform of `jax.set_mesh`."""
+    """Describes the products and the token capacity of the experts on the platform of `jax.set_mesh`."""
     assert config.experts is not None
     if (capacity := config.experts.capacity) is not None:
-        return f"each has room for {capacity:g} times an even share, what is more is dropped"
-    by = {"tpu": "ragged_dot", "cpu": "blocks of rows"}.get(platform(), "a kernel in Triton")
-    return f"no token is dropped, products by {by}"
+        return f"each has room for {capacity:g} times an even share; further tokens are dropped"
+    by = {"tpu": "ragged_dot", "cpu": "blocks of rows"}.get(platform(), "a Triton kernel")
+    return f"no token is dropped; products use {by}"
 
 
 def _width(config: ModelConfig) -> int:
-    """Returns the width inside an expert."""
+    """Returns the hidden size of an expert."""
     assert config.experts is not None
     return config.experts.d_ff or config.d_ff
 
 
 def _on_each_device(config: ModelConfig, shape: tuple[int, ...]):
-    """Returns (x, routing, kernels) -> (y, how many assignments were dropped, of how many), under the mesh of
-    `jax.set_mesh`; shape: of x. Rows that the mesh does not divide are computed by all."""
+    """Returns the function (x, routing, kernels) -> (y, number of dropped assignments, number of assignments).
+
+    It runs under the mesh of `jax.set_mesh`; shape: of x. If the mesh does not divide the rows, every device computes
+    all rows.
+    """
     run = functools.partial(_mixed, config)
     if jax.sharding.get_abstract_mesh().size in (0, 1):  # no mesh, or a single device
         return run
-    of_bias = [logical_spec("experts", name) if config.use_bias else None for name in ("d_ff", "features")]
-    wide = Maps(logical_spec("experts", "d_model", "d_ff"), of_bias[0])
-    down = Maps(logical_spec("experts", "d_ff", "d_model"), of_bias[1])
+    bias_specs = [logical_spec("experts", name) if config.use_bias else None for name in ("d_ff", "features")]
+    wide = Maps(logical_spec("experts", "d_model", "d_ff"), bias_specs[0])
+    down = Maps(logical_spec("experts", "d_ff", "d_model"), bias_specs[1])
     tokens = batch_spec(shape) or P()
 
     def on_device(x, routing, kernels):
@@ -145,8 +151,11 @@ def _on_each_device(config: ModelConfig, shape: tuple[int, ...]):
 
 
 def _mixed(config: ModelConfig, x: jax.Array, routing: Routing, kernels: Kernels) -> tuple[jax.Array, ...]:
-    """Returns what the experts make of the tokens of a device [b, t, D], how many assignments were dropped, and of how
-    many."""
+    """Computes the experts' output for the tokens of a device [b, t, D].
+
+    Returns:
+      The output, the number of dropped assignments, and the number of assignments.
+    """
     settings = config.experts
     assert settings is not None
     # [b, t, D] -> [N, D], [b, t, k] -> [N, k]
@@ -163,7 +172,11 @@ def _mixed(config: ModelConfig, x: jax.Array, routing: Routing, kernels: Kernels
 
 
 def _by_experts(config: ModelConfig, rows: jax.Array, kernels: Kernels, slots: Slots, room: Optional[int]) -> jax.Array:
-    """Returns what the experts make of the rows of a device [S, D], wherever they are; room: of each expert."""
+    """Computes the experts' output for the rows [S, D] of a device, exchanging rows with other devices.
+
+    Args:
+      room: rows per expert.
+    """
     if axis_size(EXPERT_AXIS) == 1:
         return _feed_forward(config, rows, kernels, slots.sizes, room)
     exchange = Exchange(slots.sizes, len(rows), room)
@@ -173,7 +186,7 @@ def _by_experts(config: ModelConfig, rows: jax.Array, kernels: Kernels, slots: S
 def _feed_forward(
     config: ModelConfig, rows: jax.Array, kernels: Kernels, sizes: jax.Array, room: Optional[int]
 ) -> jax.Array:
-    """Returns [S, D] of rows [S, D], each by its expert; room: rows of each, None: as `sizes` says."""
+    """Applies each row's expert to rows [S, D] -> [S, D]; room: rows per expert, None: as in `sizes`."""
     wide, narrow = Layout(room, split=1), Layout(room, split=2)
     up = _mapped(wide, rows, kernels.up, sizes)
     if kernels.gate is None:
@@ -184,16 +197,16 @@ def _feed_forward(
 
 
 def _mapped(layout: Layout, rows: jax.Array, maps: Maps, sizes: jax.Array) -> jax.Array:
-    """Returns rows [S, F] of rows [S, D], each by the map of its expert."""
+    """Multiplies each row by the map of its expert, [S, D] -> [S, F]."""
     y = expert_product(layout, rows, maps.kernel, sizes)
     if maps.bias is None:
         return y
     bias = maps.bias.astype(y.dtype)
-    if layout.split == 2:  # devices along `tensor` add their parts up
+    if layout.split == 2:  # devices along `tensor` sum their results, and each adds the bias
         bias /= axis_size(TENSOR_AXIS)
     if layout.room is not None:
         # [S, F] -> [E, S/E, F] -> [S, F]
         return (y.reshape(len(bias), -1, y.shape[1]) + bias[:, None]).reshape(y.shape)
     expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(len(y)), side="right")
-    # a product, whose gradient is no scatter; of rows that are of no expert it is zero
+    # A product, so that the gradient is not a scatter. Rows without an expert get 0.
     return y + jax.nn.one_hot(expert, len(bias), dtype=y.dtype) @ bias

@@ -1,10 +1,10 @@
-"""The product of rows that lie expert by expert with the matrix of each, and where those matrices come from.
+"""Grouped matrix products: rows, sorted by expert, times the matrix of each expert, which `fsdp` may split.
 
-Where experts have as much room each, it is one batched product. Where each has as many rows as it is asked for, it is
-`jax.lax.ragged_dot` on TPUs. On others XLA multiplies all rows by all matrices for that. On GPUs it is one kernel
-(`gpu_products`). On CPUs blocks of rows are multiplied one after the other, each by the matrix of its expert; rows of a
-group that fill no block are padded. A GPU would copy each matrix and each result once more for that, and start four
-kernels a block: a step of one layer of OLMoE moved 125 GB so, for 8,192 tokens.
+With equal room for each expert, this is one batched product. Without a limit per expert, TPUs use `jax.lax.ragged_dot`.
+On other platforms, XLA would multiply all rows by all matrices for it. GPUs use one kernel (`gpu_products`). CPUs
+multiply blocks of rows one after the other, each by the matrix of its expert. Rows of a group that fill no block are
+padded. On a GPU, the blocks would copy each matrix and each result once more and start four kernels per block: a step
+of one layer of OLMoE moved 125 GB for 8,192 tokens.
 """
 
 import functools
@@ -17,27 +17,27 @@ from pretrainax.layers.made_again import converted
 from pretrainax.sharding.axes import FSDP_AXIS
 from pretrainax.sharding.mesh import GPUS, axis_size, platform
 
-_BLOCK = 64  # rows; smaller ones are slower products, larger ones more padding
+_BLOCK = 64  # rows per block; smaller blocks are slower products, larger blocks have more padding
 _SUM_OVER_ROWS = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
 
 
 class Layout(NamedTuple):
-    """Says how the rows of experts lie, and what a device has of a kernel."""
+    """The layout of the experts' rows, and of a device's shard of a kernel."""
 
-    room: Optional[int]  # rows of each expert; None: as many as `sizes` says
+    room: Optional[int]  # rows per expert; None: `sizes` contains them
     split: int  # the axis of the kernel [E, D, F] that `fsdp` splits
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def expert_product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Returns [S, F] in x's dtype: each row of x [S, D] times the matrix of its expert. Rows of none give 0.
+    """Multiplies each row of x [S, D] by its expert's matrix: [S, F] in x's dtype. Rows without an expert give 0.
 
-    The backward is written out to gather what `fsdp` splits once more, instead of keeping it; and to sum the gradient
-    of the kernel in float32.
+    The backward is explicit for two reasons. It gathers kernels that `fsdp` splits once more instead of saving them,
+    and it sums the gradient of the kernel in float32.
 
     Args:
-      kernel: [E, D, F] float32, of which a device may have a part.
-      sizes: [E], rows of each expert, in order.
+      kernel: [E, D, F] float32; a device may have a shard of it.
+      sizes: [E], rows per expert, in order.
     """
     return _product(layout, x, _whole(layout, kernel, x.dtype), sizes)
 
@@ -60,7 +60,7 @@ expert_product.defvjp(_forward, _backward)
 
 
 def _whole(layout: Layout, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Returns a kernel in the dtype of the products, with what other devices have of it."""
+    """Returns a kernel in the dtype of the products, gathered along `fsdp`."""
     kernel = kernel.astype(dtype)
     if axis_size(FSDP_AXIS) == 1:
         return kernel
@@ -68,9 +68,9 @@ def _whole(layout: Layout, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def _product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool = False) -> jax.Array:
-    """Returns [S, F] of x [S, D] and a kernel [E, D, F], or [S, D] of x [S, F] and, transposed, that kernel."""
+    """Returns [S, F] from x [S, D] and a kernel [E, D, F]; if transposed, [S, D] from x [S, F] and that kernel."""
     if layout.room is None and platform() in GPUS:
-        from pretrainax.layers.feed_forward import gpu_products  # with Pallas, which nothing else needs
+        from pretrainax.layers.feed_forward import gpu_products  # imports Pallas, which nothing else needs
 
         return gpu_products.product(x, kernel, sizes, transposed)
     kernel = kernel.swapaxes(1, 2) if transposed else kernel
@@ -79,19 +79,22 @@ def _product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array, 
         return (x.reshape(len(kernel), layout.room, -1) @ kernel).reshape(len(x), -1)
     if platform() == "tpu":
         return jax.lax.ragged_dot(x, kernel, sizes)
-    source, place, expert, count = _blocks(sizes, len(x))
+    source, position, expert, count = _blocks(sizes, len(x))
     # [S, D] -> [J, block, D] -> [J, block, F] -> [S, F]
     products = jnp.zeros((*source.shape, kernel.shape[2]), x.dtype)
     multiply = lambda j, products: products.at[j].set(_rows(x, source[j]) @ kernel[expert[j]])  # noqa: E731
     products = jax.lax.fori_loop(0, count, multiply, products)
-    return _rows(products.reshape(-1, kernel.shape[2]), place)
+    return _rows(products.reshape(-1, kernel.shape[2]), position)
 
 
 def _summed_over_rows(layout: Layout, x: jax.Array, gradient: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Returns the gradient of the kernel, [E, D, F] float32: of each expert the sum of outer products of its rows."""
+    """Returns the gradient of the kernel, [E, D, F] float32.
+
+    It is the sum of the outer products of each expert's rows.
+    """
     if layout.room is not None:
-        of_experts = (a.reshape(len(sizes), layout.room, -1) for a in (x, gradient))
-        return jnp.einsum("ECD,ECF->EDF", *of_experts, preferred_element_type=jnp.float32)
+        by_expert = (a.reshape(len(sizes), layout.room, -1) for a in (x, gradient))
+        return jnp.einsum("ECD,ECF->EDF", *by_expert, preferred_element_type=jnp.float32)
     if platform() == "tpu":
         return jax.lax.ragged_dot_general(x, gradient, sizes, _SUM_OVER_ROWS, preferred_element_type=jnp.float32)
     if platform() in GPUS:
@@ -101,30 +104,32 @@ def _summed_over_rows(layout: Layout, x: jax.Array, gradient: jax.Array, sizes: 
     source, _, expert, count = _blocks(sizes, len(x))
 
     def add(j, total):
-        rows, of_rows = _rows(x, source[j]), _rows(gradient, source[j])
-        return total.at[expert[j]].add(jnp.matmul(rows.T, of_rows, preferred_element_type=jnp.float32))
+        inputs, gradients = _rows(x, source[j]), _rows(gradient, source[j])
+        return total.at[expert[j]].add(jnp.matmul(inputs.T, gradients, preferred_element_type=jnp.float32))
 
     return jax.lax.fori_loop(0, count, add, jnp.zeros((len(sizes), x.shape[1], gradient.shape[1]), jnp.float32))
 
 
 def _rows(x: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns the rows of x at `index`, 0 where it is past the end."""
+    """Returns the rows of x at `index`, with 0 where `index` is out of range."""
     return x.at[index].get(mode="fill", fill_value=0)
 
 
 def _blocks(sizes: jax.Array, rows: int) -> tuple[jax.Array, ...]:
-    """Lays groups of rows out in blocks of one expert each.
+    """Arranges groups of rows in blocks of one expert each.
 
-    Returns the row that is at each place of the blocks [J, block] (`rows` where there is none), the place of each row
-    [rows], the expert of each block [J], and how many of them there are.
+    Returns:
+      The row at each position of the blocks [J, block] (`rows` at empty positions), the position of each row [rows],
+        the expert of each block [J], and the number of blocks in use.
     """
-    experts, count = len(sizes), rows // _BLOCK + len(sizes)  # blocks, whatever the sizes
+    experts, count = len(sizes), rows // _BLOCK + len(sizes)  # maximum number of blocks for any sizes
     ends, blocks = jnp.cumsum(sizes), -(-sizes // _BLOCK)
     starts, block_starts = ends - sizes, jnp.cumsum(blocks) - blocks
     expert = jnp.searchsorted(jnp.cumsum(blocks), jnp.arange(count), side="right").clip(max=experts - 1)
-    within = (jnp.arange(count) - block_starts[expert])[:, None] * _BLOCK + jnp.arange(_BLOCK)[None]  # its group
+    # Index within its group
+    within = (jnp.arange(count) - block_starts[expert])[:, None] * _BLOCK + jnp.arange(_BLOCK)[None]
     source = jnp.where(within < sizes[expert][:, None], starts[expert][:, None] + within, rows)
     row = jnp.arange(rows)
     owner = jnp.searchsorted(ends, row, side="right").clip(max=experts - 1)
-    place = jnp.where(row < ends[-1], block_starts[owner] * _BLOCK + row - starts[owner], count * _BLOCK)
-    return source, place, expert, blocks.sum()
+    position = jnp.where(row < ends[-1], block_starts[owner] * _BLOCK + row - starts[owner], count * _BLOCK)
+    return source, position, expert, blocks.sum()

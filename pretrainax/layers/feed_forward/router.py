@@ -1,4 +1,4 @@
-"""The router: which experts a token is given to, by what weights, and how evenly that spreads the tokens."""
+"""The router: selects the experts of each token and their weights, and measures the balance of the load."""
 
 from typing import NamedTuple, Optional
 
@@ -13,41 +13,43 @@ from pretrainax.layers.linear import normal_init
 from pretrainax.layers.sums import Sums
 
 declare(
-    Metric("balance_loss", "what the routers are asked for evenness by, times its weight: the mean over layers"),
+    Metric("balance_loss", "load-balancing loss of the routers, times its weight: the mean over layers"),
     Metric("router_z_loss", "mean square of the routers' log-normalisers, times its weight"),
-    Metric("expert_imbalance", "tokens of the busiest expert over the mean: the mean over layers; 1 is even"),
-    Metric("dead_experts", "experts of all layers that no token was given to"),
-    Metric("router_entropy", "nats of a router's distribution over experts, a token: the mean over layers"),
-    Metric("dropped_fraction", "assignments to experts that had no room left"),
+    Metric("expert_imbalance", "tokens of the busiest expert divided by the mean: the mean over layers; 1 is balanced"),
+    Metric("dead_experts", "number of experts in all layers that received no token"),
+    Metric("router_entropy", "entropy of a router over experts, in nats per token: the mean over layers"),
+    Metric("dropped_fraction", "fraction of assignments dropped because the expert was full"),
 )
 
 
 class Routing(NamedTuple):
-    """Says where each token goes; k experts each."""
+    """The k experts of each token."""
 
     experts: jax.Array  # [B, T, k] int32, the best first
     weights: jax.Array  # [B, T, k] float32
 
 
 class Router(nn.Module):
-    """A linear map to a logit for each expert, in float32 whatever the compute dtype (Fedus et al. 2021, section
-    2.4)."""
+    """A linear map to one logit per expert.
+
+    It uses float32 for any compute dtype (Fedus et al. 2021, section 2.4).
+    """
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, x: jax.Array, real: Optional[jax.Array]) -> tuple[Routing, Sums]:
-        """Returns where the tokens x [B, T, D] go, and the sums of `balance`; real: as of FeedForward."""
+        """Returns the routing of the tokens x [B, T, D], and the sums of `balance`; real: as in FeedForward."""
         settings = self.config.experts
         assert settings is not None
         shape = (self.config.d_model, settings.num_experts)
         kernel = self.param("kernel", normal_init(self.config, self.config.d_model), shape, jnp.float32)
-        # [B, T, D] -> [B, T, E]; a TPU would round both to bfloat16
+        # [B, T, D] -> [B, T, E]; by default, a TPU would round both factors to bfloat16
         logits = jnp.matmul(x.astype(jnp.float32), kernel, precision=jax.lax.Precision.HIGHEST)
         if self.config.use_bias:
             logits += self.param("bias", nn.initializers.zeros, shape[1:], jnp.float32)[None, None]
         balance_bias = None
-        if settings.bias_rate is not None:  # which no gradient moves: see optim.balancing
+        if settings.bias_rate is not None:  # no gradient updates this bias: see optim.balancing
             balance_bias = self.param("balance", nn.initializers.zeros, shape[1:], jnp.float32)
         routing = route(settings, logits, balance_bias)
         counted = jnp.ones(x.shape[:2]) if real is None else real.astype(jnp.float32)
@@ -57,13 +59,14 @@ class Router(nn.Module):
 def route(settings: MixtureOfExperts, logits: jax.Array, bias: Optional[jax.Array] = None) -> Routing:
     """Returns the experts with the largest scores, [B, T, E] -> [B, T, k].
 
-    bias: [E], added to the scores by which they are chosen, and not to their weights.
+    Args:
+      bias: [E], added to the scores for the choice of experts, but not to their weights.
     """
     scores = _scores(settings, logits)
-    by = scores if bias is None else scores + bias[None, None]
+    ranking = scores if bias is None else scores + bias[None, None]
     if settings.groups is not None:
-        by = jnp.where(_in_best_groups(settings, by), by, -jnp.inf)
-    _, experts = jax.lax.top_k(by, settings.top_k)
+        ranking = jnp.where(_in_best_groups(settings, ranking), ranking, -jnp.inf)
+    _, experts = jax.lax.top_k(ranking, settings.top_k)
     weights = jnp.take_along_axis(scores, experts, axis=-1)
     if settings.normalized:
         weights /= weights.sum(axis=-1, keepdims=True) + 1e-20  # sigmoids may all be zero
@@ -75,7 +78,7 @@ def _scores(settings: MixtureOfExperts, logits: jax.Array) -> jax.Array:
 
 
 def _in_best_groups(settings: MixtureOfExperts, scores: jax.Array) -> jax.Array:
-    """Tells which experts are of the groups with the largest scores, [B, T, E] bool."""
+    """Returns a mask of the experts in the groups with the largest scores, [B, T, E] bool."""
     assert settings.groups is not None and settings.top_groups is not None
     # [B, T, E] -> [B, T, G, E/G] -> [B, T, G]
     grouped = scores.reshape(*scores.shape[:-1], settings.groups, -1)
@@ -87,17 +90,17 @@ def _in_best_groups(settings: MixtureOfExperts, scores: jax.Array) -> jax.Array:
 
 
 def balance(settings: MixtureOfExperts, logits: jax.Array, routing: Routing, counted: jax.Array) -> Sums:
-    """Returns the losses of a layer's router, and how it spreads the tokens.
+    """Returns the losses of a layer's router, and metrics of its load.
 
-    The balance loss is E · sum over experts of f · P, with f the share of assignments that an expert gets, and P its
-    mean probability (Fedus et al. 2021, equations 4 to 6): 1 where both are even. Of sigmoids, those of a token are
-    made to add up to 1 (DeepSeek-V3, equations 17 to 20). Over rows, and over several layers, it is the mean; rows
-    count by their tokens.
+    The balance loss is E · sum over experts of f · P. f is the share of assignments that an expert gets, and P is its
+    mean probability (Fedus et al. 2021, equations 4 to 6). The loss is 1 if both are uniform. Sigmoids are scaled to
+    add up to 1 per token (DeepSeek-V3, equations 17 to 20). The loss is the mean over rows and over layers; rows are
+    weighted by their tokens.
 
-    NOTE Those of transformers take f k times as large, and f and P over all layers together.
+    NOTE In transformers, f is k times as large, and f and P are computed over all layers together.
 
     Args:
-      counted: [B, T], 1 at tokens of a text; others are routed, and count for nothing here.
+      counted: [B, T], 1 at tokens that are not padding. Padding is routed but not counted.
     """
     scores = _scores(settings, logits)
     probabilities = scores if settings.scores == "softmax" else scores / (scores.sum(-1, keepdims=True) + 1e-20)
@@ -114,10 +117,10 @@ def balance(settings: MixtureOfExperts, logits: jax.Array, routing: Routing, cou
         f"{BY_LAYER}{ROUTER_ENTROPY}": (entropy, tokens),
     }
     if settings.balance_weight:
-        of_row = counted.sum(axis=1, keepdims=True)  # [B, 1]
-        if settings.balance_over == "batch":  # is one row
-            assigned, probability, of_row = (x.sum(axis=0, keepdims=True) for x in (assigned, probability, of_row))
-        even = settings.top_k * jnp.maximum(of_row, 1.0)
+        per_row = counted.sum(axis=1, keepdims=True)  # [B, 1]
+        if settings.balance_over == "batch":  # the batch counts as one row
+            assigned, probability, per_row = (x.sum(axis=0, keepdims=True) for x in (assigned, probability, per_row))
+        even = settings.top_k * jnp.maximum(per_row, 1.0)
         loss = settings.num_experts * jnp.sum(assigned / even * probability) / nonzero
         sums["balance_loss"] = (settings.balance_weight * loss, one)
     if settings.z_weight:

@@ -1,7 +1,7 @@
-"""Positions, by which a model knows where a token stands: one file for each kind of positions.
+"""Position encodings, one file each.
 
-A new kind is a dataclass of fields (`config.positions.Position`), a file here with what it does (`base.Positions`,
-`base.PositionTerms`), and its name in the line below.
+A new position encoding is a dataclass of fields (`config.positions.Position`), a file here with its behaviour
+(`base.Positions`, `base.PositionTerms`), and its name in the import below.
 """
 
 from pretrainax.layers.positions import disentangled, learned, none, relative_buckets, rotary, sinusoidal

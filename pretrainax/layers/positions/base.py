@@ -1,4 +1,4 @@
-"""The base of all kinds of positions: they add to the embeddings, add a bias to the logits, rotate queries and keys."""
+"""The base classes of position encodings, which change the embeddings, the logits, or queries and keys."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,76 +16,83 @@ from pretrainax.sharding.rules import add_partition_rules
 
 
 class Places(NamedTuple):
-    """Says where the queries and the keys of a self-attention stand."""
+    """The positions of the queries and keys of a self-attention."""
 
     queries: jax.Array  # positions [B, T]
-    before: int = 0  # tokens right before the first query, whose keys are there already; the others are of the queries
-    reach: Optional[int] = None  # tokens that the longest text may grow to; None: no text is longer than it is here
+    before: int = 0  # number of cached tokens right before the first query; the other keys are the queries' tokens
+    reach: Optional[int] = None  # maximum length of the segments, in tokens; None: no segment grows
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Returns T and S."""
+        """Returns T and S, the numbers of queries and keys."""
         tokens = self.queries.shape[1]
         return tokens, self.before + tokens
 
 
 @flax.struct.dataclass
 class PositionTerms:
-    """Does the part of positions inside self-attention, computed once for all blocks of a stack: here, nothing."""
+    """The part of a position encoding inside self-attention, computed once for all blocks of a stack.
+
+    This base class does nothing.
+    """
 
     logit_terms: ClassVar[int] = 1  # terms of a logit, each of the size of q · k
-    has_row_bias: ClassVar[bool] = False  # the bias is another one for each row of the batch
+    has_row_bias: ClassVar[bool] = False  # the bias differs between the rows of the batch
 
     def in_block(
         self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
     ) -> "PositionTerms":
-        """Returns the terms of one block, called inside it; `is_local` is a [] bool, `number` [] int32, from 0."""
+        """Returns the terms of one block; called inside it. `is_local` is [] bool, `number` is [] int32, from 0."""
         return self
 
     def bias(
         self, config: ModelConfig, q: jax.Array, k: jax.Array, to_query: nn.Module, to_key: nn.Module, scale: float
     ) -> Optional[jax.Array]:
-        """Returns what is added to the scaled logits, [1 or B, H, T, S] float32, or None for nothing.
+        """Returns the bias of the scaled logits, [1 or B, H, T, S] float32, or None.
 
         Args:
           q: [B, T, H, K]; k: [B, S, G, K], before norm and rotation.
-          to_query, to_key: the maps that made them.
+          to_query, to_key: the maps that compute them.
           scale: of the logits.
         """
         return None
 
     def rotate(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns queries [B, T, H, K] and keys [B, S, G, K] turned by their positions."""
+        """Returns queries [B, T, H, K] and keys [B, S, G, K] rotated by their positions."""
         return q, k
 
 
 @dataclasses.dataclass(frozen=True)
 class Positions:
-    """Does what the positions of a model do. A kind overrides what it does; this one does nothing."""
+    """The position encoding of a model. A subclass overrides the methods it needs; this base class does nothing."""
 
     config: ModelConfig
 
-    # Rows for sharding.rules.PARTITION_RULES: of the parameters that this kind brings along.
+    # Rows of sharding.rules.PARTITION_RULES for the parameters of this class.
     partition_rules: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     @property
     def logit_gain(self) -> float:
-        """Returns what logits of attention are multiplied by."""
+        """Returns the factor of the attention logits."""
         return 1.0
 
     def embedding(self) -> Optional[nn.Module]:
-        """Returns the table that each side of the model has under the name of `position_embedding`, if any."""
+        """Returns the `position_embedding` table that the encoder and the decoder each have, or None."""
         return None
 
     def embed(self, x: jax.Array, positions: jax.Array, embedding: Optional[nn.Module]) -> jax.Array:
-        """Returns embeddings of tokens [B, T, D] that know their positions [B, T]; `embedding` is that of the side."""
+        """Adds positions [B, T] to token embeddings [B, T, D].
+
+        Args:
+          embedding: the `position_embedding` table of this encoder or decoder.
+        """
         return x
 
     def terms(self, places: Places, *, causal: bool, dtype: jnp.dtype) -> PositionTerms:
-        """Returns what the blocks of a stack need, called inside the stack: its modules become the stack's.
+        """Returns the position terms of a stack's blocks; called inside the stack, which owns the modules.
 
         Args:
-          causal: no query looks ahead.
+          causal: no query sees later tokens.
           dtype: of activations.
         """
         return PositionTerms()
@@ -95,14 +102,14 @@ class Positions:
         return 0
 
 
-# The row of what `position_table` returns.
+# The partition rule of `position_table`.
 TABLE_RULE = (r"(decoder_)?position_embedding/embedding", "rows d_model")
 
 _BEHAVIOURS: dict[type[Position], type[Positions]] = {}
 
 
 def behaviour_of(kind: type[Position]) -> Callable[[type[Positions]], type[Positions]]:
-    """Ties a class of Positions to the config that asks for it, and adds its partition rules to the table."""
+    """Registers a subclass of Positions for a config class, and its partition rules."""
 
     def register(behaviour: type[Positions]) -> type[Positions]:
         _BEHAVIOURS[kind] = behaviour
@@ -113,14 +120,20 @@ def behaviour_of(kind: type[Position]) -> Callable[[type[Positions]], type[Posit
 
 
 def positions_of(config: ModelConfig) -> Positions:
-    """Returns what `config.position` does; UserError for a kind that nothing was tied to."""
+    """Returns the behaviour of `config.position`.
+
+    Raises:
+      UserError: no class is registered for this config.
+    """
     kind = type(config.position)
     if kind not in _BEHAVIOURS:
         known = ", ".join(sorted(known.__name__ for known in _BEHAVIOURS))
-        raise UserError(f"config.model.position is {kind.__name__}, for which there is no behaviour_of; known: {known}")
+        raise UserError(
+            f"config.model.position is {kind.__name__}, which behaviour_of has not registered; registered: {known}"
+        )
     return _BEHAVIOURS[kind](config)
 
 
 def position_table(config: ModelConfig, rows: int) -> Embedding:
-    """Returns a table of one trained vector a position, as wide as the embeddings of tokens."""
+    """Returns a table of one trained vector per position, as wide as the token embeddings."""
     return Embedding(rows, config.embedding_width, normal_init(config, fan_in=1))

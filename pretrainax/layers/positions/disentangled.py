@@ -1,11 +1,10 @@
-"""Disentangled attention: what a token says and where it stands meet in the logits, each with each (He et al. 2020,
-section 3.1).
+"""Disentangled attention: logits combine the contents and the positions of tokens (He et al. 2020, section 3.1).
 
     logits[q, k] = scale · (query[q] · key[k] + query[q] · position_key[d] + key[k] · position_query[d])
 
-with d the bucket of q - k, and position keys and queries made of one table of vectors by the maps of the contents
-(DeBERTa v2; the first DeBERTa had maps of their own). The last two terms are a bias on the logits, another one for
-each row of a batch.
+d is the bucket of q - k. Position keys and queries are computed from one table of vectors, with the maps of the
+contents (DeBERTa v2; the first DeBERTa had separate maps). The last two terms are a bias on the logits, which differs
+between the rows of a batch.
 """
 
 import math
@@ -37,7 +36,7 @@ class DisentangledTerms(PositionTerms):
     has_row_bias: ClassVar[bool] = True
 
     relative: jax.Array  # [R, D]
-    offset: int = flax.struct.field(pytree_node=False, default=0)  # first key's place - first query's
+    offset: int = flax.struct.field(pytree_node=False, default=0)  # first key's index - first query's
 
     def in_block(
         self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
@@ -61,7 +60,7 @@ class Disentangled(Positions):
     )
 
     def embedding(self) -> Optional[nn.Module]:
-        """Returns the table of absolute positions, which a mask decoder alone is told."""
+        """Returns the table of absolute positions, which only a mask decoder uses."""
         config = self.config
         return position_table(config, config.position.max_length) if config.enhanced_mask_decoder else None
 
@@ -70,20 +69,20 @@ class Disentangled(Positions):
         return DisentangledTerms(table(*places.lengths, -places.before).astype(dtype), -places.before)
 
     def flops(self, query_length: int, key_length: int) -> int:
-        # each pair of tokens, content to position and back
+        # for each pair of tokens, content to position and position to content
         return 2 * 2 * query_length * key_length * self.config.num_heads * self.config.dim_per_head
 
 
 def log_bucket(distance: np.ndarray, num_buckets: int, max_distance: int) -> np.ndarray:
-    """Returns the row in a table of 2 · num_buckets of each distance (query's place - key's place), as in the code of
-    DeBERTa v2.
+    """Returns the table row of each distance (query's index - key's index), as in the code of DeBERTa v2.
 
-    Row num_buckets is distance 0. A direction has num_buckets rows: the first half for exact distances, the rest for
-    ranges that grow logarithmically up to max_distance; the last one takes all beyond.
+    The table has 2 · num_buckets rows, and row num_buckets is distance 0. A direction has num_buckets rows: the first
+    half for exact distances, the rest for ranges that grow logarithmically up to max_distance. The last row takes all
+    larger distances.
     """
     exact, size = num_buckets // 2, np.abs(distance)
     growth = np.log(np.maximum(size, 1) / exact) / math.log((max_distance - 1) / exact)  # 0 at `exact`, 1 at the end
-    # The small pull keeps a whole number from being raised to the one above, whatever the rounding of the logarithm.
+    # Subtracting 1e-6 keeps a rounding error of the logarithm from raising a whole number to the one above.
     ranges = exact + np.ceil(growth * (exact - 1) - 1e-6).astype(distance.dtype)
     bucket = np.sign(distance) * np.where(size <= exact, size, ranges)
     return np.clip(bucket + num_buckets, 0, 2 * num_buckets - 1)
@@ -92,10 +91,10 @@ def log_bucket(distance: np.ndarray, num_buckets: int, max_distance: int) -> np.
 def rows_by_distance(
     config: ModelConfig, query_length: int, key_length: int, offset: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the R rows of the table that T queries and S keys need, and which of them each distance has.
+    """Returns the R rows of the table that T queries and S keys need, and the index of each distance's row among them.
 
-    Distances are the query's place - the key's place, from 1 - S to T - 1, less `offset`, the first key's place minus
-    the first query's: [T+S-1].
+    Distances are the query's index - the key's index, from 1 - S to T - 1, less `offset`: [T+S-1]. `offset` is the
+    first key's index minus the first query's.
     """
     position = config.position
     distances = np.arange(1 - key_length, query_length) - offset
@@ -103,7 +102,10 @@ def rows_by_distance(
 
 
 class RelativeTable(nn.Module):
-    """The normed vectors of relative positions that all layers share: those T queries and S keys need, [R, D]."""
+    """The normalized vectors of relative positions, which all layers share.
+
+    These are the vectors that T queries and S keys need, [R, D].
+    """
 
     config: ModelConfig
 
@@ -117,37 +119,40 @@ class RelativeTable(nn.Module):
 
 
 def disentangled_bias(q: jax.Array, k: jax.Array, position_q: jax.Array, position_k: jax.Array) -> jax.Array:
-    """Returns query · position key + key · position query, not scaled: [B, H, T, S] float32.
+    """Computes query · position key + key · position query, not scaled: [B, H, T, S] float32.
 
     Args:
       q: [B, T, H, K]; k: [B, S, H, K].
-      position_q, position_k: [T+S-1, H, K], of the distances (query's place - key's place) 1 - S … T - 1.
+      position_q, position_k: [T+S-1, H, K], of the distances (query's index - key's index) 1 - S … T - 1.
     """
     chex.assert_rank((q, k), 4, custom_message="queries are [B, T, H, K], keys [B, S, H, K]")
     distances = (q.shape[1] + k.shape[1] - 1, *q.shape[2:])
     chex.assert_shape((position_q, position_k), distances, custom_message="positions are [T+S-1, H, K]")
-    to_position = _by_place(q, position_k[::-1])  # as _by_place counts distances: the key's place - the query's
-    to_content = _by_place(k, position_q)
+    to_position = _by_index(q, position_k[::-1])  # reversed, because _by_index counts the key's index - the query's
+    to_content = _by_index(k, position_q)
     # [B, H, T, S] + [B, H, S, T]ᵀ
     return to_position + to_content.swapaxes(2, 3)
 
 
-def _by_place(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Returns out[b, h, i, j] = x[b, i, h] · positions[j - i + T - 1, h]; [B, T, H, K], [T+S-1, H, K] -> [B, H, T, S]
-    float32.
+def _by_index(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Returns out[b, h, i, j] = x[b, i, h] · positions[j - i + T - 1, h], [B, H, T, S] float32.
 
-    By products and shape alone: the gradient of a lookup with T · S indices would add its numbers up one by one. A
-    block of C places i needs a window of S + C - 1 distances, not all of them.
+    It uses products and reshapes only: the gradient of a lookup with T · S indices would add its numbers one by one. A
+    block of C indices i needs a window of S + C - 1 distances, not all of them.
+
+    Args:
+      x: [B, T, H, K].
+      positions: [T+S-1, H, K].
     """
     b, t, h, d = x.shape
     s = len(positions) + 1 - t
     c = _BLOCK if t % _BLOCK == 0 else t
-    # [T+S-1, H, K] -> [T/C, S+C, H, K]; the last one of a window is there for the shape only
+    # [T+S-1, H, K] -> [T/C, S+C, H, K]; the last row of a window only completes the shape
     positions = jnp.pad(positions, ((0, 1), (0, 0), (0, 0)))
     windows = jnp.stack([positions[start : start + s + c] for start in range(t - c, -1, -c)])
     products = jnp.einsum(
         "BICHK,INHK->BHICN", x.reshape(b, t // c, c, h, d), windows, preferred_element_type=jnp.float32
     )
-    # Read in rows that are one shorter, the columns move by one place a row: [C, S+C] -> [C, S+C-1] -> [C, S]
+    # Reading in rows that are one shorter shifts the columns by one per row: [C, S+C] -> [C, S+C-1] -> [C, S]
     flat = products.reshape(b, h, t // c, c * (s + c))[..., c - 1 : c - 1 + c * (s + c - 1)]
     return flat.reshape(b, h, t // c, c, s + c - 1)[..., :s].reshape(b, h, t, s)

@@ -1,4 +1,4 @@
-"""Learned positions: one trained vector each, added to the embeddings."""
+"""Learned positions: one trained vector per position, added to the embeddings."""
 
 import flax.linen as nn
 import jax

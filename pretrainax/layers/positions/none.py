@@ -1,4 +1,4 @@
-"""No positions: a model reads words in their order, or its causal mask alone tells them apart."""
+"""No positions: a model reads words in their order, or its causal mask alone distinguishes positions."""
 
 from pretrainax.config import NoPositions
 from pretrainax.layers.positions.base import Positions, behaviour_of
@@ -6,4 +6,4 @@ from pretrainax.layers.positions.base import Positions, behaviour_of
 
 @behaviour_of(NoPositions)
 class Nothing(Positions):
-    """Does nothing, as its base does."""
+    """A position encoding that does nothing."""

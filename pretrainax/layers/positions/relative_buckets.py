@@ -1,4 +1,4 @@
-"""T5's relative positions: a bias on the logits, one trained scalar a head and bucket of distance."""
+"""T5's relative positions: a bias on the logits, one trained scalar per head and bucket of distance."""
 
 import math
 
@@ -33,10 +33,10 @@ class RelativeBuckets(Positions):
 
 
 def relative_bucket(distance: np.ndarray, num_buckets: int, max_distance: int, bidirectional: bool) -> np.ndarray:
-    """Returns the bucket of each distance (key's place - query's place) (Raffel et al. 2020, section 2.1).
+    """Returns the bucket of each distance, the key's index - the query's index (Raffel et al. 2020, section 2.1).
 
     A direction has n buckets: the first n/2 for exact distances, the rest for ranges that grow logarithmically up to
-    max_distance; the last one takes all beyond. Keys after the query have the upper half of the buckets if
+    max_distance. The last bucket takes all larger distances. Keys after the query have the upper half of the buckets if
     `bidirectional`, else bucket 0.
     """
     upper = np.zeros_like(distance)
@@ -48,16 +48,16 @@ def relative_bucket(distance: np.ndarray, num_buckets: int, max_distance: int, b
         distance = np.maximum(-distance, 0)
     exact = num_buckets // 2
     growth = np.log(np.maximum(distance, 1) / exact) / math.log(max_distance / exact)  # 0 at `exact`, 1 at the end
-    # The small push keeps a whole number from being cut to the one below, whatever the rounding of the logarithm.
+    # Adding 1e-6 keeps a rounding error of the logarithm from cutting a whole number to the one below.
     ranges = exact + np.floor(growth * (num_buckets - exact) + 1e-6).astype(distance.dtype)
     return upper + np.where(distance < exact, distance, np.minimum(ranges, num_buckets - 1))
 
 
 class RelativeBias(nn.Module):
-    """A trained scalar a head and bucket, as a bias on the logits of self-attention: [1, H, T, S] float32.
+    """A bias on the logits of self-attention: one trained scalar per head and bucket, [1, H, T, S] float32.
 
-    Distances are between places in the row, not `positions`: inside a segment they are the same, and attention does
-    not leave it. So all rows share one bias.
+    Distances are between indices in the row, not `positions`. Inside a segment they are the same, and attention stays
+    inside a segment. All rows therefore share one bias.
     """
 
     config: ModelConfig
@@ -65,7 +65,7 @@ class RelativeBias(nn.Module):
 
     @nn.compact
     def __call__(self, query_length: int, key_length: int, offset: int = 0) -> jax.Array:
-        """Returns the bias of T queries on S keys; `offset` is the first key's place minus the first query's."""
+        """Returns the bias of T queries on S keys; `offset` is the first key's index minus the first query's."""
         config, position = self.config, self.config.position
         shape = position.num_buckets, config.num_heads
         table = self.param("embedding", normal_init(config, config.d_model), shape, jnp.float32)
@@ -78,8 +78,8 @@ class RelativeBias(nn.Module):
 def _toeplitz(values: jax.Array, query_length: int) -> jax.Array:
     """Returns out[h, q, k] = values[h, k - q + T - 1]; [H, T+S-1] -> [H, T, S].
 
-    By shape alone, because the gradient of a lookup would add T · S numbers to a few buckets one by one: repeated with
-    period n = T + S - 1 and read in rows of n + 1, the values move by one place a row.
+    It only reshapes, because the gradient of a lookup would add T · S numbers to a few buckets one by one. The values
+    are repeated with period n = T + S - 1 and read in rows of n + 1, which shifts them by one index per row.
     """
     heads, n = values.shape
     repeated = jnp.tile(values, (1, query_length + 1))[:, : query_length * (n + 1)]

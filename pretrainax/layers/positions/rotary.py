@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys are turned by angles that grow with the position (Su et al. 2021)."""
+"""Rotary positions: queries and keys are rotated by angles that grow with the position (Su et al. 2021)."""
 
 import math
 from typing import Optional
@@ -18,11 +18,11 @@ Angles = tuple[jax.Array, jax.Array]  # cosines and sines of each plane's angle,
 
 @flax.struct.dataclass
 class RotaryTerms(PositionTerms):
-    """The angles of queries, and of the keys of the same tokens."""
+    """The angles of the queries, and of the keys of the same tokens."""
 
     angles: Angles
     neighbours: bool = flax.struct.field(pytree_node=False, default=False)
-    local: Optional["RotaryTerms"] = None  # of local layers, where they have their own
+    local: Optional["RotaryTerms"] = None  # of local layers, if they have separate angles
 
     def in_block(
         self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
@@ -32,9 +32,9 @@ class RotaryTerms(PositionTerms):
             terms = jax.tree.map(lambda near, far: jnp.where(is_local, near, far), self.local, terms)
         if every is None:
             return terms
-        turns = (number + 1) % every != 0
+        rotates = (number + 1) % every != 0
         cosines, sines = terms.angles
-        return terms.replace(angles=(jnp.where(turns, cosines, 1.0), jnp.where(turns, sines, 0.0)))
+        return terms.replace(angles=(jnp.where(rotates, cosines, 1.0), jnp.where(rotates, sines, 0.0)))
 
     def rotate(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         return rotate(q, *self.angles, self.neighbours), rotate(k, *self.angles, self.neighbours)
@@ -67,8 +67,14 @@ def rotary_angles(
     scaling: Optional[RotaryScaling] = None,
     reach: Optional[int] = None,
 ) -> Angles:
-    """Returns cosines and sines of each plane's angle, [B, T] -> each [B, T, P] float32 (Su et al. 2021, section
-    3.2.2), of `turned` dimensions, which are P planes; reach: as of Places."""
+    """Returns cosines and sines of each plane's angle, [B, T] -> each [B, T, P] float32.
+
+    Source: Su et al. 2021, section 3.2.2.
+
+    Args:
+      turned: number of rotated dimensions, 2 P.
+      reach: as in Places.
+    """
     if isinstance(scaling, LongRopeScaling):
         return _long_rope(positions, scaling, _frequencies(turned, theta), reach)
     if isinstance(scaling, YarnScaling):
@@ -81,14 +87,15 @@ def rotary_angles(
 
 
 def _long_rope(positions: jax.Array, scaling: LongRopeScaling, frequencies: np.ndarray, reach: Optional[int]) -> Angles:
-    """Returns the same where long texts have frequencies of their own (Ding et al. 2024, section 3.3).
+    """Computes the angles with separate frequencies for long segments (Ding et al. 2024, section 3.3).
 
-    NOTE In transformers the longest row of a batch decides for all; what is written is read anew once it gets longer.
+    NOTE In transformers, the longest row of a batch selects the frequencies of all rows, and generation recomputes all
+    tokens once a row exceeds the original length.
     """
     short, long = (
         radians(positions, frequencies / np.array(factors)) for factors in (scaling.short_factors, scaling.long_factors)
     )
-    if reach is not None:  # what is written: keys that are kept are not turned again
+    if reach is not None:  # generation: cached keys are not rotated again
         angles = long if reach > scaling.original_length else short
     else:
         angles = jnp.where(_is_longer(positions, scaling.original_length)[:, :, None], long, short)
@@ -97,11 +104,15 @@ def _long_rope(positions: jax.Array, scaling: LongRopeScaling, frequencies: np.n
 
 
 def _is_longer(positions: jax.Array, length: int) -> jax.Array:
-    """Tells of which texts the tokens are that have more than `length`, [B, T] bool: there is one of that position."""
+    """Returns a mask of the tokens whose segment has more than `length` tokens, [B, T] bool.
+
+    Such a segment has a token at position `length`.
+    """
     count = positions.shape[1]
-    place = jnp.arange(count)[None] - positions + length  # where the text of each token has that position, if it has
-    there = jnp.take_along_axis(positions, place, axis=1, mode="clip")
-    return (place < count) & (there == length)
+    # Row index of position `length` in each token's segment, if it has this position
+    index = jnp.arange(count)[None] - positions + length
+    position = jnp.take_along_axis(positions, index, axis=1, mode="clip")
+    return (index < count) & (position == length)
 
 
 def _frequencies(head_dim: int, theta: float) -> np.ndarray:
@@ -109,17 +120,19 @@ def _frequencies(head_dim: int, theta: float) -> np.ndarray:
 
 
 def _yarn(scaling: YarnScaling, head_dim: int, theta: float) -> np.ndarray:
-    """Returns the frequencies of planes, those of a ramp between two of them neither stretched in full nor left alone
-    (Peng et al. 2023, section 3.2)."""
+    """Returns the frequencies of planes: stretched, unchanged, or on a ramp in between (Peng et al. 2023, section 3.2).
 
-    def plane(turns: float) -> float:  # that turns so often in the old context
-        return head_dim * math.log(scaling.original_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+    The ramp lies between two planes.
+    """
+
+    def plane(rotations: float) -> float:  # plane with this number of rotations in the old context
+        return head_dim * math.log(scaling.original_length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = plane(scaling.fast), plane(scaling.slow)
     if scaling.rounded:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    stretched = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)  # 1: in full
+    stretched = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)  # 1: fully stretched
     return _frequencies(head_dim, theta) * (1.0 - stretched + stretched / scaling.factor)
 
 
@@ -130,30 +143,34 @@ def _yarn_gain(scaling: YarnScaling, weight: float) -> float:
 def _stretch(frequencies: np.ndarray, scaling: Optional[RotaryScaling]) -> np.ndarray:
     """Returns the frequencies of a longer context.
 
-    LongContextScaling divides frequencies that turn fewer than `low` times in the old context by `factor`, leaves
-    those that turn more than `high` times, and goes from one to the other in between."""
+    LongContextScaling divides frequencies with fewer than `low` rotations in the old context by `factor`. It leaves
+    frequencies with more than `high` rotations unchanged, and interpolates in between.
+    """
     if scaling is None:
         return frequencies
     if isinstance(scaling, LinearScaling):
         return frequencies / scaling.factor
-    turns = scaling.original_length * frequencies / (2 * math.pi)
+    rotations = scaling.original_length * frequencies / (2 * math.pi)
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    alone = np.clip((turns - low) / (high - low), 0.0, 1.0)  # 1: left alone
-    return frequencies * (alone + (1.0 - alone) / scaling.factor)
+    unchanged = np.clip((rotations - low) / (high - low), 0.0, 1.0)  # 1: unchanged
+    return frequencies * (unchanged + (1.0 - unchanged) / scaling.factor)
 
 
 def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array, neighbours: bool = False) -> jax.Array:
-    """Turns each plane of the first 2 P dimensions of x [B, T, H, K] by its angle, in float32; cosines and sines
-    [B, T, P].
+    """Rotates each plane of the first 2 P dimensions of x [B, T, H, K] by its angle, in float32.
 
-    NOTE Plane i is (x[i], x[i + P]), as in GPT-NeoX and transformers; the paper and Meta's files take neighbours,
-    (x[2i], x[2i + 1]). The two differ by a permutation of the rows of the query and key kernels. Of neighbours, what is
-    turned comes in the other order: for queries as for keys, which is all that logits ask.
+    Args:
+      cosines, sines: [B, T, P].
+
+    NOTE Plane i is (x[i], x[i + P]), as in GPT-NeoX and transformers. In the paper and Meta's files, it is two
+    neighbours, (x[2i], x[2i + 1]). The two differ by a permutation of the rows of the query and key kernels. With
+    `neighbours`, the rotated dimensions are returned in the other order. Queries and keys have the same order, so the
+    logits are correct.
     """
     planes = cosines.shape[2]
     message = "angles are [B, T, P], with 2 P <= K, where queries or keys are [B, T, H, K]"
     chex.assert_shape((cosines, sines), (*x.shape[:2], min(planes, x.shape[3] // 2)), custom_message=message)
     cosines, sines = cosines[:, :, None, :], sines[:, :, None, :]  # [B, T, P] -> [B, T, 1, P]
-    turned, rest = jnp.split(x.astype(jnp.float32), (2 * planes,), axis=-1)
-    a, b = (turned[..., ::2], turned[..., 1::2]) if neighbours else jnp.split(turned, 2, axis=-1)
+    rotated, rest = jnp.split(x.astype(jnp.float32), (2 * planes,), axis=-1)
+    a, b = (rotated[..., ::2], rotated[..., 1::2]) if neighbours else jnp.split(rotated, 2, axis=-1)
     return jnp.concatenate([a * cosines - b * sines, b * cosines + a * sines, rest], axis=-1).astype(x.dtype)

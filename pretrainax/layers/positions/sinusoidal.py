@@ -16,11 +16,12 @@ class Sinusoidal(Positions):
 
 
 def sinusoidal(positions: jax.Array, features: int) -> jax.Array:
-    """Returns sin(p · w_i), then cos(p · w_i), with w_i = 10,000^(-2i / D): [B, T] -> [B, T, D] float32 (Vaswani et al.
-    2017, section 3.5).
+    """Computes sin(p · w_i), then cos(p · w_i), with w_i = 10,000^(-2i / D): [B, T] -> [B, T, D] float32.
 
-    NOTE The paper takes sines and cosines in turn; its authors' code (tensor2tensor), Marian and this put all sines
-    first. The two differ by a permutation of the model's features.
+    The formula is from Vaswani et al. 2017, section 3.5.
+
+    NOTE The paper alternates sines and cosines. The code of its authors (tensor2tensor), Marian and this function put
+    all sines first. The two orders differ by a permutation of the model's features.
     """
     chex.assert_rank(positions, 2, custom_message="positions are [B, T]")
     angles = radians(positions, 10_000.0 ** (-np.arange(0, features, 2) / features))
@@ -28,5 +29,5 @@ def sinusoidal(positions: jax.Array, features: int) -> jax.Array:
 
 
 def radians(positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
-    """Returns position times frequency, [B, T], [F] -> [B, T, F] float32."""
+    """Returns positions times frequencies, [B, T], [F] -> [B, T, F] float32."""
     return positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)[None, None, :]

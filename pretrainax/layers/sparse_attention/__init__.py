@@ -1,4 +1,4 @@
-"""Attention whose cost is linear in the length: each token meets a part of its text."""
+"""Sparse attention with a cost that is linear in the length: each token attends to a part of its segment."""
 
 from pretrainax.layers.sparse_attention.base import AttentionByBlocks
 from pretrainax.layers.sparse_attention.blocks import BlockAttention

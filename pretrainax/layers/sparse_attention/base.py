@@ -1,4 +1,4 @@
-"""The base of attention by blocks: queries, keys and values of each head, and what is known of it before it runs."""
+"""The base class of block-sparse attention: queries, keys and values of each head, and the attention spec."""
 
 import dataclasses
 from typing import Optional
@@ -20,7 +20,7 @@ from pretrainax.sharding.mesh import platform
 
 
 class AttentionByBlocks(Attention):
-    """Attends to a part of each text; a kind says to which, in `read`."""
+    """Attention to a part of each segment; a subclass defines the part in `read`."""
 
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int) -> int:
@@ -28,17 +28,17 @@ class AttentionByBlocks(Attention):
 
     @staticmethod
     def blocks(config: ModelConfig, length: int) -> Optional[KeyBlocks]:
-        """Returns which keys are multiplied in a row of `length` tokens; None: all."""
+        """Returns the key blocks that are multiplied in a row of `length` tokens; None: all keys."""
         raise NotImplementedError
 
     @nn.nowrap
     def read(
         self, x: jax.Array, qkv: tuple[jax.Array, ...], mask: Mask, positions: PositionTerms, scale: float
     ) -> jax.Array:
-        """Returns what each token reads, [B, T, H, K].
+        """Computes attention for each token, [B, T, H, K].
 
         Args:
-          x: [B, T, D]; qkv: queries, keys and values made of it, [B, T, H, K] each.
+          x: [B, T, D]; qkv: queries, keys and values computed from x, [B, T, H, K] each.
           mask: of segments, [B, T].
         """
         raise NotImplementedError
@@ -53,21 +53,22 @@ class AttentionByBlocks(Attention):
         ring: Optional[KeysAndValues] = None,
         index: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, KeysAndValues]:
-        """Attends to the tokens of `source` [B, T, D], which is x; arguments and results as of MultiHeadAttention."""
-        chex.assert_equal_shape((x, source), custom_message="sparse attention is of a text to itself: x is source")
-        assert ring is None and index is None and mask.query_segment_ids is not None  # an encoder writes nothing
+        """Attends to `source` [B, T, D], which must be x; arguments and results as in MultiHeadAttention."""
+        chex.assert_equal_shape((x, source), custom_message="sparse attention is self-attention: x must be source")
+        assert ring is None and index is None and mask.query_segment_ids is not None  # an encoder has no KV cache
         q, k, v = self.heads(x, positions)
         spec = spec_of(q, k, mask, None, bias_by_row=False, logit_cap=None)
         blocks, rate = self.blocks(self.config, x.shape[1]), self.config.attention_dropout_rate
         spec = dataclasses.replace(spec, blocks=blocks, dropout_rate=rate)
         report_attention(spec)
-        choose_implementation(self.compute.attention, platform(), spec)  # raises for a kernel, which knows no blocks
+        # Raises for kernels, which do not support blocks
+        choose_implementation(self.compute.attention, platform(), spec)
         y = self.read(x, (q, k, v), mask, positions, scale_of(self.config, positions))
         return self.out(y), KeysAndValues.of(k, v)
 
-    @nn.nowrap  # whose name would stand in those of what is computed here
+    @nn.nowrap  # keeps the method's name out of the scopes
     def heads(self, x: jax.Array, positions: PositionTerms, prefix: str = "") -> tuple[jax.Array, ...]:
-        """Returns queries, keys and values of each head, [B, T, D] -> [B, T, H, K], of the maps of a prefix."""
+        """Computes queries, keys and values of each head, [B, T, D] -> [B, T, H, K], with the maps of a prefix."""
         config = self.config
         qkv_bias = config.use_bias if config.qkv_bias is None else config.qkv_bias
         features, init = (config.num_heads, config.dim_per_head), normal_init(config, config.d_model)
@@ -80,6 +81,6 @@ class AttentionByBlocks(Attention):
 
     @nn.nowrap
     def dropout(self) -> Optional[Dropout]:
-        """Returns what drops weights of attention in training; None: none are dropped."""
+        """Returns the dropout of attention weights in training; None: no dropout."""
         rate = self.config.attention_dropout_rate
         return Dropout(rate, deterministic=False) if rate and not self.deterministic else None

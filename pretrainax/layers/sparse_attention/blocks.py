@@ -1,16 +1,19 @@
-"""Blocks: the neighbours, the first and the last one, and random ones (BigBird: Zaheer et al. 2020, arXiv 2007.14062).
+"""Block-sparse attention to neighbours, to the first and the last block, and to random blocks (BigBird).
 
-A row of T tokens is N blocks of b. The first and the last block are global (section 2, "BigBird-ITC"): they meet all
-keys, and all others meet them. A block between meets its neighbours on both sides, itself, these two, and r blocks
-drawn for each head of each layer: (5 + r) b keys a query, whatever T. Rows of at most 5 + 2 r blocks meet all keys.
+Source: Zaheer et al. 2020, arXiv 2007.14062.
 
-The draws are part of the model: NumPy's stream of the seed that is the layer's number, as the released weights were
-trained, and as transformers draws in training.
+A row of T tokens is N blocks of b tokens. The first and the last block are global (section 2, "BigBird-ITC"): they
+attend to all keys, and all other blocks attend to them. Every other block attends to its neighbours on both sides, to
+itself, to the two global blocks, and to r blocks that are drawn for each head of each layer. These are (5 + r) b keys
+per query for any T. Rows of at most 5 + 2 r blocks attend to all keys.
 
-NOTE In transformers' evaluation all random blocks are the first one, which then counts r + 1 times;
-`sparse_attention.drawn` says which. It drops no weights of attention in blocks, and here they are dropped.
-NOTE Blocks are those of a row, so that rows with several texts are computed otherwise than each text by itself: no
-token sees another text, and only the first and the last text of a row have a global block.
+The random blocks are part of the model. They come from NumPy's generator with the layer number as its seed, as in the
+training of the released weights, and as in transformers in training.
+
+NOTE In evaluation, transformers uses the first block for all random blocks, which then counts r + 1 times;
+`sparse_attention.drawn` selects the behaviour. transformers has no dropout of block attention weights; this module has.
+NOTE Blocks are blocks of a row, so rows with several segments are computed differently from each segment alone. No
+token sees another segment, and only the first and the last segment of a row have a global block.
 """
 
 import functools
@@ -31,12 +34,13 @@ from pretrainax.layers.multi_head import register_attention
 from pretrainax.layers.positions import PositionTerms
 from pretrainax.layers.sparse_attention.base import AttentionByBlocks
 
-_OLD_LENGTHS, _OLD_REACH = (1024, 3072, 4096), 1024  # whose draws are those of the paper, of the first 1,024 tokens
+# Lengths with the paper's random blocks, drawn from the first 1,024 tokens
+_OLD_LENGTHS, _OLD_REACH = (1024, 3072, 4096), 1024
 
 
 @register_attention
 class BlockAttention(AttentionByBlocks):
-    """Attends by blocks: to neighbours, to the first and the last one, and to random ones."""
+    """Attention by blocks: to neighbours, to the first and the last block, and to random blocks."""
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
@@ -73,45 +77,45 @@ class BlockAttention(AttentionByBlocks):
 def of_blocks(
     q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array, table: jax.Array, scale: float, drop: Optional[Dropout]
 ) -> jax.Array:
-    """Returns what the queries of all blocks but the first and the last read, [B, (N - 2) b, H, K].
+    """Computes attention for the queries of all blocks but the first and the last, [B, (N - 2) b, H, K].
 
     Args:
-      q, k, v: [B, N b, H, K]; ids: their segments, [B, N b].
-      table: [H, N - 2, M], of `key_blocks`.
+      q, k, v: [B, N b, H, K]; ids: their segment ids, [B, N b].
+      table: [H, N - 2, M], from `key_blocks`.
     """
     blocks, heads, width = table.shape[1] + 2, q.shape[2], q.shape[3]
 
-    def met(x):  # [B, N, H, b, K], [H, N - 2, M] -> [B, H, N - 2, M, b, K] -> [B, H, N - 2, M b, K]
-        found = jax.vmap(lambda own, blocks: own[:, blocks], (2, 0), 1)(x, jnp.maximum(table, 0))
-        return found.reshape(*found.shape[:3], -1, *x.shape[4:])
+    def select(x):  # [B, N, H, b, K], [H, N - 2, M] -> [B, H, N - 2, M, b, K] -> [B, H, N - 2, M b, K]
+        selected = jax.vmap(lambda own, blocks: own[:, blocks], (2, 0), 1)(x, jnp.maximum(table, 0))
+        return selected.reshape(*selected.shape[:3], -1, *x.shape[4:])
 
     # [B, N b, H, K] -> [B, N, b, H, K] -> [B, N, H, b, K]
     q, k, v = (x.reshape(x.shape[0], blocks, -1, heads, width).swapaxes(2, 3) for x in (q, k, v))
     ids = ids.reshape(ids.shape[0], blocks, 1, -1)
-    key_ids = met(jnp.broadcast_to(ids, k.shape[:4]))
-    is_met = jnp.repeat(table >= 0, k.shape[3], axis=2)[None]  # [1, H, N - 2, M b]
-    allowed = ids[:, None, 1:-1, 0, :, None] == jnp.where(is_met, key_ids, PADDING)[:, :, :, None]
+    key_ids = select(jnp.broadcast_to(ids, k.shape[:4]))
+    is_selected = jnp.repeat(table >= 0, k.shape[3], axis=2)[None]  # [1, H, N - 2, M b]
+    allowed = ids[:, None, 1:-1, 0, :, None] == jnp.where(is_selected, key_ids, PADDING)[:, :, :, None]
     queries = q[:, 1:-1].swapaxes(1, 2)  # [B, H, N - 2, b, K]
-    logits = jnp.einsum("BHNTK,BHNSK->BHNTS", queries, met(k), preferred_element_type=jnp.float32) * scale
+    logits = jnp.einsum("BHNTK,BHNSK->BHNTS", queries, select(k), preferred_element_type=jnp.float32) * scale
     weights = jax.nn.softmax(jnp.where(allowed, logits, FORBIDDEN), axis=-1)
     weights = (weights if drop is None else drop(weights)).astype(v.dtype)
-    y = jnp.einsum("BHNTS,BHNSK->BHNTK", weights, met(v), preferred_element_type=jnp.float32)
+    y = jnp.einsum("BHNTS,BHNSK->BHNTK", weights, select(v), preferred_element_type=jnp.float32)
     # [B, H, N - 2, b, K] -> [B, N - 2, b, H, K] -> [B, (N - 2) b, H, K]
     return y.transpose(0, 2, 3, 1, 4).reshape(y.shape[0], -1, heads, width).astype(v.dtype)
 
 
 def key_blocks(config: ModelConfig, length: int, layer: Optional[int]) -> np.ndarray:
-    """Returns the blocks that each block but the first and the last meets, [H, N - 2, 5 + r] int32; -1: one less.
+    """Returns the key blocks of each block but the first and the last, [H, N - 2, 5 + r] int32; -1: unused entry.
 
     Args:
-      length: of a row, a multiple of the size of a block.
-      layer: its number; None: the random ones are the first block.
+      length: of a row, a multiple of the block size.
+      layer: layer number; None: all random blocks are the first block.
     """
     settings, heads = config.sparse_attention, config.num_heads
     blocks = length // settings.size
     own = np.arange(1, blocks - 1)[:, None]
     fixed = np.concatenate([0 * own, own - 1, own, own + 1, 0 * own + blocks - 1], axis=1)
-    fixed[0, 1], fixed[-1, 3] = -1, -1  # their neighbour is the first block, or the last
+    fixed[0, 1], fixed[-1, 3] = -1, -1  # their neighbour is the first or the last block
     drawn = np.zeros((heads, blocks - 2, settings.random), int)
     if layer is not None:
         drawn = random_blocks(layer, heads, length, settings.size, settings.random, config.position.max_length)
@@ -120,10 +124,10 @@ def key_blocks(config: ModelConfig, length: int, layer: Optional[int]) -> np.nda
 
 @functools.cache
 def random_blocks(layer: int, heads: int, length: int, size: int, count: int, longest: int) -> np.ndarray:
-    """Returns the blocks that are drawn for each head and each block but the first and the last, [H, N - 2, r].
+    """Returns the random blocks of each head and each block but the first and the last, [H, N - 2, r].
 
-    Of most lengths, each draw is of the first 5 + 2 r blocks; of those that the paper trained, of the first 1,024
-    tokens, and as many draws are made as the longest row needs.
+    For most lengths, blocks are drawn from the first 5 + 2 r blocks. For the lengths in the paper's training, they are
+    drawn from the first 1,024 tokens, with the number of draws that the longest row needs.
     """
     random, blocks = np.random.RandomState(layer), length // size
     reach = 5 + 2 * count
@@ -136,14 +140,20 @@ def random_blocks(layer: int, heads: int, length: int, size: int, count: int, lo
 
 
 def _legal(permuted: np.ndarray, block: int, reach: int) -> np.ndarray:
-    """Returns the blocks below `reach` that another block may draw: none that it meets already, in the same order."""
-    met = {block - 1, block, block + 1, 0, reach - 1}
-    met |= {reach - 2} if block == 1 else {1} if block == reach - 2 else set()
-    return np.array([other for other in permuted if other not in met])
+    """Returns the blocks below `reach` that a block may draw, in the same order.
+
+    These are the blocks that it does not attend to already.
+    """
+    attended = {block - 1, block, block + 1, 0, reach - 1}
+    attended |= {reach - 2} if block == 1 else {1} if block == reach - 2 else set()
+    return np.array([other for other in permuted if other not in attended])
 
 
 def _old_pools(blocks: int, size: int) -> Iterator[np.ndarray]:
-    """Yields what each block but the first and the last draws of; some pools have blocks that it meets already."""
+    """Yields the blocks from which each block but the first and the last draws.
+
+    Some of these pools have blocks that the block attends to already.
+    """
     middle = np.arange(1, blocks - 1)
     last = _OLD_REACH // size - 1
     for block in range(1, blocks - 1):

@@ -1,6 +1,6 @@
-"""Heads: all that a model can be asked, a file each: modules, output, loss, metrics.
+"""Heads of models, one file each, with modules, output, loss and metrics.
 
-A new head is a file here with one class (`base.Head`), and its name in the line below.
+A new head is a file here with a subclass of `base.Head`, imported below.
 """
 
 from pretrainax.models.heads import (

@@ -1,4 +1,4 @@
-"""The head that says which token stood before, of a model that reads from right to left too."""
+"""The backward language-model head, which predicts the previous token in a bidirectional recurrent model."""
 
 from typing import Optional, Unpack
 
@@ -16,16 +16,16 @@ from pretrainax.models.heads.vocabulary_loss import LossOptions, loss_sums
 
 @register_head
 class BackwardLanguageModel(Head):
-    """It has no parameters: the output matrix is that of the language model (Peters et al. 2018, section 3.1)."""
+    """The backward head, which shares the output matrix of the language model (Peters et al. 2018, section 3.1)."""
 
     name, loss_name = "backward_lm", "backward_loss"
     metrics = (
         Metric(
             "backward_loss",
-            "nats a token, each told from those behind it: what reads from right to left",
+            "nats per token of the backward language model, which predicts each token from the tokens after it",
             in_total_loss=True,
         ),
-        Metric("backward_accuracy", "target tokens of that which are guessed right", larger_is_better=True),
+        Metric("backward_accuracy", "tokens that the backward model predicts correctly", larger_is_better=True),
     )
 
     def is_in(self, config: ModelConfig) -> bool:
@@ -35,7 +35,7 @@ class BackwardLanguageModel(Head):
         return {}
 
     def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> LanguageModelOutput:
-        """Returns predictions at all positions; of x [B, T, 2 D] the right half reads backward."""
+        """Returns predictions at all positions; the second half of x [B, T, 2 D] is the backward stream."""
         return model.unembedding(x[..., model.config.d_model :], None)
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
@@ -43,12 +43,12 @@ class BackwardLanguageModel(Head):
 
     def check(self, output: Optional[LanguageModelOutput], batch: Batch) -> None:
         if has_loss(batch) and (output is None) == has_previous(batch):
-            lack = "previous has no head" if has_previous(batch) else "what reads backward has nothing to predict"
+            lack = "previous has no head" if has_previous(batch) else "the backward head has no previous to predict"
             raise UserError(f"config.model.family and config.objective do not fit: {lack}")
 
     def sums(self, output: LanguageModelOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
-        asked = batch["previous"], batch["previous_weights"], batch.get("segment_ids")
-        sums = loss_sums(output, *asked, **options)
+        targets = batch["previous"], batch["previous_weights"], batch.get("segment_ids")
+        sums = loss_sums(output, *targets, **options)
         objective, _ = sums.pop("objective")
         return objective, {f"backward_{name}": value for name, value in sums.items()}
 

@@ -1,7 +1,7 @@
-"""A linear-chain conditional random field: the tags of a row as a whole (Lafferty et al. 2001).
+"""A linear-chain conditional random field over the tags of a row (Lafferty et al. 2001).
 
 The score of tags y of a row with n words is start[y_1] + sum_t emissions[t, y_t] + sum_t between[y_(t-1), y_t] +
-end[y_n], and p(y) = exp(score(y)) / exp(log_partition). All is float32. Rows are padded behind their words.
+end[y_n], and p(y) = exp(score(y)) / exp(log_partition). All arrays are float32. Padding follows the words of a row.
 """
 
 from typing import NamedTuple, Optional
@@ -11,35 +11,37 @@ import jax.numpy as jnp
 
 
 class Transitions(NamedTuple):
-    """Holds what tags score beside each other, whatever the words."""
+    """Transition scores between tags, independent of the words."""
 
-    between: jax.Array  # [L, L]: of a tag, the row, before another
-    start: jax.Array  # [L]: as the first
-    end: jax.Array  # [L]: as the last
+    between: jax.Array  # [L, L]: score of the row's tag before the column's tag
+    start: jax.Array  # [L]: score of the first tag
+    end: jax.Array  # [L]: score of the last tag
 
 
 def score(emissions: jax.Array, tags: jax.Array, real: jax.Array, transitions: Transitions) -> jax.Array:
     """Returns the score of the tags of each row, [B].
 
     Args:
-      emissions: [B, W, L] float32, of each tag at each word.
+      emissions: [B, W, L] float32, scores of each tag at each word.
       tags: [B, W] int32.
-      real: [B, W] bool, where there is a word: the first n of each row.
+      real: [B, W] bool, True for the words, the first n positions of each row.
     """
-    of_words = jnp.take_along_axis(emissions, tags[..., None], axis=2).squeeze(2)  # [B, W, L] -> [B, W]
-    of_pairs = transitions.between[tags[:, :-1], tags[:, 1:]]  # [B, W - 1]
+    word_scores = jnp.take_along_axis(emissions, tags[..., None], axis=2).squeeze(2)  # [B, W, L] -> [B, W]
+    pair_scores = transitions.between[tags[:, :-1], tags[:, 1:]]  # [B, W - 1]
     last = jnp.maximum(real.sum(1) - 1, 0)  # [B]
     ends = transitions.start[tags[:, 0]] + transitions.end[jnp.take_along_axis(tags, last[:, None], axis=1)[:, 0]]
-    inside = jnp.where(real, of_words, 0.0).sum(1) + jnp.where(real[:, 1:], of_pairs, 0.0).sum(1)
+    inside = jnp.where(real, word_scores, 0.0).sum(1) + jnp.where(real[:, 1:], pair_scores, 0.0).sum(1)
     return jnp.where(real[:, 0], inside + ends, 0.0)
 
 
 def log_partition(emissions: jax.Array, real: jax.Array, transitions: Transitions) -> jax.Array:
-    """Returns the logarithm of the sum of exp(score) over all tags of each row, [B], by the forward algorithm; of a row
-    without words 0."""
+    """Returns the log of the sum of exp(score) over all tag sequences of each row, [B]; 0 for a row without words.
 
-    def step(forward, at):  # forward: [B, L], log of the sum over all tags of the words before that end in each
-        emission, is_real = at
+    Uses the forward algorithm.
+    """
+
+    def step(forward, inputs):  # forward: [B, L], log of the sum over all tag prefixes that end in each tag
+        emission, is_real = inputs
         following = jax.nn.logsumexp(forward[:, :, None] + transitions.between[None], axis=1) + emission
         return jnp.where(is_real[:, None], following, forward), None
 
@@ -49,25 +51,26 @@ def log_partition(emissions: jax.Array, real: jax.Array, transitions: Transition
 
 
 def marginals(emissions: jax.Array, real: jax.Array, transitions: Transitions) -> jax.Array:
-    """Returns the probability of each tag at each word, [B, W, L]: the gradient of the log-partition; 0 in padding."""
+    """Returns the probability of each tag at each word, [B, W, L], the gradient of `log_partition`; 0 in padding."""
     return jax.grad(lambda x: log_partition(x, real, transitions).sum())(emissions)
 
 
 def best_tags(
     emissions: jax.Array, real: jax.Array, transitions: Transitions, allowed: Optional[jax.Array] = None
 ) -> jax.Array:
-    """Returns the tags with the highest score of each row, [B, W] int32, by Viterbi's algorithm; 0 in padding.
+    """Returns the highest-scoring tags of each row, [B, W] int32, by the Viterbi algorithm; 0 in padding.
 
     Args:
-      allowed: [L + 1, L] bool, whether a tag may come after another, in the last row as the first; None: all may.
+      allowed: [L + 1, L] bool, True if the column's tag may follow the row's tag; the last row is for the first word.
+        None: no constraints.
     """
     between, start, end = transitions
     if allowed is not None:
         between, start = jnp.where(allowed[:-1], between, -jnp.inf), jnp.where(allowed[-1], start, -jnp.inf)
     stay = jnp.arange(emissions.shape[2])[None]  # [1, L]
 
-    def step(best, at):  # best: [B, L], the highest score of tags that end in each
-        emission, is_real = at
+    def step(best, inputs):  # best: [B, L], the highest score of a tag prefix that ends in each tag
+        emission, is_real = inputs
         scores = best[:, :, None] + between[None]  # [B, L before, L]
         following = jnp.where(is_real[:, None], scores.max(1) + emission, best)
         return following, jnp.where(is_real[:, None], scores.argmax(1), stay)

@@ -1,4 +1,4 @@
-"""The head that says of a whole row which class it is of, which labels it has, a number, or which text is right."""
+"""The head for row classification, multi-label classification, regression and multiple choice."""
 
 from typing import Optional, Unpack
 
@@ -23,13 +23,13 @@ from pretrainax.sharding.axes import logical_spec
 
 @flax.struct.dataclass
 class ClassifierOutput:
-    logits: jax.Array  # [B, L] float32; of a regression, the numbers
+    logits: jax.Array  # [B, L] float32; the predicted numbers for a regression
     kind: str = flax.struct.field(pytree_node=False, default="single")  # config.model.head.kind
 
 
 @register_head
 class Classifier(Head):
-    """Its answers are the logits [B, L] float32, of each class, label or text; of a regression, the numbers."""
+    """The classifier head. `answers` are logits [B, L] float32 of classes, labels or choices, or regression outputs."""
 
     name, loss_name = "classify", "label_loss"
     partition_rules = (
@@ -65,8 +65,8 @@ class Classifier(Head):
         if output.kind in ("single", "choice"):
             labels = batch["labels"]
             chex.assert_shape(labels, logits.shape[:1], custom_message="logits are [B, L], labels [B]")
-            said = jnp.take_along_axis(logits, labels[:, None], axis=1).squeeze(1)  # [B, L] -> [B]
-            loss, right = jax.nn.logsumexp(logits, axis=-1) - said, jnp.argmax(logits, axis=-1) == labels
+            target_logits = jnp.take_along_axis(logits, labels[:, None], axis=1).squeeze(1)  # [B, L] -> [B]
+            loss, right = jax.nn.logsumexp(logits, axis=-1) - target_logits, jnp.argmax(logits, axis=-1) == labels
         else:
             truth = batch["label_values"]
             chex.assert_shape(truth, logits.shape, custom_message="logits and label_values are [B, L]")
@@ -84,19 +84,19 @@ class Classifier(Head):
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         assert isinstance(config.head, Classify)
         hidden = 0 if config.head.hidden == "none" else config.d_model
-        if config.head.kind == "choice":  # of each text one number
+        if config.head.kind == "choice":  # one logit per choice
             return 2 * config.stream_width * (hidden + 1) * int(config.head.num_labels)
         return 2 * config.stream_width * (hidden + config.head.num_labels)
 
 
 class ClassifierHead(nn.Module):
-    """Pools the last hidden states, [B, T, D] -> [B, D], and maps them to logits [B, L] float32.
+    """Pools the last hidden states, [B, T, D] -> [B, D], and projects them to logits [B, L] float32.
 
-    Where one of the texts of a row is to be chosen, the states of each are pooled, [B, T, D] -> [B, L, D], and mapped
-    to one number: text i, from 0, is segment i + 1.
+    For multiple choice, the states of each choice are pooled, [B, T, D] -> [B, L, D], and projected to one logit.
+    Choice i, from 0, is segment i + 1.
 
-    The maps are those of the published classes: of BERT its pooler and classifier (Devlin et al. 2018, section 4.1), of
-    RoBERTa, ELECTRA and BART two maps with dropout before each, of decoders one map of the last token.
+    The layers match the published classes: BERT's pooler and classifier (Devlin et al. 2018, section 4.1); two linear
+    layers with dropout before each for RoBERTa, ELECTRA and BART; one linear layer on the last token for decoders.
     """
 
     config: ModelConfig
@@ -114,9 +114,10 @@ class ClassifierHead(nn.Module):
 
 
 def label_logits(config: ModelConfig, x: jax.Array, deterministic: bool, labels: Optional[int] = None) -> jax.Array:
-    """Maps states to logits, [..., D] -> [..., L] float32, by the layers of `config.head` in the module that calls.
+    """Projects states to logits, [..., D] -> [..., L] float32, with the layers of `config.head` in the calling module.
 
-    labels: how many logits, where these are not those of the head.
+    Args:
+      labels: number of logits; None: `config.head.num_labels`.
     """
     head, init = config.head, normal_init(config, config.stream_width)
     assert isinstance(head, (Classify, Tag, Extract))
@@ -133,21 +134,21 @@ def label_logits(config: ModelConfig, x: jax.Array, deterministic: bool, labels:
 
 
 def _pooled(x: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
-    """Makes one state of those of each row, [B, T, D] -> [B, D]; real: [B, T], where there is no padding."""
+    """Pools the states of each row, [B, T, D] -> [B, D]; real: [B, T], False for padding."""
     if pooling == "cls":
         return x[:, 0]
     if pooling == "max":
         return jnp.where(real.any(1)[:, None], jnp.where(real[..., None], x, -jnp.inf).max(1), 0.0).astype(x.dtype)
     weights = real.astype(jnp.float32)  # [B, T]
-    if pooling == "last":  # a product and no lookup, as the length may be split over devices
+    if pooling == "last":  # a product instead of a gather, because the length may be sharded
         weights = (jnp.cumsum(weights, axis=1) == weights.sum(1, keepdims=True)) * weights
     weights = weights / jnp.maximum(weights.sum(1, keepdims=True), 1.0)
     return jnp.einsum("BT,BTD->BD", weights.astype(x.dtype), x)
 
 
 def pooled_texts(x: jax.Array, segment_ids: jax.Array, texts: int, pooling: str) -> jax.Array:
-    """Makes one state of those of each text of each row, [B, T, D] -> [B, L, D]; text i is segment i + 1."""
-    of_text = segment_ids[:, None] == jnp.arange(1, texts + 1)[None, :, None]  # [B, T] -> [B, L, T]
-    if pooling == "cls":  # of the first token alone
-        of_text, pooling = of_text & (jnp.cumsum(of_text, axis=-1) == 1), "mean"
-    return jax.vmap(lambda real: _pooled(x, real, pooling), in_axes=1, out_axes=1)(of_text)
+    """Pools the states of each sequence in each row, [B, T, D] -> [B, L, D]; sequence i is segment i + 1."""
+    mask = segment_ids[:, None] == jnp.arange(1, texts + 1)[None, :, None]  # [B, T] -> [B, L, T]
+    if pooling == "cls":  # the first token only
+        mask, pooling = mask & (jnp.cumsum(mask, axis=-1) == 1), "mean"
+    return jax.vmap(lambda real: _pooled(x, real, pooling), in_axes=1, out_axes=1)(mask)

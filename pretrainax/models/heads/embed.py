@@ -1,4 +1,4 @@
-"""The head that makes a vector of each text of a row, and finds the passage of a query among all of a batch."""
+"""The embedding head, which is trained to find the passage of a query among all passages of a batch."""
 
 from typing import Optional, Unpack
 
@@ -15,18 +15,18 @@ from pretrainax.models.heads.base import Batch, Head, mean_sums, register_head
 from pretrainax.models.heads.classify import pooled_texts
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 
-_NO_CANDIDATE = -1e9  # the score of an empty row, which fills up the last batch of a validation
+_NO_CANDIDATE = -1e9  # score of the empty rows that fill the last batch of a validation
 
 
 @flax.struct.dataclass
 class EmbedOutput:
-    vectors: jax.Array  # [B, S, D] float32, of the S texts of a row: the query, its passage, hard negatives
+    vectors: jax.Array  # [B, S, D] float32, of the S sequences of a row: the query, its passage, hard negatives
     head: Embed = flax.struct.field(pytree_node=False)  # config.model.head
 
 
 @register_head
 class Embedder(Head):
-    """Its answers are the vectors [B, S, D], as they are compared.
+    """The embedding head. `answers` are the vectors [B, S, D] used for scores.
 
     The negatives of a query are all other passages of the batch, over all devices.
     """
@@ -58,36 +58,37 @@ class Embedder(Head):
     def sums(self, output: EmbedOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         vectors, head, real = output.vectors, output.head, batch["texts"] > 0
         chex.assert_shape(real, vectors.shape[:1], custom_message="vectors are [B, S, D], texts [B]")
-        # Matryoshka's sum over the first numbers of a vector, and all of it at the end
-        found = [_contrast(scores(output, batch, n), head, real) for n in (*head.dimensions, None)]
+        # The Matryoshka sum over prefixes of the vectors; the full vectors come last.
+        losses = [_contrast(scores(output, batch, n), head, real) for n in (*head.dimensions, None)]
         weights = real.astype(jnp.float32)
-        loss = sum(loss for loss, _ in found) * weights
-        return loss.sum(), mean_sums("label", loss, found[-1][1], weights)
+        loss = sum(loss for loss, _ in losses) * weights
+        return loss.sum(), mean_sums("label", loss, losses[-1][1], weights)
 
 
 def _compared(vectors: jax.Array, head: Embed) -> jax.Array:
-    """Returns vectors [..., D] of which a product is the score."""
+    """Returns vectors [..., D] whose dot product is the score."""
     if not head.normalize:
         return vectors
     return vectors * jax.lax.rsqrt(jnp.maximum(jnp.square(vectors).sum(-1, keepdims=True), 1e-24))
 
 
 def scores(output: EmbedOutput, batch: Batch, dimensions: Optional[int] = None) -> jax.Array:
-    """Returns the score of each query and each passage of each row of the batch, [B, B, S - 1].
+    """Returns the scores of all queries with all passages of the batch, [B, B, S - 1].
 
-    dimensions: the first numbers of a vector that are compared; None: all.
+    Args:
+      dimensions: length of the compared prefix of the vectors; None: the full vectors.
     """
     vectors, real = _compared(output.vectors[..., :dimensions], output.head), batch["texts"] > 0
     # [B, D], [B, S - 1, D] -> [B, B, S - 1]
-    found = jnp.einsum("BD,CPD->BCP", vectors[:, 0], vectors[:, 1:]) / output.head.temperature
-    return jnp.where(real[None, :, None], found, _NO_CANDIDATE)
+    products = jnp.einsum("BD,CPD->BCP", vectors[:, 0], vectors[:, 1:]) / output.head.temperature
+    return jnp.where(real[None, :, None], products, _NO_CANDIDATE)
 
 
 def _contrast(scores: jax.Array, head: Embed, real: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the loss of each row, [B], and whether its passage has the best score."""
+    """Returns the loss of each row, [B], and [B] bool, True if its passage has the best score."""
     rows, own = scores.reshape(len(scores), -1), jnp.einsum("BB->B", scores[..., 0])
     loss = jax.nn.logsumexp(rows, axis=-1) - own
     if head.symmetric:
-        to_passages = jnp.where(real[:, None], scores[..., 0], _NO_CANDIDATE)  # [B, B]: a column is a passage's
+        to_passages = jnp.where(real[:, None], scores[..., 0], _NO_CANDIDATE)  # [B, B], one column per passage
         loss = (loss + jax.nn.logsumexp(to_passages, axis=0) - own) / 2
     return loss, own >= rows.max(-1)

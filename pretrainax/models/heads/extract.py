@@ -1,4 +1,4 @@
-"""The head that finds an answer in a row: where it begins, and where it ends."""
+"""The extractive question-answering head, which predicts the start and the end of an answer in a row."""
 
 from typing import Optional, Unpack
 
@@ -18,18 +18,21 @@ from pretrainax.models.heads.base import Batch, Head, register_head, rows_with_t
 from pretrainax.models.heads.classify import label_logits
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 
-NEVER = -1e9  # the logit of padding, in which no answer is
+NEVER = -1e9  # logit of positions without an answer, such as padding
 
 
 @flax.struct.dataclass
 class ExtractorOutput:
-    logits: jax.Array  # [B, T, 2] float32: how well a token begins the answer, and ends it
+    logits: jax.Array  # [B, T, 2] float32, of the start and the end of the answer
 
 
 @register_head
 class Extractor(Head):
-    """Its answers are the logits [B, T, 2] float32. The loss is the mean of those of begin and end, each a softmax over
-    the row (Devlin et al. 2018, section 4.2)."""
+    """The extraction head. `answers` are the logits [B, T, 2] float32.
+
+    The loss is the mean of the start loss and the end loss, each with a softmax over the row (Devlin et al. 2018,
+    section 4.2).
+    """
 
     name, loss_name = "extract", "label_loss"
     partition_rules = (
@@ -69,10 +72,10 @@ class Extractor(Head):
     def sums(self, output: ExtractorOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         span, real = batch["span"], rows_with_text(batch)
         chex.assert_shape(span, (output.logits.shape[0], 2), custom_message="span is [B, 2]")
-        of_ends = output.logits.swapaxes(1, 2)  # [B, T, 2] -> [B, 2, T]
-        said = jnp.take_along_axis(of_ends, span[..., None], axis=2).squeeze(2)  # [B, 2]
-        loss = ((jax.nn.logsumexp(of_ends, axis=-1) - said).mean(1) * real).sum()
-        right, count = (of_ends.argmax(-1) == span).all(1), real.sum()
+        end_logits = output.logits.swapaxes(1, 2)  # [B, T, 2] -> [B, 2, T]
+        target_logits = jnp.take_along_axis(end_logits, span[..., None], axis=2).squeeze(2)  # [B, 2]
+        loss = ((jax.nn.logsumexp(end_logits, axis=-1) - target_logits).mean(1) * real).sum()
+        right, count = (end_logits.argmax(-1) == span).all(1), real.sum()
         sums = {"label_loss": (jax.lax.stop_gradient(loss), count)}
         return loss, sums | {"label_accuracy": (jnp.where(right, real, 0.0).sum(), count)}
 
@@ -84,9 +87,9 @@ class Extractor(Head):
 
 
 class ExtractorHead(nn.Module):
-    """Maps the last hidden states to logits, [B, T, D] -> [B, T, 2] float32; `NEVER` where no answer is allowed.
+    """Projects the last hidden states to logits, [B, T, D] -> [B, T, 2] float32; `NEVER` at forbidden positions.
 
-    NOTE transformers' classes have the logits of padding in their softmax, which so depends on how long rows are.
+    NOTE The classes of transformers include padding in the softmax, so their result depends on the length of the rows.
     """
 
     config: ModelConfig

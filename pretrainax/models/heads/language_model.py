@@ -1,4 +1,4 @@
-"""The head that says which token stands here: the output matrix over the vocabulary, and a masked LM's layer before."""
+"""The language-model head: the output matrix over the vocabulary, and the extra layer of a masked LM."""
 
 import math
 from typing import Optional, Unpack
@@ -22,15 +22,15 @@ from pretrainax.models.heads.vocabulary_loss import LossOptions, loss_sums
 
 @flax.struct.dataclass
 class LanguageModelOutput:
-    """Features and the output matrix, so that the loss never has to hold all logits at once."""
+    """Features and the output matrix, so that the loss never needs all logits at once."""
 
-    features: jax.Array  # [B, N, D] in the compute dtype; N = T, or K where masked_positions are [B, K]
+    features: jax.Array  # [B, N, D] in the compute dtype; N = T, or K with masked_positions [B, K]
     unembedding: jax.Array  # [D, V] float32
     bias: Optional[jax.Array] = None  # [V] float32
     logit_cap: Optional[float] = flax.struct.field(pytree_node=False, default=None)  # config.model.final_logit_cap
 
     def logits(self) -> jax.Array:
-        """Returns [B, N, V] float32. For a large vocabulary this is the largest array of a step."""
+        """Returns logits [B, N, V] float32, the largest array of a step for a large vocabulary."""
         logits = jnp.einsum(
             "BND,DV->BNV",
             self.features,
@@ -45,24 +45,24 @@ class LanguageModelOutput:
 class LanguageModel(Head):
     name, loss_name = "lm", "loss"
     metrics = (
-        Metric("loss", "nats a target token"),
-        Metric("text_loss", "nats a target token that is text: no sentinel, no end, no [SEP]"),
-        Metric("perplexity", "e to the loss"),
-        Metric("bits_per_token", "the loss in bits"),
-        Metric("bits_per_byte", "bits that the targets take, by the bytes of text they have"),
+        Metric("loss", "nats per target token"),
+        Metric("text_loss", "nats per target token of text, without sentinels, end tokens and [SEP]"),
+        Metric("perplexity", "exp(loss)"),
+        Metric("bits_per_token", "loss in bits"),
+        Metric("bits_per_byte", "bits of the targets per byte of their text"),
         Metric(
             "accuracy",
-            "target tokens guessed right, each from the true ones around it (teacher-forced)",
+            "target tokens predicted correctly from the true context (teacher-forced)",
             larger_is_better=True,
         ),
-        Metric("text_accuracy", "the same of target tokens that are text", larger_is_better=True),
+        Metric("text_accuracy", "target tokens of text predicted correctly (teacher-forced)", larger_is_better=True),
         Metric(
             "sequence_accuracy",
-            "targets with every token guessed right: what greedy decoding would get",
+            "targets with all tokens predicted correctly, as greedy decoding would",
             larger_is_better=True,
         ),
         Metric("loss_tokens", "target tokens"),
-        Metric("total_loss", "loss and the losses of further heads that are trained with it, together"),
+        Metric("total_loss", "sum of the loss and the losses of other heads"),
     )
     partition_rules = (
         (r"masked_lm_head/norm/(scale|bias)", "features"),
@@ -80,8 +80,8 @@ class LanguageModel(Head):
         return {**layer, "unembedding": LMHead(config)}
 
     def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> LanguageModelOutput:
-        """Returns predictions at masked_positions [B, K] where the batch has them (15 % of the work), else at all."""
-        x = x[..., : model.config.last_stack.d_model]  # of two directions that which reads forward
+        """Returns predictions at the batch's masked_positions [B, K] (15 % of the work), or else at all positions."""
+        x = x[..., : model.config.last_stack.d_model]  # the forward half of a bidirectional stream
         if is_gathered(batch):
             chex.assert_rank(batch["masked_positions"], 2, custom_message="masked_positions are [B, K]")
             # [B, T, D] -> [B, K, D]
@@ -94,8 +94,8 @@ class LanguageModel(Head):
         return loss_denominator(batch)
 
     def sums(self, output: LanguageModelOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
-        asked = batch["targets"], batch["loss_weights"], batch.get("segment_ids"), batch.get("text_weights")
-        sums = loss_sums(output, *asked, **options)
+        targets = batch["targets"], batch["loss_weights"], batch.get("segment_ids"), batch.get("text_weights")
+        sums = loss_sums(output, *targets, **options)
         objective, _ = sums.pop("objective")
         if "target_bytes" in batch:
             sums["bits_per_byte"] = sums["loss"][0] / math.log(2), batch["target_bytes"].sum()
@@ -107,9 +107,9 @@ class LanguageModel(Head):
 
 
 class MaskedLMHead(nn.Module):
-    """norm(activation(dense(x))), before the output matrix (Devlin et al. 2018, in the released code).
+    """Computes norm(activation(dense(x))) before the output matrix (Devlin et al. 2018, in the released code).
 
-    [B, N, D] -> [B, N, E], E the width of the embeddings.
+    [B, N, D] -> [B, N, E], with E the width of the embeddings.
     """
 
     config: ModelConfig
@@ -123,7 +123,7 @@ class MaskedLMHead(nn.Module):
 
 
 class LMHead(nn.Module):
-    """The output matrix, tied to the token embedding or its own, and a bias, which masked LMs and few others have."""
+    """The output matrix, tied to the token embedding or separate, with an optional bias, mostly for masked LMs."""
 
     config: ModelConfig
 

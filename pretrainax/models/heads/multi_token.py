@@ -1,4 +1,4 @@
-"""The head that says which tokens come after the next one, in training: DeepSeek-V3's multi-token prediction."""
+"""The multi-token prediction head of DeepSeek-V3, which predicts tokens after the next token, in training only."""
 
 import dataclasses
 from typing import Optional, Unpack
@@ -25,26 +25,30 @@ from pretrainax.models.heads.vocabulary_loss import LossOptions, loss_sums
 
 
 class Asked(flax.struct.PyTreeNode):
-    """Holds what is asked of each place, some tokens further on than the next; each [B, T]."""
+    """Targets and weights of one prediction depth, each [B, T]."""
 
     targets: jax.Array
-    weights: jax.Array  # float32; 0 where the text has ended, or a token on the way is not asked for
+    weights: jax.Array  # float32; 0 after the end of the document, or if a token before the target has no weight
 
 
 class MultiTokenOutput(flax.struct.PyTreeNode):
-    """Holds what is said of the tokens 2, 3, … further on, and what was asked."""
+    """Predictions of the tokens 2, 3, … positions ahead, with their targets."""
 
     answers: tuple[LanguageModelOutput, ...]
     asked: tuple[Asked, ...]
-    blocks: Sums  # of the blocks that say it
+    blocks: Sums  # sums of the head's blocks
     weight: float = flax.struct.field(pytree_node=False, default=1.0)  # config.model.multi_token.weight
 
 
 def further(asked: Asked, first: Asked, segment_ids: jax.Array, depth: int) -> Asked:
-    """Returns what is asked `depth` tokens further on than `first`, the next token, where one less was `asked`.
+    """Returns the targets `depth` tokens after the next token.
 
-    A token is asked for if it is of the same text, and all between are asked for too: none of a prefix, which sees
-    tokens after it, is asked for what it sees.
+    A target has weight if it belongs to the same document and all targets between have weight too. A prefix token,
+    which attends to later tokens, therefore never predicts tokens that it attends to.
+
+    Args:
+      asked: targets at depth - 1.
+      first: targets at depth 0, the next tokens.
     """
 
     def ahead(x: jax.Array) -> jax.Array:
@@ -56,13 +60,16 @@ def further(asked: Asked, first: Asked, segment_ids: jax.Array, depth: int) -> A
 
 @register_head
 class MultiToken(Head):
-    """h_k = block_k(join_k[norm(embedding of token i + k) | norm(h_(k-1))]), of which the model's own output matrix
-    tells token i + k + 1 (section 2.2, equations 21 to 23); h_0 is the model's last hidden state."""
+    """Computes h_k = block_k(join_k[norm(embedding of token i + k) | norm(h_(k-1))]).
+
+    The model's output matrix predicts token i + k + 1 from h_k (section 2.2, equations 21 to 23); h_0 is the model's
+    last hidden state.
+    """
 
     name, loss_name = "multi_token", "multi_token_loss"
     metrics = (
-        Metric("multi_token_loss", "nats a token, of those after the next one"),
-        Metric("multi_token_accuracy", "tokens after the next one that are guessed right", larger_is_better=True),
+        Metric("multi_token_loss", "nats per token after the next token"),
+        Metric("multi_token_accuracy", "tokens after the next token predicted correctly", larger_is_better=True),
     )
     partition_rules = (
         (r"multi_token/(token|hidden)_norm_\d+/(scale|bias)", "features"),
@@ -79,37 +86,37 @@ class MultiToken(Head):
     def answer(
         self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool
     ) -> Optional[MultiTokenOutput]:
-        """Returns None where the batch asks for no tokens, as where a text is written."""
+        """Returns the predictions of all depths; None if the batch has no loss, as in generation."""
         if not has_loss(batch) and not model.is_initializing():
             return None
         tokens = batch["tokens"]
         first = Asked(batch.get("targets", tokens), batch.get("loss_weights", jnp.ones(tokens.shape, jnp.float32)))
         settings, asked, answers, sums = model.config.multi_token, [], [], {}
-        found = first
+        current = first
         for depth in range(1, settings.depth + 1):
-            # what was told one token before is what is read now
-            read = model.embed(found.targets, batch["positions"], deterministic=deterministic)
-            found = further(found, first, batch["segment_ids"], depth)
-            x, of_block = model.multi_token(x, read, batch, model.compute, depth=depth, deterministic=deterministic)
+            # The targets of one depth are the inputs of the next depth.
+            read = model.embed(current.targets, batch["positions"], deterministic=deterministic)
+            current = further(current, first, batch["segment_ids"], depth)
+            x, block_sums = model.multi_token(x, read, batch, model.compute, depth=depth, deterministic=deterministic)
             answers.append(model.unembedding(x, model.written_embedding.embedding))
-            asked.append(found)
-            sums = added(sums, of_block)
+            asked.append(current)
+            sums = added(sums, block_sums)
         return MultiTokenOutput(tuple(answers), tuple(asked), sums, settings.weight)
 
     def of_blocks(self, output: Optional[MultiTokenOutput]) -> Sums:
         return {} if output is None else output.blocks
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
-        """Returns how many next tokens are asked for: each depth divides by as many (section 2.2, equation 24)."""
+        """Returns the number of next-token targets, the denominator of every depth (section 2.2, equation 24)."""
         return loss_denominator(batch)
 
     def sums(self, output: MultiTokenOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         total, reported = jnp.zeros((), jnp.float32), {}
         plain = LossOptions(**(options | {"sequences": False}))
         for answer, asked in zip(output.answers, output.asked, strict=True):
-            found = loss_sums(answer, asked.targets, asked.weights, **plain)
-            total += found["objective"][0]
-            reported = added(reported, {f"{self.name}_{name}": found[name] for name in ("loss", "accuracy")})
+            depth_sums = loss_sums(answer, asked.targets, asked.weights, **plain)
+            total += depth_sums["objective"][0]
+            reported = added(reported, {f"{self.name}_{name}": depth_sums[name] for name in ("loss", "accuracy")})
         return output.weight / len(output.answers) * total, reported
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
@@ -123,13 +130,13 @@ class MultiToken(Head):
 
 
 def block_of(config: ModelConfig) -> ModelConfig:
-    """Returns the architecture of the blocks that tell further tokens: that of the model's last ones."""
+    """Returns the config of the head's blocks, which have the architecture of the model's last blocks."""
     experts = None if config.experts is None else dataclasses.replace(config.experts, first_dense=None, every=None)
     return dataclasses.replace(config, experts=experts)
 
 
 class Ahead(nn.Module):
-    """Makes of what tells one token what tells the next one, [B, T, D] -> [B, T, D]."""
+    """Computes the hidden states of one depth from the previous depth, [B, T, D] -> [B, T, D]."""
 
     config: ModelConfig
 

@@ -1,4 +1,4 @@
-"""The head that says how two segments belong together, from the first token."""
+"""The sentence-pair head, which classifies the relation of two segments from the first token."""
 
 from typing import Optional, Unpack
 
@@ -20,12 +20,12 @@ from pretrainax.sharding.axes import logical_spec
 
 @register_head
 class Pairs(Head):
-    """Its output is the logits [B, 2] float32."""
+    """The sentence-pair head, with logits [B, 2] float32 as output."""
 
     name, loss_name = "pair", "pair_loss"
     metrics = (
-        Metric("pair_loss", "nats a pair of segments: how do they belong together?", in_total_loss=True),
-        Metric("pair_accuracy", "pairs of segments of which the right label is said", larger_is_better=True),
+        Metric("pair_loss", "nats per pair of segments, for the label of the pair", in_total_loss=True),
+        Metric("pair_accuracy", "pairs of segments with the correct label", larger_is_better=True),
     )
     partition_rules = (
         (r"pair_head/dense/kernel", "d_model features"),
@@ -53,18 +53,18 @@ class Pairs(Head):
     def sums(self, output: jax.Array, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         labels = batch["pair_labels"]
         chex.assert_shape(output, (*labels.shape, 2), custom_message="logits are [B, 2], pair_labels [B]")
-        said = jnp.take_along_axis(output, labels[:, None], axis=1).squeeze(1)  # [B, 2] -> [B]
+        target_logits = jnp.take_along_axis(output, labels[:, None], axis=1).squeeze(1)  # [B, 2] -> [B]
         real = rows_with_text(batch)
-        loss = (jax.nn.logsumexp(output, axis=-1) - said) * real
+        loss = (jax.nn.logsumexp(output, axis=-1) - target_logits) * real
         right = jnp.argmax(output, axis=-1) == labels
         return loss.sum(), mean_sums("pair", loss, right, real)
 
 
 class PairHead(nn.Module):
-    """Says how two segments belong together, from the first token, [B, T, D] -> [B, 2] float32.
+    """Classifies a pair of segments from the first token, [B, T, D] -> [B, 2] float32.
 
-    BERT asks whether the second follows the first (Devlin et al. 2018, section 3.1, task 2), ALBERT whether they are
-    in order (Lan et al. 2019, section 3.1).
+    BERT predicts if the second segment follows the first (Devlin et al. 2018, section 3.1, task 2). ALBERT predicts if
+    the segments are in order (Lan et al. 2019, section 3.1).
     """
 
     config: ModelConfig

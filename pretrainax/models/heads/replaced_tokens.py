@@ -1,4 +1,4 @@
-"""The head that says which tokens of a text were replaced (ELECTRA's discriminator)."""
+"""The replaced-token detection head (ELECTRA's discriminator)."""
 
 from typing import Optional, Unpack
 
@@ -22,31 +22,31 @@ from pretrainax.models.heads.vocabulary_loss import LossOptions
 @flax.struct.dataclass
 class ReplacedTokensOutput:
     logits: jax.Array  # [B, T] float32
-    replaced: Optional[jax.Array] = None  # [B, T] bool, the truth where the model itself replaced tokens
-    weight: float = flax.struct.field(pytree_node=False, default=1.0)  # of the loss
+    replaced: Optional[jax.Array] = None  # [B, T] bool, the labels if the model itself replaced tokens
+    weight: float = flax.struct.field(pytree_node=False, default=1.0)  # weight of the loss
 
 
 @register_head
 class ReplacedTokens(Head):
     name, loss_name = "replaced", "replaced_loss"
     metrics = (
-        Metric("replaced_loss", "nats a token, of the discriminator: was it replaced?"),
+        Metric("replaced_loss", "nats per token of the discriminator"),
         Metric(
             "replaced_accuracy",
-            "tokens of which the discriminator says rightly whether they were replaced",
+            "tokens that the discriminator classifies correctly as replaced or original",
             larger_is_better=True,
         ),
         Metric(
             "replaced_precision",
-            "tokens that were replaced, of those that the discriminator says were",
+            "replaced tokens among the tokens that the discriminator classifies as replaced",
             larger_is_better=True,
         ),
         Metric(
             "replaced_recall",
-            "tokens that the discriminator says were replaced, of those that were",
+            "replaced tokens that the discriminator classifies as replaced",
             larger_is_better=True,
         ),
-        Metric("replaced_fraction", "tokens that were replaced, of all"),
+        Metric("replaced_fraction", "replaced tokens among all tokens"),
     )
     partition_rules = (
         (r"replaced_token_head/norm/(scale|bias)", "features"),
@@ -73,17 +73,19 @@ class ReplacedTokens(Head):
         logits, truth = output.logits, output.replaced
         if truth is None and not has_replaced(batch):
             raise UserError(
-                "a replaced_token_head has nothing to tell apart without a generator: set config.model.generator"
+                "a replaced_token_head needs a generator to replace tokens in training: set config.model.generator"
             )
         truth = batch["replaced"] > 0 if truth is None else truth
         shapes = (logits, truth, batch["segment_ids"])
         chex.assert_equal_shape(shapes, custom_message="logits, replaced and segment_ids are [B, T]")
         real = (batch["segment_ids"] > 0).astype(jnp.float32)
         loss = (jax.nn.softplus(logits) - jnp.where(truth, logits, 0.0)) * real  # -log sigmoid(±logit)
-        said, is_real = logits > 0, real > 0
-        sums = mean_sums("replaced", loss, said == truth, real)
-        hits, said, there = (jnp.sum(x & is_real, dtype=jnp.float32) for x in (said & truth, said, truth))
-        sums |= {"replaced_precision": (hits, said), "replaced_recall": (hits, there)}
+        predicted, is_real = logits > 0, real > 0
+        sums = mean_sums("replaced", loss, predicted == truth, real)
+        hits, predicted, actual = (
+            jnp.sum(x & is_real, dtype=jnp.float32) for x in (predicted & truth, predicted, truth)
+        )
+        sums |= {"replaced_precision": (hits, predicted), "replaced_recall": (hits, actual)}
         return output.weight * loss.sum(), sums
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
@@ -91,8 +93,11 @@ class ReplacedTokens(Head):
 
 
 class ReplacedTokenHead(nn.Module):
-    """Says of each token whether it was replaced, [B, T, D] -> [B, T] float32 (Clark et al. 2020, section 2; the layer
-    before the last is in the released code, and so is DeBERTa v3's sum with the first token of the segment)."""
+    """Predicts the replaced tokens, [B, T, D] -> [B, T] float32 logits (Clark et al. 2020, section 2).
+
+    The dense layer before the output comes from the released code, as does DeBERTa v3's sum with the first token of the
+    segment.
+    """
 
     config: ModelConfig
 
@@ -107,8 +112,8 @@ class ReplacedTokenHead(nn.Module):
 
 
 def _first_of_segment(x: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """Returns out[b, t] = x of the first token of t's segment, [B, T, D] -> [B, T, D]."""
+    """Returns the state of the first token of each token's segment, [B, T, D] -> [B, T, D]."""
     starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
     first = jax.lax.cummax(jnp.where(starts, jnp.arange(x.shape[1])[None], 0), axis=1)
-    # A product and no lookup, whose gradient would add a whole segment up in one place, token by token.
+    # A product, because the gradient of a gather would add up a whole segment token by token.
     return jnp.einsum("BTS,BSD->BTD", jax.nn.one_hot(first, x.shape[1], dtype=x.dtype), x)

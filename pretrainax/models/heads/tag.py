@@ -1,4 +1,4 @@
-"""The head that says of each word of a row which tag it has, each by itself or all as a chain."""
+"""The tagging head, which predicts a tag for each word of a row, with a softmax or a CRF."""
 
 from typing import Optional, Unpack
 
@@ -22,15 +22,17 @@ from pretrainax.sharding.axes import logical_spec
 
 @flax.struct.dataclass
 class TaggerOutput:
-    logits: jax.Array  # [B, W, L] float32, of each word, one after the other; W = T
-    transitions: Optional[chain.Transitions]  # of a CRF
-    allowed: Optional[jax.Array]  # of a CRF that may not say all tags after each other, see chain.best_tags
+    logits: jax.Array  # [B, W, L] float32, of each word in order; W = T
+    transitions: Optional[chain.Transitions]  # CRF only
+    allowed: Optional[jax.Array]  # CRF with constraints only, see chain.best_tags
 
 
 @register_head
 class Tagger(Head):
-    """Its answers are, of each word of a row, the tag's number "tags" [B, W] int32, -1 behind the last word, and the
-    probability of that tag "probabilities" [B, W] float32."""
+    """The tagging head. `answers` has "tags" [B, W] int32, the predicted tag of each word, -1 after the last word.
+
+    It also has "probabilities" [B, W] float32, the probability of each predicted tag.
+    """
 
     name, loss_name = "tag", "label_loss"
     partition_rules = (
@@ -57,8 +59,10 @@ class Tagger(Head):
             probabilities = jax.nn.softmax(output.logits)
         else:
             probabilities = chain.marginals(output.logits, real, output.transitions)
-        said = jnp.take_along_axis(probabilities, tags[..., None], axis=2).squeeze(2)  # [B, W, L] -> [B, W]
-        return {"tags": jnp.where(real, tags, -1), "probabilities": jnp.where(real, said, 0.0)}
+        tag_probabilities = jnp.take_along_axis(probabilities, tags[..., None], axis=2).squeeze(
+            2
+        )  # [B, W, L] -> [B, W]
+        return {"tags": jnp.where(real, tags, -1), "probabilities": jnp.where(real, tag_probabilities, 0.0)}
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
         return _words(batch).max(1).sum() if has_word_labels(batch) else None
@@ -72,11 +76,11 @@ class Tagger(Head):
         logits, labels, real = output.logits, batch["word_labels"], real_words(batch)
         chex.assert_shape(labels, logits.shape[:2], custom_message="logits are [B, W, L], word_labels [B, W]")
         if output.transitions is None:
-            said = jnp.take_along_axis(logits, labels[..., None], axis=2).squeeze(2)  # [B, W, L] -> [B, W]
-            loss = jnp.where(real, jax.nn.logsumexp(logits, axis=-1) - said, 0.0).sum()
+            target_logits = jnp.take_along_axis(logits, labels[..., None], axis=2).squeeze(2)  # [B, W, L] -> [B, W]
+            loss = jnp.where(real, jax.nn.logsumexp(logits, axis=-1) - target_logits, 0.0).sum()
         else:
-            whole = chain.log_partition(logits, real, output.transitions)
-            loss = (whole - chain.score(logits, labels, real, output.transitions)).sum()
+            log_partition = chain.log_partition(logits, real, output.transitions)
+            loss = (log_partition - chain.score(logits, labels, real, output.transitions)).sum()
         right, count = (_tags(output, batch) == labels) & real, real.sum().astype(jnp.float32)
         sums = {"label_loss": (jax.lax.stop_gradient(loss), count)}
         return loss, sums | {"label_accuracy": (right.sum().astype(jnp.float32), count)}
@@ -88,19 +92,19 @@ class Tagger(Head):
 
 
 def _words(batch: Batch) -> jax.Array:
-    """Returns which word of the row each token tells of, [B, T], from 1; each is one where the batch has no words."""
+    """Returns the word number of each token, [B, T], from 1; without words in the batch, each token is a word."""
     segments = batch["segment_ids"]
     return batch["words"] if "words" in batch else jnp.cumsum(segments > 0, axis=1) * (segments > 0)
 
 
 def real_words(batch: Batch) -> jax.Array:
-    """Tells where a row has a word, [B, W] bool: they are numbered from 1, and W = T."""
+    """Returns the mask of words, [B, W] bool; words are numbered from 1, and W = T."""
     words = _words(batch)
     return jnp.arange(words.shape[1])[None] < words.max(1, keepdims=True)
 
 
 def _tags(output: TaggerOutput, batch: Batch) -> jax.Array:
-    """Returns the tag that is said of each word, [B, W]."""
+    """Returns the predicted tag of each word, [B, W]."""
     if output.transitions is None:
         return output.logits.argmax(-1)
     logits, transitions = jax.lax.stop_gradient((output.logits, output.transitions))
@@ -108,9 +112,9 @@ def _tags(output: TaggerOutput, batch: Batch) -> jax.Array:
 
 
 class TaggerHead(nn.Module):
-    """Maps the states of tokens to logits of words, [B, T, D] -> [B, W, L] float32, W = T.
+    """Projects token states to word logits, [B, T, D] -> [B, W, L] float32, W = T.
 
-    words: [B, T], which word a token tells of; the state of a word is the mean of those of its tokens.
+    `words` [B, T] is the word number of each token. The state of a word is the mean of its tokens' states.
     """
 
     config: ModelConfig
@@ -119,7 +123,7 @@ class TaggerHead(nn.Module):
     def __call__(self, x: jax.Array, words: jax.Array, deterministic: bool) -> TaggerOutput:
         head = self.config.head
         assert isinstance(head, Tag)
-        # a product and no lookup, as the length may be split over devices
+        # A product instead of a gather, because the length may be sharded.
         weights = words[:, None, :] == jnp.arange(1, words.shape[1] + 1)[None, :, None]  # [B, W, T]
         weights = weights.astype(jnp.float32)
         weights = weights / jnp.maximum(weights.sum(2, keepdims=True), 1.0)
@@ -134,7 +138,7 @@ class TaggerHead(nn.Module):
 
 
 def _allowed(head: Tag) -> Optional[jax.Array]:
-    """Returns which tag may come after which, [L + 1, L]; in the last row, which may be the first."""
+    """Returns the allowed tags (columns) after each tag (rows), [L + 1, L]; the last row is for the first word."""
     if not head.follows:
         return None
     allowed = np.ones((head.num_labels + 1, head.num_labels), bool)

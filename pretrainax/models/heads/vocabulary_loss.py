@@ -1,8 +1,8 @@
-"""The loss over the vocabulary, as sums and counts, without ever holding all logits.
+"""The loss over the vocabulary, as sums and counts, without materializing all logits.
 
 Logits [tokens, V] in float32 are the largest array of a small model's step (GPT-2 124M at 64 × 1,024 tokens: 13 GB).
-Here they exist for `chunk` tokens at a time, and the gradients are made while they are there: three matrix products in
-all, as many as with all logits kept, and none is done twice. How logits are read is in `logit_passes`.
+Here they exist for `chunk` tokens at a time, and each chunk computes its gradients immediately. This takes three matrix
+products, the same number as with all logits in memory. `logit_passes` has the passes over the logits.
 """
 
 import functools
@@ -30,12 +30,12 @@ class _Settings(NamedTuple):
 
 
 class LossOptions(TypedDict, total=False):
-    """The options of `loss_sums`, as heads are given them."""
+    """The options of `loss_sums`, which heads receive; defaults are at the end of each comment."""
 
-    z_loss: float  # weight of log(Z)^2, Z the softmax's normaliser (Chowdhery et al. 2022, section 5); 0
-    label_smoothing: float  # share of the target that is spread over the vocabulary (Szegedy et al. 2016, section 7); 0
-    chunk: int  # tokens of each device whose logits exist at a time; 4,096
-    sequences: bool  # counts whole sequences too; False
+    z_loss: float  # weight of log(Z)^2, with Z the softmax normalizer (Chowdhery et al. 2022, section 5); 0
+    label_smoothing: float  # share of the target spread over the vocabulary (Szegedy et al. 2016, section 7); 0
+    chunk: int  # tokens per device whose logits exist at a time; 4,096
+    sequences: bool  # also count whole sequences; False
 
 
 def loss_sums(
@@ -46,22 +46,22 @@ def loss_sums(
     text_weights: Optional[jax.Array] = None,
     **options: Unpack[LossOptions],
 ) -> Sums:
-    """Returns {name: (sum over the tokens, weighted; sum of the weights)}, to be added and then divided once.
+    """Returns {name: (weighted sum over the tokens, sum of the weights)}, to be added up and divided once.
 
     Args:
       outputs: a LanguageModelOutput: features [B, N, D], unembedding [D, V] float32, bias [V] float32 or None,
         logit_cap. Logits are features · unembedding + bias, with operands in the features' dtype, accumulated in
-        float32 and, but on a CPU, rounded to that dtype; with a cap, x becomes cap · tanh(x / cap).
+        float32 and, except on a CPU, rounded to the features' dtype. A cap maps a logit x to cap · tanh(x / cap).
       targets: [B, N] int32.
-      loss_weights: [B, N] float32; 0 where a token has no loss.
-      segment_ids: [B, N] int32, which sequence of its row a target is of; only `sequences` needs them.
-      text_weights: [B, N] float32, the loss weights of the targets that are text; None: nothing is said of these.
+      loss_weights: [B, N] float32; 0 for tokens without loss.
+      segment_ids: [B, N] int32, the sequence of each target in its row; only `sequences` needs them.
+      text_weights: [B, N] float32, the loss weights of text targets; None: no text metrics.
 
     Returns:
-      "objective", to minimise and the only one with gradients; "loss", the negative log-likelihood in nats;
-      "accuracy", share of targets with the largest logit; "text_loss" and "text_accuracy", both of the targets that are
-      text; "z_loss" where its weight is not 0, weight included; "sequence_accuracy" with `sequences`: those whose every
-      target has it, and the number of sequences.
+      "objective": the loss to minimize, the only entry with gradients. "loss": the negative log-likelihood in nats.
+      "accuracy": the share of targets with the largest logit. "text_loss", "text_accuracy": the same for text targets.
+      "z_loss": the z-loss times its weight, if the weight is not 0. "sequence_accuracy", with `sequences`: the number
+      of sequences whose targets are all correct, and the number of sequences.
     """
     settings = _Settings(outputs.logit_cap, **options)
     assert settings.chunk > 0, settings  # layers.compute.for_this_machine replaces the 0 of config.train.loss_chunk
@@ -72,9 +72,9 @@ def loss_sums(
     if outputs.bias is not None:
         chex.assert_shape(outputs.bias, (vocabulary,), custom_message="the bias is [V]")
     by_device = jax.tree.map(_by_device, (targets, loss_weights, text_weights))
-    found = _sums(settings, _by_device(outputs.features), outputs.unembedding, outputs.bias, *by_device)
-    # partial hides the type of _sums
-    objective, reported, right = cast(tuple[jax.Array, dict[str, jax.Array], Optional[jax.Array]], found)
+    results = _sums(settings, _by_device(outputs.features), outputs.unembedding, outputs.bias, *by_device)
+    # functools.partial hides the type of _sums.
+    objective, reported, right = cast(tuple[jax.Array, dict[str, jax.Array], Optional[jax.Array]], results)
     counts = dict.fromkeys(reported, count := loss_weights.sum())
     if text_weights is not None:
         counts |= dict.fromkeys(("text_loss", "text_accuracy"), text_weights.sum())
@@ -82,29 +82,31 @@ def loss_sums(
         name: (jax.lax.stop_gradient(value), counts[name]) for name, value in reported.items()
     }
     if right is not None:
-        assert segment_ids is not None, "sequences are told apart by segment_ids"
+        assert segment_ids is not None, "sequences=True needs segment_ids"
         sums["sequence_accuracy"] = _sequences_right(_by_row(right, tokens), loss_weights, segment_ids)
     return sums
 
 
 def _sequences_right(right: jax.Array, weights: jax.Array, segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Counts the sequences of [B, N] targets that are `right` wherever they have a weight, and all that have one."""
+    """Counts the sequences whose weighted targets [B, N] are all `right`, and the sequences with weighted targets."""
     changes = segment_ids[:, 1:] != segment_ids[:, :-1]
     first, last = (jnp.pad(changes, ((0, 0), side), constant_values=True) for side in ((1, 0), (0, 1)))
 
-    def so_far(x):
-        """Counts how many of a sequence are true up to each place, [B, N] bool -> [B, N]."""
+    def running_count(x):
+        """Returns the number of true values of a sequence up to each position, [B, N] bool -> [B, N]."""
         total = jnp.cumsum(x, axis=1)
         return total - jax.lax.cummax(jnp.where(first, total - x, 0), axis=1)
 
-    asked = weights > 0
-    ends = last & (so_far(asked) > 0)
-    return (ends & (so_far(asked & ~right) == 0)).sum(dtype=jnp.float32), ends.sum(dtype=jnp.float32)
+    weighted = weights > 0
+    ends = last & (running_count(weighted) > 0)
+    return (ends & (running_count(weighted & ~right) == 0)).sum(dtype=jnp.float32), ends.sum(dtype=jnp.float32)
 
 
 def _by_device(x: jax.Array) -> jax.Array:
-    """Reshapes [B, N, …] -> [B · n, N / n, …] where the mesh cuts the length into n parts: rows of one device, then of
-    the next; what is added to a length that does not divide has weight 0."""
+    """Reshapes [B, N, …] -> [B · n, N / n, …] if the mesh shards the length over n devices, device by device.
+
+    Padding of a length that n does not divide has weight 0.
+    """
     parts = axis_size(LENGTH_AXIS)
     if parts == 1:
         return x
@@ -116,7 +118,7 @@ def _by_device(x: jax.Array) -> jax.Array:
 
 
 def _by_row(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Undoes `_by_device`: returns [B · n, N / n] as [B, N] of this shape."""
+    """Inverts `_by_device`, [B · n, N / n] -> [B, N] of this shape."""
     (batch, length), parts = shape, x.shape[0] // shape[0]
     shards = _shards(batch, BATCH_AXES)
     # [B · n, N/n] -> [S, n, R, N/n] -> [S, R, n, N/n]
@@ -136,7 +138,7 @@ def _sums_forward(settings: _Settings, features, unembedding, bias, *of_targets)
 
 
 def _sums_backward(settings: _Settings, gradients, cotangents):
-    # The gradients of the sum are at hand: what follows the sum only scales them.
+    # The forward pass has computed the gradients of the sum; the backward pass only scales them.
     scaled = jax.tree.map(lambda g: (g.astype(jnp.float32) * cotangents[0]).astype(g.dtype), gradients)
     return *scaled, None, None, None
 
@@ -145,14 +147,17 @@ _sums.defvjp(_sums_forward, _sums_backward)
 
 
 def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, with_gradients: bool):
-    """Returns the sums, the gradients of the objective's sum for (features, unembedding, bias), and which targets have
-    the largest logit, [B, N]; None where nobody asks.
+    """Returns the sums, the gradients for (features, unembedding, bias), and the mask of correct targets.
 
-    of_targets: the targets, their weights, and their weights as text or None.
+    The mask [B, N] is True for targets with the largest logit; it is None unless `settings.sequences`. Gradients are
+    None unless `with_gradients`.
+
+    Args:
+      of_targets: the targets, their weights, and their weights as text or None.
     """
     batch, length, width = features.shape
-    # Each device keeps its own rows: S shards of R rows, cut along the length, so that no token changes device. The
-    # gradient of the unembedding is summed apart in each shard, and over the shards once, after the last chunk.
+    # S shards of R rows are cut into chunks along the length, so that no token changes device. Each shard sums the
+    # gradient of the unembedding separately; the sum over the shards runs once, after the last chunk.
     shards = _shards(batch, TOKEN_AXES)
     pieces = math.ceil(length / max(settings.chunk * shards // batch, 1))
     step = math.ceil(length / pieces)
@@ -163,7 +168,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, w
         )
         for x in (features, *jax.tree.leaves(of_targets))
     ]
-    matrix = _constrain(_operand(settings, unembedding, features.dtype), logical_spec(None, "vocab_size"))
+    matrix = _with_sharding(_operand(settings, unembedding, features.dtype), logical_spec(None, "vocab_size"))
 
     def one_chunk(start):
         # [S, R, N', …] -> [S, M, …] with M = R · step
@@ -177,8 +182,8 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, w
         d_bias = None if bias is None else sum_of_tokens(d_logits)
         totals = (
             sums,
-            _constrain(d_matrix, logical_spec("tokens", None, "vocab_size")),
-            None if d_bias is None else _constrain(d_bias, logical_spec("tokens", "vocab_size")),
+            _with_sharding(d_matrix, logical_spec("tokens", None, "vocab_size")),
+            None if d_bias is None else _with_sharding(d_bias, logical_spec("tokens", "vocab_size")),
         )
         return totals, (right, d_x.reshape(shards, -1, step, width))
 
@@ -203,10 +208,10 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, w
 
 
 def _operand(settings: _Settings, unembedding, dtype):
-    """Returns the matrix [D, V] that makes logits in this dtype, gathered once for all chunks.
+    """Returns the unembedding matrix [D, V] in this dtype, gathered once for all chunks.
 
-    What all logits of a token have in common is in no softmax, and GPT-2's are near -100, where bfloat16 has steps of
-    0.5: it is left out of what is rounded. A cap and z-loss do see it, and keep it small.
+    A softmax does not depend on the mean of a token's logits. GPT-2's logits are near -100, where bfloat16 has steps of
+    0.5, so the mean is removed before rounding. A cap and z-loss depend on the mean, and keep it small.
     """
     if are_rounded(dtype) and not settings.z_loss and settings.logit_cap is None:
         unembedding = unembedding - unembedding.mean(1, keepdims=True)
@@ -214,9 +219,11 @@ def _operand(settings: _Settings, unembedding, dtype):
 
 
 def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_weights=None):
-    """Returns the sums [S] over a chunk [S, M, D] of tokens, which targets have the largest logit, [S, M], and the
-    gradient of its objective for the logits [S, M, V]."""
-    products = _constrain(products_of(features, matrix), logical_spec("tokens", None, "vocab_size"))
+    """Returns the sums [S] over a chunk [S, M, D] of tokens, the mask of correct targets [S, M], and d_logits.
+
+    d_logits [S, M, V] is the gradient of the chunk's objective with respect to the logits.
+    """
+    products = _with_sharding(products_of(features, matrix), logical_spec("tokens", None, "vocab_size"))
     smoothing = settings.label_smoothing
     reading = read(products, bias, targets, settings.logit_cap, with_mean=bool(smoothing))
     log_z = jnp.log(reading.normaliser) + reading.largest
@@ -236,7 +243,7 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
         sums["z_loss"] = (penalty * weights).sum(1)
     sums["objective"] = (objective * weights).sum(1)
 
-    # From here on the second pass
+    # The second pass over the logits starts here.
     logits = logits_again(products, bias, settings.logit_cap)
     hits = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
     d_logits = jnp.exp(logits - reading.largest[..., None]) * (weights * slope / reading.normaliser)[..., None]
@@ -249,8 +256,7 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
 
 
 def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
-    """Sums [S, D, V] -> [D, V], each device's part as the parameter lies; see Embedding, whose gradient is summed
-    like this too."""
+    """Sums [S, D, V] -> [D, V] into the sharding of the parameter, as for the gradient of `Embedding`."""
     if d_matrix is None or len(d_matrix) == 1:
         return None if d_matrix is None else d_matrix[0]
     spec = logical_spec("tokens")
@@ -263,13 +269,13 @@ def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
 
 
 def _shards(rows: int, axes: tuple[str, ...]) -> int:
-    """Counts the parts that the mesh of `jax.set_mesh` cuts rows into; 1 without one, or for rows not divided."""
+    """Returns the number of row shards in the mesh of `jax.set_mesh`; 1 without a mesh, or if it does not divide."""
     shards = axis_size(axes)
     return shards if rows % shards == 0 else 1
 
 
-def _constrain(x: jax.Array, spec: P) -> jax.Array:
-    """Returns `x` sharded so under the mesh of `jax.set_mesh`, but for axes of size 1; unchanged without one."""
+def _with_sharding(x: jax.Array, spec: P) -> jax.Array:
+    """Constrains `x` to the sharding in the mesh of `jax.set_mesh`, except axes of size 1; unchanged without a mesh."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(

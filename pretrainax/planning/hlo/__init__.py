@@ -1,8 +1,7 @@
-"""Compiled HLO text: how often each instruction runs, what a step moves through memory, what devices send each other,
-which buffers are large.
+"""Analyzes compiled HLO text: runs of each instruction, memory traffic, collectives and large buffers of a step.
 
-The text is that of `compiled.as_text()`, after all passes and as one device runs it, so that what is counted is what
-was made of the program, not what was asked for.
+The text comes from `compiled.as_text()`, after all compiler passes, for one device. The counts therefore describe the
+compiled program, not the program as written.
 
     program = Program(compiled.as_text())
     collectives_of(program, mesh), buffers_of(program), memory_traffic_of(program)

@@ -1,4 +1,4 @@
-"""The collectives of a compiled step, by axis of the mesh."""
+"""Reads the collectives of a compiled step, by mesh axis."""
 
 import collections
 import dataclasses
@@ -22,57 +22,59 @@ KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective
 
 
 def collectives_of(program: Program, mesh: AnyMesh) -> list[Collective]:
-    """Returns all collectives of a step, those that move most bytes first.
+    """Returns all collectives of a step, the largest first.
 
-    Where the compiler made a loop of permutes of a gather and the product behind it, or of a product and the
-    scattered sum of it, these count as what they are made of. Groups are device numbers in the order of `mesh`.
+    The compiler may replace a gather with its product, or a product with its reduce-scatter, by a loop of permutes.
+    Such loops count as the original collective. Groups contain device numbers in the order of `mesh`.
     """
-    found: dict[str, tuple[float, Instruction, str]] = {}
+    instructions_by_key: dict[str, tuple[float, Instruction, str]] = {}
     for name, times in program.runs.items():
         for instruction in program.computations[name].values():
             if instruction.opcode.removesuffix("-start") in KINDS:
                 key = f"{name}/{instruction.name}"
                 if IN_FUSIONS in instruction.attributes:
                     key = f"{instruction.attribute('channel_id')} {instruction.op_name}"
-                if key not in found or times < found[key][0]:
-                    found[key] = times, instruction, name
+                if key not in instructions_by_key or times < instructions_by_key[key][0]:
+                    instructions_by_key[key] = times, instruction, name
     modules = Modules(program)
     total: collections.Counter = collections.Counter()
-    beside: collections.Counter = collections.Counter()
-    for times, instruction, name in found.values():
+    overlapped: collections.Counter = collections.Counter()
+    for times, instruction, name in instructions_by_key.values():
         operands = [program.computations[name][x] for x in instruction.operands]
         where = module_of(instruction.op_name) or modules.in_common(name, instruction)
         if one := _collective(instruction, name, sum(x.size for x in operands), where, mesh):
             total[one] += times
-            beside[one] += times * _is_beside_products(program, name, instruction)
+            overlapped[one] += times * _overlaps_products(program, name, instruction)
     counted = [
-        dataclasses.replace(one, count=math.ceil(n), beside=math.ceil(beside[one])) for one, n in total.items() if n
+        dataclasses.replace(one, count=math.ceil(n), beside=math.ceil(overlapped[one])) for one, n in total.items() if n
     ]
     return sorted(counted, key=lambda one: -one.total)
 
 
-def _is_beside_products(program: Program, computation: str, made: Instruction) -> bool:
-    """Returns True if a product runs between where a collective begins and where it ends; instructions are in order."""
-    if IN_FUSIONS in made.attributes or not made.opcode.endswith("-start"):
-        return IN_FUSIONS in made.attributes
-    later = itertools.dropwhile(lambda x: x is not made, program.computations[computation].values())
-    ends = lambda x: x.opcode.endswith("-done") and made.name in x.operands  # noqa: E731
+def _overlaps_products(program: Program, computation: str, start: Instruction) -> bool:
+    """Returns True if a product runs between the start and the end of a collective; instructions are in order."""
+    if IN_FUSIONS in start.attributes or not start.opcode.endswith("-start"):
+        return IN_FUSIONS in start.attributes
+    later = itertools.dropwhile(lambda x: x is not start, program.computations[computation].values())
+    ends = lambda x: x.opcode.endswith("-done") and start.name in x.operands  # noqa: E731
     between = itertools.takewhile(lambda x: not ends(x), itertools.islice(later, 1, None))
     return any(multiplies(x, parts_of(program, x)) for x in between if x.opcode not in VIEWS)
 
 
-def _collective(made: Instruction, computation: str, size: int, where: str, mesh: AnyMesh) -> Optional[Collective]:
-    """Describes one run of it; None where nothing leaves a device. size: bytes of its operands."""
-    kind = made.opcode.removesuffix("-start")
+def _collective(
+    instruction: Instruction, computation: str, size: int, where: str, mesh: AnyMesh
+) -> Optional[Collective]:
+    """Describes one run of a collective with `size` bytes of operands; None if no data leaves a device."""
+    kind = instruction.opcode.removesuffix("-start")
     if kind == "collective-permute":
-        groups = np.array(re.findall(r"\{(\d+),(\d+)\}", made.attributes), int).reshape(-1, 2)
+        groups = np.array(re.findall(r"\{(\d+),(\d+)\}", instruction.attributes), int).reshape(-1, 2)
         sent = size
         if window := re.search(r"windowed_dot_general_body_(ag|rs)", computation):
             kind = {"ag": "all-gather", "rs": "reduce-scatter"}[window[1]]
     else:
-        groups = replica_groups(made.attributes, mesh.size)
+        groups = replica_groups(instruction.attributes, mesh.size)
         n = groups.shape[1]
-        if kind == "all-reduce" and "all-reduce-scatter" in computation:  # a TPU's way to write it
+        if kind == "all-reduce" and "all-reduce-scatter" in computation:  # the TPU compiler's form of a reduce-scatter
             kind = "reduce-scatter"
         sent = {"all-gather": size * (n - 1), "all-reduce": 2 * size * (n - 1) // n}.get(kind, size * (n - 1) // n)
     axis = "+".join(_axes(groups, mesh))
@@ -80,7 +82,7 @@ def _collective(made: Instruction, computation: str, size: int, where: str, mesh
 
 
 def _axes(groups: np.ndarray, mesh: AnyMesh) -> Iterator[str]:
-    """Yields the axes along which the devices of a group differ. groups: [G, n] places in the mesh."""
+    """Yields the axes along which the devices of a group differ; groups: [G, n] positions in the mesh."""
     sizes = tuple(mesh.shape.values())
     for axis, places in zip(mesh.shape, np.unravel_index(groups, sizes), strict=True):
         if (places != places[:, :1]).any():
@@ -88,11 +90,13 @@ def _axes(groups: np.ndarray, mesh: AnyMesh) -> Iterator[str]:
 
 
 def replica_groups(attributes: str, devices: int) -> np.ndarray:
-    """Reads the groups of a collective, [G, n] device numbers, in any of XLA's spellings.
+    """Reads the groups of a collective, [G, n] device numbers, in any notation of XLA.
 
-    `{{0,1},{2,3}}` · `[2,2]<=[4]`, numbers from 0 in rows · `[2,2]<=[2,2]T(1,0)`, those of a transposed array ·
-    `mesh['a'=2,'b'=2] {'a'}`, along an axis of an array, or along a part of one, `{'a':(1)2}`: of its size before, and
-    its size; a mesh may have `device_ids=([2,2]T(1,0))` or `device_ids=(0,2,1,3)`.
+    - `{{0,1},{2,3}}`: lists.
+    - `[2,2]<=[4]`: numbers from 0, by rows.
+    - `[2,2]<=[2,2]T(1,0)`: numbers of a transposed array.
+    - `mesh['a'=2,'b'=2] {'a'}`: along an axis of an array. `{'a':(1)2}` is a part of an axis: (size before it), size. A
+      mesh may have `device_ids=([2,2]T(1,0))` or `device_ids=(0,2,1,3)`.
     """
     text = attributes.split("replica_groups=", 1)[1]
     if text.startswith("{"):
@@ -108,7 +112,7 @@ def replica_groups(attributes: str, devices: int) -> np.ndarray:
         tiled = re.match(r"(?:\[[\d,]+\])?(?:<=)?\[([\d,]+)\](?:T\(([\d,]+)\))?$", ids)
         numbers = _iota(*tiled.groups()) if tiled else np.array(_ints(ids))
     chosen = re.findall(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?(?:,|$)", along)
-    dims, picked = [], []  # the axes, cut where a part of one is meant; which of these are in a group
+    dims, picked = [], []  # axes, divided if a group covers only a part; indices of the axes in a group
     for name, size in sizes.items():
         parts = sorted((int(before or 1), int(n or size)) for other, before, n in chosen if other == name)
         at = 1

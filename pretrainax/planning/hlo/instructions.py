@@ -1,4 +1,4 @@
-"""The lines of HLO text: shapes and instructions."""
+"""Parses the lines of HLO text into shapes and instructions."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple, Optional
 
 _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{([^}]*)\})?")
-# Opcodes of what has no memory of its own and takes no time: names for (parts of) others, and what runs other
+# Opcodes without their own memory and time: names for (parts of) other values, and instructions that run other
 # computations.
 VIEWS = frozenset(
     "parameter constant tuple get-tuple-element bitcast while conditional call after-all add-dependency opt-barrier "
@@ -16,7 +16,7 @@ VIEWS = frozenset(
 
 
 class Shape(NamedTuple):
-    """The type of one array of an instruction's result."""
+    """The type of one array in an instruction's result."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -28,16 +28,16 @@ class Shape(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Counts the bytes of its numbers."""
+        """Returns the bytes of the elements, without padding."""
         return self.elements * _bits(self.dtype) // 8
 
     @property
     def allocated(self) -> int:
-        """Counts bytes of main memory: whole tiles, as a TPU lays arrays; 0 in another memory, such as a TPU's VMEM."""
+        """Returns the bytes in main memory, padded to a TPU's tiles; 0 for another memory, such as a TPU's VMEM."""
         if re.search(r"S\([1-9]", self.layout):
             return 0
         order, _, tiling = self.layout.partition(":")
-        dims = [self.dims[int(i)] for i in order.split(",")] if order else list(self.dims)  # the minor ones first
+        dims = [self.dims[int(i)] for i in order.split(",")] if order else list(self.dims)  # minor dimensions first
         if tile := re.match(r"T\(([\d,]+)\)", tiling):
             for i, n in enumerate(reversed(tile[1].split(","))):
                 if i < len(dims):
@@ -49,9 +49,9 @@ class Shape(NamedTuple):
 
 
 def _bits(dtype: str) -> int:
-    """Returns the bits of a number: s4 -> 4, bf16 -> 16, f8e4m3fn -> 8; a token or an opaque value has none."""
-    found = re.match(r"(?:pred|[a-z]+?(\d+))", dtype)
-    return 0 if found is None else int(found[1] or 8)
+    """Returns the bits per element: s4 -> 4, bf16 -> 16, f8e4m3fn -> 8; 0 for a token or an opaque value."""
+    match = re.match(r"(?:pred|[a-z]+?(\d+))", dtype)
+    return 0 if match is None else int(match[1] or 8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,50 +60,50 @@ class Instruction:
 
     name: str
     opcode: str
-    shapes: tuple[Shape, ...]  # of the result, tuples taken apart
+    shapes: tuple[Shape, ...]  # of the result, tuples flattened
     operands: tuple[str, ...]
-    attributes: str  # all behind the operands
+    attributes: str  # the text after the operands
     is_root: bool
 
     @functools.cached_property
     def op_name(self) -> str:
-        """Says where in the program it comes from, as JAX wrote it down."""
-        found = re.search(r'op_name="([^"]*)"', self.attributes)
-        return found[1] if found else ""
+        """Returns the name stack of the JAX program that the instruction comes from; "" without one."""
+        match = re.search(r'op_name="([^"]*)"', self.attributes)
+        return match[1] if match else ""
 
     @functools.cached_property
     def target(self) -> str:
-        """Names the kernel or library that a custom call runs; empty where it is none."""
-        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
-        return found[1] if found else ""
+        """Returns the kernel or library of a custom call; "" for other instructions."""
+        match = re.search(r'custom_call_target="([^"]*)"', self.attributes)
+        return match[1] if match else ""
 
     @property
     def size(self) -> int:
-        """Counts the bytes of its result."""
+        """Returns the bytes of the result."""
         return sum(shape.size for shape in self.shapes)
 
     @property
     def elements(self) -> int:
-        """Counts the numbers of its result."""
+        """Returns the number of elements of the result."""
         return sum(shape.elements for shape in self.shapes)
 
     @property
     def allocated(self) -> int:
-        """Counts the bytes of main memory that its result takes."""
+        """Returns the bytes of the result in main memory."""
         return sum(shape.allocated for shape in self.shapes)
 
     def attribute(self, name: str) -> Optional[str]:
-        """Returns what stands behind `name=`, up to the next comma; without the % of a computation."""
-        found = re.search(rf"\b{name}=%?([\w.\-]+)", self.attributes)
-        return found[1] if found else None
+        """Returns the value of `name=`, without the % of a computation; None if the attribute is missing."""
+        match = re.search(rf"\b{name}=%?([\w.\-]+)", self.attributes)
+        return match[1] if match else None
 
     @property
     def calls(self) -> list[str]:
-        """Lists the computations that it runs; of a `while` without the condition."""
-        if self.opcode.endswith(("-done", "-update")):  # of what -start began
+        """Returns the names of the computations that the instruction runs, without the condition of a `while`."""
+        if self.opcode.endswith(("-done", "-update")):  # the matching -start has the call
             return []
         keys = "body|calls|true_computation|false_computation"
-        if self.opcode == "call":  # of others, to_apply is how two numbers are added
+        if self.opcode == "call":  # for other opcodes, to_apply is a reduction function
             keys += "|to_apply"
         names = re.findall(rf"\b(?:{keys})=%([\w.\-]+)", self.attributes)
         branches = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
@@ -111,7 +111,7 @@ class Instruction:
 
 
 def parse_instruction(line: str) -> Optional[Instruction]:
-    """Reads `  ROOT %add.1 = f32[2]{0} add(%a, %b), metadata={…}`; None for a line that is no instruction."""
+    """Parses `  ROOT %add.1 = f32[2]{0} add(%a, %b), metadata={…}`; returns None for other lines."""
     left, equals, right = line.strip().partition(" = ")
     if not equals:
         return None
@@ -132,7 +132,7 @@ def parse_instruction(line: str) -> Optional[Instruction]:
 
 
 def _closing(text: str) -> int:
-    """Finds where the bracket that `text` begins with is closed, and one more."""
+    """Returns the index after the bracket that closes the first one of `text`."""
     depth = 0
     for bracket in re.finditer(r"[()]", text):
         depth += 1 if bracket[0] == "(" else -1

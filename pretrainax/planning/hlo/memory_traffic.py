@@ -1,9 +1,16 @@
-"""Bytes of main memory that a compiled step reads and writes, by module and by kind of kernel.
+"""Counts the bytes of main memory that a compiled step reads and writes, by module and by kind of kernel.
 
-The kinds: `collectives`; `loss` and `optimizer`, all that runs in their scopes; `fills`, which write one number into an
-array; `attention`, but for its projections; `products` of matrices; `copies`, whose result is their operands' numbers
-in another place, layout or dtype; `elementwise`, all else, sums along axes too. `residuals` are reads and writes of the
-stacks that a scan over layers leaves for its backward, and kernels that do nothing else but copy into and out of them.
+The kinds:
+
+- `collectives`
+- `loss`, `optimizer`: all kernels in these scopes
+- `fills`: write one number into an array
+- `attention`: without its projections
+- `products`: matrix products
+- `copies`: the result has the elements of the operands at another position, or in another layout or dtype
+- `elementwise`: all other kernels, including reductions
+- `residuals`: reads and writes of the stacks that a scan over layers saves for its backward pass, and kernels that only
+  copy into and out of these stacks
 """
 
 import collections
@@ -27,20 +34,20 @@ _COPIES = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Moved:
-    """Bytes that kernels of one kind and module move in a step."""
+    """Bytes that the kernels of one kind and module move per step."""
 
-    module: str  # "decoder/blocks/mlp/up"; empty: the compiler does not say
+    module: str  # "decoder/blocks/mlp/up"; "" if the compiler does not report it
     kind: str  # one of KINDS
-    multiplies: bool  # in kernels that make products of matrices, attention's too; else in all others
+    multiplies: bool  # True: kernels with matrix products, including attention; False: all other kernels
     bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryTraffic:
-    """Bytes that a device moves in a step, by who moves them."""
+    """Bytes that a device moves per step, by module and kind of kernel."""
 
-    moved: list[Moved]  # the largest first
-    kernels: int  # that run
+    moved: list[Moved]  # largest first
+    kernels: int  # number of kernel runs
 
     @property
     def total(self) -> int:
@@ -48,11 +55,11 @@ class MemoryTraffic:
 
     @property
     def besides_products(self) -> int:
-        """Counts what kernels move that multiply no matrices."""
+        """Returns the bytes that kernels without matrix products move."""
         return sum(one.bytes for one in self.moved if not one.multiplies)
 
     def by(self, field: str) -> dict[str, int]:
-        """Sums the bytes by "kind" or "module", the largest first."""
+        """Returns the sum of bytes by "kind" or "module", largest first."""
         sums: collections.Counter = collections.Counter()
         for one in self.moved:
             sums[getattr(one, field)] += one.bytes
@@ -61,10 +68,10 @@ class MemoryTraffic:
 
 @dataclasses.dataclass(frozen=True)
 class KernelTraffic:
-    """A kernel, and what one run of it moves."""
+    """A kernel, and the bytes that one run of it moves."""
 
     kernel: Kernel
-    parts: list[Moved]  # the first is of what the kernel is, though it may move nothing; residuals apart
+    parts: list[Moved]  # first the kernel's own kind, possibly with 0 bytes; then its residuals
 
     @property
     def bytes(self) -> int:
@@ -72,8 +79,10 @@ class KernelTraffic:
 
 
 def memory_traffic_of(program: Program) -> MemoryTraffic:
-    """Counts the bytes that a step moves; the body of a loop as often as it turns, of a conditional each
-    branch as often as the others."""
+    """Returns the bytes that a step moves.
+
+    The body of a loop counts once per iteration. All branches of a conditional count equally often.
+    """
     sums: collections.Counter = collections.Counter()
     kernels = 0.0
     for one in traffic_of_kernels(program):
@@ -86,14 +95,14 @@ def memory_traffic_of(program: Program) -> MemoryTraffic:
 
 
 def traffic_of_kernels(program: Program) -> Iterator[KernelTraffic]:
-    """Yields what one run of each kernel moves, and what for."""
+    """Yields the bytes that one run of each kernel moves, by module and kind."""
     modules, stacks = Modules(program), Stacks(program)
     for kernel in kernels_of(program):
         yield KernelTraffic(kernel, _moved(program, modules, stacks, kernel))
 
 
 def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -> list[Moved]:
-    """Counts the bytes of one run, by module, kind and whether the kernel multiplies."""
+    """Returns the bytes of one run, by module, kind and use of matrix products."""
     computation, name = kernel.computation, kernel.made.name
     read, written = reads(program, kernel), writes(program, kernel)
     sources = {x: made for x in read if (made := stacks.written_by(computation, x))}
@@ -104,11 +113,11 @@ def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -
     is_product = multiplies(kernel.whole, parts)
     kind = _kind(program, kernel, module, parts, is_product)
     if kind == "copies" and stacked:
-        if len(sources) == 1:  # a slice that is taken has no module but the loop; what is in it has
+        if len(sources) == 1:  # a slice has only the module of the loop; its contents have a module
             module = modules.of(*next(iter(sources.values())))
         return [Moved(module, "residuals", is_product, size)]
-    beside = [Moved(module, "residuals", is_product, stacked)] * bool(stacked)
-    return [Moved(module, kind, is_product, size - stacked), *beside]
+    residuals = [Moved(module, "residuals", is_product, stacked)] * bool(stacked)
+    return [Moved(module, kind, is_product, size - stacked), *residuals]
 
 
 def _kind(program: Program, kernel: Kernel, module: str, parts: set[str], is_product: bool) -> str:

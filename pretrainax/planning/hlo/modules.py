@@ -1,4 +1,4 @@
-"""The module of the model that each result of a program belongs to."""
+"""Maps each result of a program to its module in the model."""
 
 import os
 import re
@@ -6,9 +6,9 @@ import re
 from pretrainax.planning.hlo.instructions import Instruction
 from pretrainax.planning.hlo.program import Program
 
-# Opcodes whose result is their operand in another place, layout or dtype.
+# Opcodes whose result is their operand at another position, or in another layout or dtype.
 _TRANSPARENT = ("bitcast", "copy", "convert", "reshape", "transpose", "get-tuple-element", "copy-done")
-# Parts of an op_name that are how JAX came there, not where in the model.
+# Parts of an op_name that come from JAX transformations, not from the model.
 _PATH_NOISE = re.compile(
     r".*[^a-z0-9_].*|while|body|cond|closed_call|checkpoint|remat\d*|rematted_computation|custom_[jv]\w+_call\w*"
     r"|branch_\d+_fun|shard_map|pjit|core_call|scan|vmap|pallas_call"
@@ -16,10 +16,10 @@ _PATH_NOISE = re.compile(
 
 
 def module_of(op_name: str) -> str:
-    """Returns the path in the model that an instruction was traced in; empty outside of the model.
+    """Returns the module path of an instruction from its op_name; "" outside of the model.
 
-    `jit(step)/transpose(jvp(T))/encoder/while/body/closed_call/blocks/mlp/up/dot_general` -> encoder/blocks/mlp/up. Of
-    an argument of the step its path, `state.params['encoder']['blocks']` -> state/params/encoder/blocks.
+    `jit(step)/transpose(jvp(T))/encoder/while/body/closed_call/blocks/mlp/up/dot_general` -> encoder/blocks/mlp/up. An
+    argument of the step has its own path: `state.params['encoder']['blocks']` -> state/params/encoder/blocks.
     """
     if op_name.startswith(("state.", "batch[")):
         return "/".join(re.findall(r"\w+", op_name))
@@ -28,14 +28,14 @@ def module_of(op_name: str) -> str:
 
 
 class Modules:
-    """The modules of a program's results, found as they are asked for."""
+    """The modules of a program's results, computed on demand."""
 
     def __init__(self, program: Program):
         self._program = program
         self._found: dict[tuple[str, str, int], str] = {}
 
     def of(self, computation: str, name: str, index: int = 0) -> str:
-        """Finds the module that wrote a result; of one that is written into a larger array, whose part it is."""
+        """Returns the module that computes a result; for an update of a larger array, the module of the update."""
         key = computation, name, index
         if key not in self._found:
             self._found[key] = self._find_module(*key)
@@ -43,29 +43,29 @@ class Modules:
 
     def _find_module(self, computation: str, name: str, index: int) -> str:
         instructions = self._program.computations[computation]
-        made = instructions[name]
-        if made.opcode == "fusion":
-            inside = made.attribute("calls")
+        instruction = instructions[name]
+        if instruction.opcode == "fusion":
+            inside = instruction.attribute("calls")
             return (
                 self.of(inside, self._program.makers(inside)[index])
-                or module_of(made.op_name)
-                or self.in_common(computation, made)
+                or module_of(instruction.op_name)
+                or self.in_common(computation, instruction)
             )
-        if made.opcode == "parameter" and (call := self._program.callers.get(computation)):
+        if instruction.opcode == "parameter" and (call := self._program.callers.get(computation)):
             outer, fusion = call
-            return self.of(outer, fusion.operands[int(made.operands[0])])
-        written, own = made.opcode == "dynamic-update-slice", module_of(made.op_name)
-        if written or made.opcode in _TRANSPARENT:
-            part = made.operands[1 if written else 0]
-            number = int(made.attribute("index") or 0) if made.opcode == "get-tuple-element" else 0
-            found = self.of(computation, part, number) if part in instructions else ""
-            return found if found.startswith(own) else own
-        return own or self.in_common(computation, made)
+            return self.of(outer, fusion.operands[int(instruction.operands[0])])
+        is_update, own_module = instruction.opcode == "dynamic-update-slice", module_of(instruction.op_name)
+        if is_update or instruction.opcode in _TRANSPARENT:
+            part = instruction.operands[1 if is_update else 0]
+            number = int(instruction.attribute("index") or 0) if instruction.opcode == "get-tuple-element" else 0
+            operand_module = self.of(computation, part, number) if part in instructions else ""
+            return operand_module if operand_module.startswith(own_module) else own_module
+        return own_module or self.in_common(computation, instruction)
 
     def in_common(self, computation: str, made: Instruction) -> str:
-        """Returns what the modules of all operands begin with, else the first of them.
+        """Returns the common prefix of the operands' modules, or the first module without a common prefix.
 
-        The compiler joins collectives that it can run as one, and gives some of what it adds no name.
+        The compiler combines collectives into one, and gives no name to some instructions that it adds.
         """
         modules = (self.of(computation, x) for x in made.operands if x in self._program.computations[computation])
         paths = [module.split("/") for module in modules if module]

@@ -1,7 +1,7 @@
-"""Counts the FLOPs of matrix products in compiled HLO: two for each pair of numbers that is multiplied and added.
+"""Counts the FLOPs of matrix products in compiled HLO: two per multiply-add.
 
-A product stands there as a `dot`; as a `convolution`, in which a TPU's compiler writes it; or as a call of cuBLAS or
-oneDNN, whose configuration names the axes that are summed over. Kernels of attention do not say how much they multiply.
+A product is a `dot`, a `convolution` (from the TPU compiler), or a call of cuBLAS or oneDNN, whose configuration has
+the contracting axes. Attention kernels do not report their FLOPs.
 """
 
 import json
@@ -19,11 +19,11 @@ _Dims = tuple[int, ...]
 
 
 def product_flops(program: Program, computation: str, made: Instruction) -> Optional[float]:
-    """Counts the FLOPs of one run of a kernel's products; 0 where it has none, None where it does not say."""
+    """Returns the FLOPs of the products in one run of a kernel; 0 without products, None if the text has no FLOPs."""
     if made.opcode == "fusion":
         inside = fused_by(made)
-        found = [product_flops(program, inside, x) for x in program.computations[inside].values()]
-        return None if None in found else sum(filter(None, found))
+        flops = [product_flops(program, inside, x) for x in program.computations[inside].values()]
+        return None if None in flops else sum(filter(None, flops))
     if not multiplies(made, parts_of(program, made)):
         return 0.0
     left, right = (program.computations[computation][x].shapes[0].dims for x in made.operands[:2])
@@ -46,29 +46,39 @@ def _size(dims: _Dims, axes: list) -> int:
 
 
 def _convolution(made: Instruction, left: _Dims, right: _Dims) -> Optional[int]:
-    """Counts the pairs within the array: as a window that is padded or spread out, an axis meets mostly zeros."""
+    """Counts the multiply-adds within the array, because a padded or dilated window covers mostly zeros."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", made.attributes)
     if labels is None:
         return None
-    read, kernel, written = (
+    input_sizes, kernel_sizes, output_sizes = (
         dict(zip(names, dims, strict=True))
         for names, dims in zip(labels.groups(), (left, right, made.shapes[0].dims), strict=True)
     )
-    pairs = written["b"] * written["f"] * kernel["i"]
-    for place in filter(str.isdecimal, kernel):
-        stride, spread, apart = (
-            _of_window(made, name, int(place), "1") for name in ("stride", "lhs_dilate", "rhs_dilate")
+    pairs = output_sizes["b"] * output_sizes["f"] * kernel_sizes["i"]
+    for place in filter(str.isdecimal, kernel_sizes):
+        stride, input_dilation, kernel_dilation = (
+            _window_attribute(made, name, int(place), "1") for name in ("stride", "lhs_dilate", "rhs_dilate")
         )
-        before = int(_of_window(made, "pad", int(place), "0_0").split("_")[0])
-        at = np.arange(written[place])[:, None] * int(stride) + np.arange(kernel[place]) * int(apart) - before
-        pairs *= int(((at >= 0) & (at <= (read[place] - 1) * int(spread)) & (at % int(spread) == 0)).sum())
+        before = int(_window_attribute(made, "pad", int(place), "0_0").split("_")[0])
+        positions = (
+            np.arange(output_sizes[place])[:, None] * int(stride)
+            + np.arange(kernel_sizes[place]) * int(kernel_dilation)
+            - before
+        )
+        pairs *= int(
+            (
+                (positions >= 0)
+                & (positions <= (input_sizes[place] - 1) * int(input_dilation))
+                & (positions % int(input_dilation) == 0)
+            ).sum()
+        )
     return pairs
 
 
-def _of_window(made: Instruction, name: str, place: int, default: str) -> str:
-    """Returns what a window has for one axis: of `pad=0_0x3_3` "3_3" for the second."""
-    found = re.search(rf"window=\{{[^}}]*\b{name}=([\d_x\-]+)", made.attributes)
-    return found[1].split("x")[place] if found else default
+def _window_attribute(made: Instruction, name: str, place: int, default: str) -> str:
+    """Returns a window's attribute for one axis: "3_3" for the second axis of `pad=0_0x3_3`."""
+    match = re.search(rf"window=\{{[^}}]*\b{name}=([\d_x\-]+)", made.attributes)
+    return match[1].split("x")[place] if match else default
 
 
 _PAIRS = {"dot": _dot, "convolution": _convolution, "custom-call": _library}

@@ -1,4 +1,4 @@
-"""A module of HLO text: its computations, and how often a step runs each of them."""
+"""Parses an HLO module: its computations, and how often a step runs each computation."""
 
 import collections
 import functools
@@ -6,7 +6,13 @@ import re
 
 from pretrainax.planning.hlo.instructions import Instruction, parse_instruction
 
-_SAME_NUMBER = ("bitcast", "copy", "convert", "reshape", "transpose")  # opcodes through which a constant is followed
+_SAME_NUMBER = (
+    "bitcast",
+    "copy",
+    "convert",
+    "reshape",
+    "transpose",
+)  # opcodes that do not change the value of a constant
 
 
 class Program:
@@ -24,11 +30,11 @@ class Program:
                 current[found.name] = found
 
     def root(self, computation: str) -> Instruction:
-        """Returns the instruction whose result is that of the computation."""
+        """Returns the root instruction, whose result is the result of the computation."""
         return next(x for x in self.computations[computation].values() if x.is_root)
 
     def makers(self, computation: str) -> list[str]:
-        """Names what makes each array of a computation's result, in their order; all of a tuple within it alike."""
+        """Returns, for each array of a computation's result, the name of the operand of the root that contains it."""
         root, values = self.root(computation), self.computations[computation]
         if root.opcode != "tuple":
             return [root.name] * max(len(root.shapes), 1)
@@ -36,40 +42,42 @@ class Program:
 
     @functools.cached_property
     def runs(self) -> dict[str, float]:
-        """Counts how often a step runs each computation; of a conditional each branch as often as the others."""
+        """Returns the number of runs of each computation per step. Branches of a conditional run equally often."""
         runs: collections.Counter = collections.Counter()
 
         def visit(name: str, times: float) -> None:
             runs[name] += times  # pyright: ignore[reportArgumentType]
             for instruction in self.computations[name].values():
-                turns = self.trip_count(name, instruction) if instruction.opcode == "while" else 1
+                iterations = self.trip_count(name, instruction) if instruction.opcode == "while" else 1
                 branches = len(instruction.calls) if instruction.opcode == "conditional" else 1
                 for called in instruction.calls:
-                    visit(called, times * turns / branches)
+                    visit(called, times * iterations / branches)
 
         visit(self.entry, 1)
         return dict(runs)
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
-        """Counts the turns of a `while`: as the compiler says, or by a counter that goes up to a constant. Of one that
-        ends where the step itself finds so, at most: those in which it comes to the end of its longest list of
-        numbers, a line a turn (blocks of rows, each of an expert); 1 where it has none."""
+        """Returns the number of iterations of a `while`, from the compiler or from a counter with a constant limit.
+
+        For a loop with a limit from the data, returns the maximum: the length of its longest array of integers, one row
+        per iteration (blocks of rows, each for one expert). Without such an array, returns 1.
+        """
         if known := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.attributes):
             return int(known[1])
         condition, body = loop.attribute("condition"), loop.attribute("body")
         compare = self.root(condition)
         if compare.opcode != "compare" or compare.attribute("direction") != "LT":
-            return _lines(loop)
+            return _longest_array(loop)
         counter, limit = (self.computations[condition][name] for name in compare.operands)
         if counter.opcode != "get-tuple-element" or limit.opcode != "constant":
-            return _lines(loop)
+            return _longest_array(loop)
         index = int(counter.attribute("index"))
         start = self._constant(computation, loop.operands[0], index)
         step = self._added(body, self.root(body).operands[index])
         return max(-(-(_value(limit) - start) // step), 0)
 
     def _constant(self, computation: str, operand: str, index: int) -> int:
-        """Returns element `index` of the tuple that a loop begins with; 0 where it is no constant."""
+        """Returns element `index` of the initial tuple of a loop; 0 if it is not a constant."""
         instructions = self.computations[computation]
         made = instructions[operand]
         if made.opcode != "tuple":
@@ -80,7 +88,7 @@ class Program:
         return _value(made) if made.opcode == "constant" else 0
 
     def _added(self, body: str, name: str) -> int:
-        """Returns what one turn adds to a counter; 1 where that cannot be read."""
+        """Returns the increment of a counter per iteration; 1 if it cannot be parsed."""
         instructions, added = self.computations[body], 0
         while (made := instructions[name]).opcode == "add":
             constants = [x for x in made.operands if instructions[x].opcode == "constant"]
@@ -92,13 +100,13 @@ class Program:
 
     @functools.cached_property
     def fused(self) -> set[str]:
-        """Names the computations whose values never leave the device's registers, but for the result."""
-        every = (x for instructions in self.computations.values() for x in instructions.values())
-        return {name for x in every if x.opcode not in ("while", "conditional", "call") for name in x.calls}
+        """Returns the names of fused computations, whose values stay in registers, except for the result."""
+        all_instructions = (x for instructions in self.computations.values() for x in instructions.values())
+        return {name for x in all_instructions if x.opcode not in ("while", "conditional", "call") for name in x.calls}
 
     @functools.cached_property
     def callers(self) -> dict[str, tuple[str, Instruction]]:
-        """Finds the computation and the fusion that each fused computation is run by."""
+        """Returns (caller's name, fusion instruction) for each fused computation."""
         return {
             made.attribute("calls"): (name, made)
             for name, instructions in self.computations.items()
@@ -107,8 +115,8 @@ class Program:
         }
 
 
-def _lines(loop: Instruction) -> int:
-    """Counts the lines of the longest list of numbers that a loop carries; 1 where there is none."""
+def _longest_array(loop: Instruction) -> int:
+    """Returns the number of rows of the longest integer array that a loop carries; 1 without one."""
     return max((x.dims[0] for x in loop.shapes if x.dims and re.match(r"[su]\d", x.dtype)), default=1)
 
 

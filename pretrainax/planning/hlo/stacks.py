@@ -1,4 +1,4 @@
-"""Finds stacks of residuals: what the loop over layers leaves, a slice a turn, for the loop of the backward."""
+"""Finds stacks of residuals: arrays that a loop over layers fills, one slice per layer, for the backward loop."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, Optional
@@ -9,7 +9,7 @@ from pretrainax.planning.hlo.program import Program
 
 
 class Result(NamedTuple):
-    """One array that an instruction makes."""
+    """One array of an instruction's result."""
 
     computation: str
     name: str
@@ -17,25 +17,25 @@ class Result(NamedTuple):
 
 
 class Stacks:
-    """The arrays that one loop updates slice by slice and another loop of the same computation is given."""
+    """Arrays that one loop updates slice by slice and that another loop of the same computation reads."""
 
     def __init__(self, program: Program):
         self._program = program
-        self.written: set[Result] = set()  # what updates them, in the body of the loop that fills them
-        self._read: dict[tuple[str, str], Result] = {}  # (body, name) of the reading loop -> what has written it
+        self.written: set[Result] = set()  # the updates of stacks, in the body of the writing loop
+        self._read: dict[tuple[str, str], Result] = {}  # (body, name) in the reading loop -> update that wrote it
         for name in program.runs:
             for loop in program.computations[name].values():
                 if loop.opcode == "while":
                     self._note(name, loop)
 
     def written_by(self, computation: str, name: str) -> Optional[Result]:
-        """Returns what has written the stack that a value of a loop's body is; None where it is none."""
+        """Returns the update that wrote the stack of a value in a loop's body; None if the value is not a stack."""
         made = behind_bitcasts(values := self._program.computations[computation], values[name])
         return self._read.get((computation, made.name))
 
     def _note(self, computation: str, reader: Instruction) -> None:
         values, body = self._program.computations[computation], _body(reader)
-        for i, other, j in _handed_on(values, reader):
+        for i, other, j in _arrays_of_other_loops(values, reader):
             if update := self._update(_body(other), j):
                 self.written.add(update)
                 for made in self._program.computations[body].values():
@@ -43,7 +43,7 @@ class Stacks:
                         self._read[body, made.name] = update
 
     def _update(self, body: str, index: int) -> Optional[Result]:
-        """Finds what updates an element of a loop's state in place; None where all of it is made anew."""
+        """Returns the in-place update of an element of a loop's state; None if the loop writes the whole element."""
         values = self._program.computations[body]
         root, place = self._program.root(body), 0
         if root.opcode != "tuple":
@@ -65,10 +65,12 @@ def _body(loop: Instruction) -> str:
     return body
 
 
-def _handed_on(values: dict[str, Instruction], reader: Instruction) -> Iterator[tuple[int, Instruction, int]]:
-    """Yields (element of the loop's state, another loop, element of its result) for what the other loop has made."""
-    given = values[reader.operands[0]]
-    for i, name in enumerate(given.operands if given.opcode == "tuple" else ()):
+def _arrays_of_other_loops(
+    values: dict[str, Instruction], reader: Instruction
+) -> Iterator[tuple[int, Instruction, int]]:
+    """Yields (index in the loop's state, other loop, index in its result) for arrays that another loop has computed."""
+    initial = values[reader.operands[0]]
+    for i, name in enumerate(initial.operands if initial.opcode == "tuple" else ()):
         made = values[name]
         while made.opcode in ("bitcast", "copy"):
             made = values[made.operands[0]]
@@ -77,6 +79,6 @@ def _handed_on(values: dict[str, Instruction], reader: Instruction) -> Iterator[
 
 
 def _is_element(values: dict[str, Instruction], made: Instruction, index: int) -> bool:
-    """Returns True if a value is that element of what the computation is given."""
-    is_taken = made.opcode == "get-tuple-element" and values[made.operands[0]].opcode == "parameter"
-    return is_taken and int(made.attribute("index") or 0) == index
+    """Returns True if a value is element `index` of the computation's parameter."""
+    is_parameter_element = made.opcode == "get-tuple-element" and values[made.operands[0]].opcode == "parameter"
+    return is_parameter_element and int(made.attribute("index") or 0) == index

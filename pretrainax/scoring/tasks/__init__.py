@@ -1,1 +1,1 @@
-"""Asks a model tasks that it was not trained for: pairs of sentences, choices, last words, questions to answer."""
+"""Zero-shot and few-shot tasks: minimal pairs of sentences, multiple choice, cloze and exact match."""

@@ -1,12 +1,12 @@
-"""Asks a model about the texts of a task, in the form that its family was trained in.
+"""Scores sentences and continuations, in the form that the model's family was trained in.
 
-A sentence: of a decoder its log-likelihood, of an encoder its pseudo-log-likelihood (`scoring.likelihood`). A model
-that fills holes is asked for one word after the other, in a hole of its own in the sentence; the first is given, as no
-such hole is in training.
+Sentences: decoders give log-likelihoods and encoders pseudo-log-likelihoods (`scoring.likelihood`). A denoising model
+predicts one word after the other, each in a separate hole of the sentence. The first word is given, because training
+has no hole without text before it.
 
-A continuation of a text: `scoring.span_forms`, with nothing after it. A decoder goes on after the text. An encoder is
-asked for one token after the other, with masks from there on, and so is told how many there are. A model that fills
-holes says what a hole at the end of the text stands for, and that it ends.
+Continuations of a text: a form of `scoring.span_forms` with nothing on the right. A decoder predicts the continuation.
+An encoder predicts one token after the other, with masks for the rest of the continuation, so it knows their number. A
+denoising model predicts the content of a hole at the end of the text, and the end of the hole.
 """
 
 import itertools
@@ -25,21 +25,21 @@ from pretrainax.scoring.questions import Scoring, Targets, context_of, method_of
 from pretrainax.scoring.span_forms import BOTH, LEFT, Form, Ids, forms_of
 from pretrainax.tokenization.base import Tokenizer
 
-_NOTHING = np.zeros(0, np.int32)
+_EMPTY = np.zeros(0, np.int32)
 
 
 class Said(NamedTuple):
-    """Says how likely a model finds a continuation."""
+    """The likelihood of a continuation."""
 
     log_likelihood: float  # in nats
-    is_best: bool  # each of its tokens is the most likely one after those before it
-    is_cut: bool  # the text before it is longer than the model reads
+    is_best: bool  # each of its tokens is the most likely token after the previous ones
+    is_cut: bool  # the text before it is truncated
 
 
 def sentence_log_likelihoods(loaded: LoadedModel, sentences: Sequence[str]) -> np.ndarray:
-    """Returns the log-likelihood of each sentence in nats, float64 [S], or what stands for it in the model's family."""
+    """Returns the log-likelihood of each sentence in nats, or the substitute of the model's family, float64 [S]."""
     if not isinstance(method_of(loaded, Scoring()), Targets):
-        return np.array([-found.nats for found in score(loaded, sentences)])
+        return np.array([-result.nats for result in score(loaded, sentences)])
     form, longest = _form(loaded, BOTH), context_of(loaded)
     nats = np.zeros(len(sentences))
     for answer in answers(loaded, _holes(loaded.tokenizer, form, longest, sentences)):
@@ -48,23 +48,23 @@ def sentence_log_likelihoods(loaded: LoadedModel, sentences: Sequence[str]) -> n
 
 
 def manner(loaded: LoadedModel) -> str:
-    """Says for people what the likelihood of a sentence is, of this model."""
+    """Returns a description of the sentence likelihood of this model, for users."""
     method = method_of(loaded, Scoring())
-    return "word by word behind the first, each in a hole of its own" if isinstance(method, Targets) else method.manner
+    return "word by word after the first, each in a separate hole" if isinstance(method, Targets) else method.manner
 
 
 def continuations(loaded: LoadedModel, pairs: Iterable[tuple[str, str]]) -> list[Said]:
-    """Returns how likely each second text is after the first, which begins a document.
+    """Returns the likelihood of each continuation after its text; the text begins a document.
 
     Raises:
-      UserError: a continuation is longer than the model reads, or without a token; the model can continue no text.
+      UserError: a continuation is longer than the model reads or has no token, or the model supports no continuation.
     """
     form, longest = _form(loaded, LEFT), context_of(loaded)
     ids = [split(loaded.tokenizer, *pair) for pair in pairs]
-    if form.says_end and not all(len(of.left) for of in ids):
+    if form.says_end and not all(len(pair_ids.left) for pair_ids in ids):
         raise UserError(f"{loaded.origin} fills holes in a text: give prompts that are not empty")
-    fitted = [_fitted(form, of, longest) for of in ids]
-    questions = ((number, example) for number, of in enumerate(fitted) for example in form.ask(of))
+    fitted = [_fitted(form, pair_ids, longest) for pair_ids in ids]
+    questions = ((number, example) for number, pair_ids in enumerate(fitted) for example in form.ask(pair_ids))
     nats, missed = np.zeros(len(ids)), np.zeros(len(ids), int)
     for answer in answers(loaded, questions):
         nats[answer.number] -= answer.nats
@@ -76,18 +76,20 @@ def continuations(loaded: LoadedModel, pairs: Iterable[tuple[str, str]]) -> list
 
 
 def split(tokenizer: Tokenizer, text: str, continuation: str) -> Ids:
-    """Returns the ids of a text and of its continuation, told apart where those of both together part from the text's.
+    """Returns the ids of a text and of its continuation.
 
-    White space at the end of the text is the continuation's, as tokenizers have it.
+    The continuation begins at the first id of both texts together that differs from the ids of the text alone.
+
+    White space at the end of the text belongs to the continuation, as in tokenizers.
     """
     before, whole = tokenizer.encode_batch([text.rstrip(), text + continuation])
     common = min(len(before), len(whole))
-    begun = int(np.argmin(np.append(before[:common] == whole[:common], False)))
-    if begun == len(whole):
+    start = int(np.argmin(np.append(before[:common] == whole[:common], False)))
+    if start == len(whole):
         raise UserError(
             f"{shortened(continuation)!r} after {shortened(text)!r} has no token in this model's vocabulary"
         )
-    return Ids(whole[:begun], whole[begun:], _NOTHING, is_start=True)
+    return Ids(whole[:start], whole[start:], _EMPTY, is_start=True)
 
 
 def _fitted(form: Form, ids: Ids, longest: int) -> Ids:
@@ -95,13 +97,13 @@ def _fitted(form: Form, ids: Ids, longest: int) -> Ids:
         return form.fitted(ids, longest)
     except UserError as e:
         raise UserError(
-            f"an answer has {len(ids.span)} tokens, and leaves no room for its question in the {longest} that a model "
-            "of this context reads: leave out the example, or the task"
+            f"an answer has {len(ids.span)} tokens, and leaves no room for its question in the {longest} tokens that "
+            "the model reads: leave out the example or the task"
         ) from e
 
 
 def _form(loaded: LoadedModel, given: str) -> Form:
-    """Returns the form that has this side given, or else the one there is."""
+    """Returns the form with this `given`, or the first form of the model."""
     forms = forms_of(loaded)
     return next((form for form in forms if form.given == given), forms[0])
 

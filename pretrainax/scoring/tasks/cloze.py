@@ -1,4 +1,4 @@
-"""Cloze: does a model know the last word of a text, as in LAMBADA (Paperno et al. 2016, arXiv 1606.06031)?"""
+"""Cloze: predicts the last word of a text, as in LAMBADA (Paperno et al. 2016, arXiv 1606.06031)."""
 
 import dataclasses
 import math
@@ -20,9 +20,9 @@ class LastWord(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class Cloze(Task[LastWord]):
-    """Asks for the last word of a text, with what is attached to it, given all before.
+    """Predicts the last word of a text, with attached punctuation, from all text before it.
 
-    `accuracy`: how often each token of it is the most likely one; `perplexity` is that of the words, exp of the mean of
+    `accuracy` is the share of words whose tokens are all the most likely. `perplexity` is per word: exp of the mean of
     -log p(word | text), not divided by the number of tokens.
     """
 
@@ -34,7 +34,7 @@ class Cloze(Task[LastWord]):
         text = example.fill(self.text).rstrip()
         words = text.split()
         if len(words) < 2:
-            raise example.error(f"the text is {text!r}, it must have two words or more: the last one is asked for")
+            raise example.error(f"the text is {text!r}, it must have at least two words: the last one is predicted")
         before = text[: -len(words[-1])].rstrip()
         return LastWord(before, text[len(before) :])
 
@@ -42,12 +42,12 @@ class Cloze(Task[LastWord]):
         return f"{self.kind}: the last word of a text; its perplexity is of words"
 
     def figures(self, loaded: LoadedModel, asked: Sequence[LastWord], chosen: Sequence[int]) -> list[Figure]:
-        said = continuations(loaded, [asked[i] for i in chosen])
-        nats = mean([-word.log_likelihood for word in said])
-        perplexity = math.exp(min(nats.value, 700.0))  # the largest whose exponential a float64 holds is 709
-        of = {
-            "accuracy": mean([word.is_best for word in said]),
-            "perplexity": nats.times(perplexity)._replace(value=perplexity),  # its slope is itself
+        words = continuations(loaded, [asked[i] for i in chosen])
+        nats = mean([-word.log_likelihood for word in words])
+        perplexity = math.exp(min(nats.value, 700.0))  # float64 overflows above exp(709)
+        metrics = {
+            "accuracy": mean([word.is_best for word in words]),
+            "perplexity": nats.times(perplexity)._replace(value=perplexity),  # d exp(x) / dx = exp(x)
         }
-        cut = {"texts cut": count} if (count := sum(word.is_cut for word in said)) else {}
-        return [Figure(measure, estimate, len(said), other=cut) for measure, estimate in of.items()]
+        cut = {"texts cut": count} if (count := sum(word.is_cut for word in words)) else {}
+        return [Figure(measure, estimate, len(words), other=cut) for measure, estimate in metrics.items()]

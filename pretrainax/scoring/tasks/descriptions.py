@@ -1,4 +1,4 @@
-"""Finds the task that a user names: one of the package, a description of their own, or a kind by itself."""
+"""Finds a task by name: a task of the package, a user's description file, or a kind of task."""
 
 import dataclasses
 import os
@@ -20,11 +20,11 @@ SHIPPED = {file.stem: str(file) for file in pathlib.Path(__file__).parent.joinpa
 def read_task(asked: str) -> tuple[str, Task]:
     """Returns the name and the task of "NAME", or of "NAME:PATH" with the examples of PATH.
 
-    NAME is a task of the package, the .json file of a description, or a kind, whose fields are then as by default. PATH
-    is a file of JSON lines, a folder of such or a glob.
+    NAME is a task of the package, the .json file of a description, or a kind with its default fields. PATH is a file of
+    JSON lines, a folder of these files, or a glob.
 
     Raises:
-      UserError: there is no such task, it has no examples, or its description has a field that is wrong.
+      UserError: there is no such task, it has no examples, or its description has an invalid field.
     """
     name, _, path = (asked, "", "") if os.path.exists(asked) else asked.partition(":")
     if name in KINDS:
@@ -35,7 +35,7 @@ def read_task(asked: str) -> tuple[str, Task]:
         task = read_description(os.path.expanduser(name))
         name = pathlib.Path(name).stem
     elif name.endswith((".jsonl", "/")) or os.path.exists(name):
-        raise UserError(f"--tasks={asked}: say what its examples are, as {next(iter(KINDS))}:{asked}; {_allowed('')}")
+        raise UserError(f"--tasks={asked}: name its kind of task, as {next(iter(KINDS))}:{asked}; {_allowed('')}")
     else:
         raise UserError(f"unknown task {name!r}, {_allowed(name)}")
     task.examples = path or task.examples
@@ -45,15 +45,15 @@ def read_task(asked: str) -> tuple[str, Task]:
 
 
 def read_description(path: str) -> Task:
-    """Returns the task that a file describes: a JSON object of its kind and of the fields that are not as by default.
+    """Returns the task of a description file: a JSON object with the kind and all fields without their default value.
 
-    Its examples lie where it says, from its own folder.
+    The path of its examples is relative to the folder of the file.
     """
     fields = read_object(path)
     kind = fields.pop("kind", None)
     if kind not in KINDS:
         raise UserError(f"{path}: kind is {kind!r}, {nearest(str(kind), KINDS)}")
-    if "type" in fields:  # which would name a class
+    if "type" in fields:  # `from_json` would read it as the name of a class
         raise UserError(
             f"{path}: unknown field 'type', {nearest('type', (f.name for f in dataclasses.fields(KINDS[kind])))}"
         )
@@ -66,4 +66,4 @@ def read_description(path: str) -> Task:
 
 
 def _allowed(name: str) -> str:
-    return f"{nearest(name, [*SHIPPED, *KINDS])} Or give a description of your own, my_task.json"
+    return f"{nearest(name, [*SHIPPED, *KINDS])}; or give your own description file, my_task.json"

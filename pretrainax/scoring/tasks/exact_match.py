@@ -1,4 +1,4 @@
-"""Exact match: is the answer that a model writes to a question, after others with theirs, the right one?"""
+"""Exact match: compares a generated answer with the right answer, after other questions with their answers."""
 
 import collections
 import dataclasses
@@ -13,11 +13,11 @@ from pretrainax.inference.request import Sampling
 from pretrainax.scoring.tasks.examples import Example
 from pretrainax.scoring.tasks.task import Figure, Prompted, Question, mean
 
-_ROWS = 16  # prompts that are answered at a time
+_ROWS = 16  # prompts per generation batch
 
 
 class Asked(NamedTuple):
-    """A question and its answer, as it is compared."""
+    """A question and its answer, normalized for comparison."""
 
     question: Question
     answer: str
@@ -25,14 +25,14 @@ class Asked(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class ExactMatch(Prompted[Asked]):
-    """Lets the model write, greedily, until one of `stop` or `max_new_tokens`, and compares the answer found in it.
+    """Generates greedily until one of `stop` or `max_new_tokens`, extracts the answer and compares it.
 
-    `exact_match`: how often it is the right one; `answered`: how often `answer` was found at all.
+    `exact_match` is the share of right answers; `answered` is the share of texts in which `answer` matches.
     """
 
     target: str = "{answer}"
-    answer: str = ""  # regular expression whose first group is the answer within a target; "": all of it
-    ignore: tuple[str, ...] = ()  # regular expressions; what they match is left out of both answers
+    answer: str = ""  # regular expression whose first group is the answer within a target; "": the whole target
+    ignore: tuple[str, ...] = ()  # regular expressions; their matches are removed from both answers
     stop: tuple[str, ...] = ("\n",)
     max_new_tokens: int = 64
 
@@ -56,7 +56,7 @@ class ExactMatch(Prompted[Asked]):
         return Asked(Question(prompt, prompt + self.delimiter + target), answer)
 
     def found(self, text: str) -> Optional[str]:
-        """Returns the answer in a text as it is compared; None where there is none."""
+        """Returns the normalized answer in a text; None if there is none."""
         match = re.search(self.answer, text) if self.answer else None
         if self.answer and match is None:
             return None
@@ -68,7 +68,7 @@ class ExactMatch(Prompted[Asked]):
     def how(self, loaded: LoadedModel) -> str:
         if loaded.experiment.model.family == "encoder":
             raise UserError(
-                f"{loaded.origin} is an encoder, which writes no text: leave out the tasks of the kind {self.kind}"
+                f"{loaded.origin} is an encoder, which cannot generate text: leave out tasks of the kind {self.kind}"
             )
         return f"{self.kind}, {self.shots} shots: the likeliest tokens, at most {self.max_new_tokens}"
 
@@ -81,22 +81,22 @@ class ExactMatch(Prompted[Asked]):
                 prompts[index] = self.separator.join(fitting)
             other["prompts with fewer shots, for want of room"] += 0 < len(fitting) < len(shown)
             other["prompts too long, counted as wrong"] += not fitting
-        said = dict(zip(prompts, map(self.found, self._written(loaded, list(prompts.values()))), strict=True))
-        right = [index in said and said[index] == asked[index].answer for index in chosen]
-        answered = [said.get(index) is not None for index in chosen]
-        of = {"exact_match": mean(right), "answered": mean(answered)}
-        return [Figure(measure, estimate, len(chosen), other=+other) for measure, estimate in of.items()]
+        found = dict(zip(prompts, map(self.found, self._generated(loaded, list(prompts.values()))), strict=True))
+        right = [index in found and found[index] == asked[index].answer for index in chosen]
+        answered = [found.get(index) is not None for index in chosen]
+        metrics = {"exact_match": mean(right), "answered": mean(answered)}
+        return [Figure(measure, estimate, len(chosen), other=+other) for measure, estimate in metrics.items()]
 
     def _fitting(self, loaded: LoadedModel, shown: list[str]) -> list[str]:
-        """Returns the last of the shots, with the prompt, that leave room for an answer; nothing where none do."""
+        """Returns the last shots and the prompt that leave room for an answer; empty if even the prompt is too long."""
         longest = loaded.experiment.model.position.max_length
         for first in range(len(shown)):
-            tokens = len(loaded.tokenizer.encode(self.separator.join(shown[first:]))) + 1  # what stands before a text
+            tokens = len(loaded.tokenizer.encode(self.separator.join(shown[first:]))) + 1  # the token before a text
             if longest is None or tokens + self.max_new_tokens <= longest:
                 return shown[first:]
         return []
 
-    def _written(self, loaded: LoadedModel, prompts: Sequence[str]) -> Iterator[str]:
+    def _generated(self, loaded: LoadedModel, prompts: Sequence[str]) -> Iterator[str]:
         sampling = Sampling(max_new_tokens=self.max_new_tokens, stop=self.stop)
         for start in range(0, len(prompts), _ROWS):
-            yield from (said.text for said in generate(loaded, prompts[start : start + _ROWS], sampling))
+            yield from (text.text for text in generate(loaded, prompts[start : start + _ROWS], sampling))

@@ -1,4 +1,4 @@
-"""Reads the examples of a task: JSON lines as somebody published them, each with its file and line."""
+"""Reads the examples of a task from JSON lines in their published format, with file and line."""
 
 import dataclasses
 import glob
@@ -16,7 +16,7 @@ _FIELD = re.compile(r"\{(\w+)\}")  # in a template
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """A record of a file of examples. Whatever a task asks of it in vain is a UserError that begins with `place`."""
+    """A record of a file of examples. Methods raise UserError, beginning with `place`, for a missing or wrong field."""
 
     place: str  # "grammar.jsonl:3", from 1
     fields: Mapping[str, object]
@@ -28,7 +28,7 @@ class Example:
         return self.fields[name]
 
     def fill(self, template: str) -> str:
-        """Returns the template with the text of a field in place of each {field}; numbers are written as text."""
+        """Returns the template with each {field} replaced by the value of the field; numbers are formatted as text."""
         return _FIELD.sub(lambda match: self._text(match[1]), template)
 
     def error(self, problem: str) -> UserError:
@@ -42,7 +42,7 @@ class Example:
 
 
 def read_examples(paths: Sequence[str]) -> list[Example]:
-    """Returns the examples of files of JSON lines; UserError with file and line where one is no JSON object."""
+    """Returns the examples of JSON lines files; raises UserError with file and line for a line without JSON object."""
     examples = []
     for path in paths:
         with opened(path) as f:
@@ -60,13 +60,13 @@ def read_examples(paths: Sequence[str]) -> list[Example]:
 
 
 def find(path: str) -> list[str]:
-    """Returns the sorted files of a file, a folder (each .jsonl below it) or a glob; UserError where there is none."""
+    """Returns the sorted files of a file, folder (all .jsonl below it) or glob; raises UserError if there are none."""
     path = os.path.expanduser(path)
     if os.path.isdir(path):
         below = glob.glob(os.path.join(glob.escape(path), "**", "*"), recursive=True)
-        found = [file for file in below if file.endswith(ENDINGS)]
+        files = [file for file in below if file.endswith(ENDINGS)]
     else:
-        found = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
-    if not found:
-        raise UserError(f"{path!r} is no file, no folder with .jsonl files and no pattern (*.jsonl) of such")
-    return sorted(found)
+        files = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
+    if not files:
+        raise UserError(f"{path!r} is no file, no folder with .jsonl files and no pattern (*.jsonl) of such files")
+    return sorted(files)

@@ -1,4 +1,4 @@
-"""Answers the lm-evaluation-harness (extra `eval`) with a decoder of ours: its tasks, its prompts, its arithmetic.
+"""Evaluates a decoder with the lm-evaluation-harness (extra `eval`): its tasks, its prompts, its metrics.
 
     import lm_eval, pretrainax
     from pretrainax.scoring.tasks.harness import PretrainAX
@@ -6,8 +6,8 @@
     model = PretrainAX(pretrainax.load("runs/mine"))
     lm_eval.simple_evaluate(model=model, tasks=["lambada_openai"])
 
-Texts become tokens as in the harness' own class `hf`, so that the same weights get the same figures from both. What
-was trained here, and not imported, has the token before its texts that stood there in training.
+Tokenization follows the harness' own class `hf`, so both give the same results for the same weights. A model trained
+here, not imported, reads the same token before a text as in its training.
 """
 
 import collections
@@ -31,37 +31,37 @@ from pretrainax.inference.request import Sampling
 from pretrainax.scoring.likelihood import answers
 from pretrainax.scoring.questions import causal_example, context_of, start_token
 
-_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # that both sides call so
-_MOST_NEW = 256  # tokens, where a task does not say: as in `hf`
-_ROWS = 16  # prompts that are gone on with at a time
+_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # with the same names in both packages
+_MAX_NEW_TOKENS = 256  # if a task does not set it: as in `hf`
+_ROWS = 16  # prompts per generation batch
 _log = logging.getLogger(__name__)
 
 Tokens = list[int]
 
 
 class PretrainAX(TemplateLM):
-    """A decoder, as the harness asks one: log-likelihoods in nats, and texts that go on."""
+    """A decoder as a model of the harness: log-likelihoods in nats, and generated text."""
 
     def __init__(self, loaded: LoadedModel, max_length: Optional[int] = None):
-        """Makes it of what `pretrainax.load` returns.
+        """Wraps a model of `pretrainax.load`.
 
         Args:
-          max_length: tokens that the model reads at a time; None: as many as it has positions, else as in training.
+          max_length: tokens that the model reads at a time; None: its number of positions, or the training length.
 
         Raises:
-          UserError: the model is no decoder.
+          UserError: the model is not a decoder.
         """
         super().__init__()
         model, vocabulary = loaded.experiment.model, loaded.tokenizer.vocabulary
         if model.family != "decoder":
             raise UserError(
-                f"{loaded.origin} is of the family {model.family}, and the harness asks how a text goes on: give a "
-                "decoder, or ask tasks of all families by `python -m pretrainax.evaluate --tasks=…`"
+                f"{loaded.origin} is of the family {model.family}, but the harness needs a decoder: give a decoder, or "
+                "use the tasks of all families with `python -m pretrainax.evaluate --tasks=…`"
             )
         self.loaded = loaded
         self.max_length = max_length or model.position.max_length or context_of(loaded)
         before, start = before_text(loaded.experiment, vocabulary, is_needed=False), start_token(loaded)
-        # What the tokenizers of others put before a text, and what of ours stood there.
+        # _begin: tokens that an imported tokenizer puts before a text. _start: the token before a text in our training.
         is_imported = isinstance(loaded.experiment.data.source, NoSource)
         self._begin, self._start = (before, []) if is_imported else ([], before)
         self._prefix = vocabulary.separator if start is None else start
@@ -86,7 +86,7 @@ class PretrainAX(TemplateLM):
         self, requests: list[tuple[tuple[str, str], Tokens, Tokens]], **kwargs: object
     ) -> list[tuple[float, bool]]:
         pairs = [(before, after) for _, before, after in requests]
-        return self._asked([(b if b[:1] == self._start else self._start + b, after) for b, after in pairs])
+        return self._scores([(b if b[:1] == self._start else self._start + b, after) for b, after in pairs])
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         windows = [
@@ -96,26 +96,26 @@ class PretrainAX(TemplateLM):
                 self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length, context_len=1
             )
         ]
-        said, sums = self._asked([window for _, window in windows]), [0.0] * len(requests)
-        for (number, _), (log_likelihood, _) in zip(windows, said, strict=True):
+        scores, sums = self._scores([window for _, window in windows]), [0.0] * len(requests)
+        for (number, _), (log_likelihood, _) in zip(windows, scores, strict=True):
             sums[number] += log_likelihood
         return sums
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        alike = collections.defaultdict(list)  # requests with the same options
+        by_options = collections.defaultdict(list)  # requests with the same options
         for number, request in enumerate(requests):
-            alike[json.dumps(request.args[1], sort_keys=True)].append(number)
-        said = [""] * len(requests)
-        for options, numbers in alike.items():
+            by_options[json.dumps(request.args[1], sort_keys=True)].append(number)
+        generated = [""] * len(requests)
+        for options, numbers in by_options.items():
             sampling = _sampling(json.loads(options))
-            for some in (numbers[i : i + _ROWS] for i in range(0, len(numbers), _ROWS)):
-                prompts = [self._fitting(requests[i].args[0], sampling) for i in some]
-                for i, text in zip(some, generate(self.loaded, prompts, sampling), strict=True):
-                    said[i] = text.text
-        return said
+            for batch in (numbers[i : i + _ROWS] for i in range(0, len(numbers), _ROWS)):
+                prompts = [self._fitting(requests[i].args[0], sampling) for i in batch]
+                for i, text in zip(batch, generate(self.loaded, prompts, sampling), strict=True):
+                    generated[i] = text.text
+        return generated
 
-    def _asked(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[tuple[float, bool]]:
-        """Returns the log-likelihood of each second part after the first, and if its tokens are the likeliest."""
+    def _scores(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[tuple[float, bool]]:
+        """Returns the log-likelihood of each second part after the first, and True if it is the greedy continuation."""
         examples, cut = [], 0
         for before, after in pairs:
             over = max(len(before) + len(after) - self.max_length - 1, 0)
@@ -123,17 +123,17 @@ class PretrainAX(TemplateLM):
             examples.append(causal_example(np.array(before[over:], np.int32), np.array(after, np.int32)))
         if cut:
             _log.warning("%d texts were cut from the left to the %d tokens of the model", cut, self.max_length)
-        said = [(0.0, False)] * len(examples)
+        scores = [(0.0, False)] * len(examples)
         for answer in answers(self.loaded, enumerate(examples)):
-            said[answer.number] = -answer.nats, answer.best == answer.tokens
-        return said
+            scores[answer.number] = -answer.nats, answer.best == answer.tokens
+        return scores
 
     def _fitting(self, prompt: str, sampling: Sampling) -> str:
-        """Returns the end of a prompt that leaves room for what is to be written, as `hf` does."""
+        """Returns the end of a prompt that leaves room for the generated tokens, as in `hf`."""
         room = self.max_length - sampling.max_new_tokens - len(self._begin + self._start)
         if room < 1:
             raise UserError(
-                f"max_gen_toks is {sampling.max_new_tokens}, and the model reads {self.max_length} tokens: set it lower"
+                f"max_gen_toks is {sampling.max_new_tokens}, but the model reads {self.max_length} tokens: reduce it"
             )
         ids = self.tok_encode(prompt, add_special_tokens=False)
         if len(ids) <= room:
@@ -143,11 +143,11 @@ class PretrainAX(TemplateLM):
 
 
 def _sampling(options: dict[str, object]) -> Sampling:
-    """Returns what the harness calls `generation_kwargs`; UserError for an option that we do not have."""
-    given: dict[str, object] = dict(normalize_gen_kwargs(options, _MOST_NEW))
-    stop, most, draws = (given.pop(name) for name in ("until", "max_gen_toks", "do_sample"))
-    for name in given.keys() - set(_OPTIONS):
-        raise UserError(f"generation_kwargs has {name}={given[name]!r}, {nearest(name, _OPTIONS)}")
+    """Returns the settings of the harness' `generation_kwargs`; raises UserError for an unsupported option."""
+    settings: dict[str, object] = dict(normalize_gen_kwargs(options, _MAX_NEW_TOKENS))
+    stop, max_new_tokens, draws = (settings.pop(name) for name in ("until", "max_gen_toks", "do_sample"))
+    for name in settings.keys() - set(_OPTIONS):
+        raise UserError(f"generation_kwargs has {name}={settings[name]!r}, {nearest(name, _OPTIONS)}")
     if not draws:
-        given = {name: value for name, value in given.items() if name == "repetition_penalty"}
-    return Sampling(max_new_tokens=most, stop=tuple(filter(None, stop)), **given)
+        settings = {name: value for name, value in settings.items() if name == "repetition_penalty"}
+    return Sampling(max_new_tokens=max_new_tokens, stop=tuple(filter(None, stop)), **settings)

@@ -1,6 +1,6 @@
-"""Minimal pairs: of two sentences that differ in little, is the good one the more likely?
+"""Minimal pairs: compares the likelihoods of two sentences that differ in few words.
 
-As in BLiMP (Warstadt et al. 2020, arXiv 1912.00582), whose files work as they are published.
+BLiMP has this format (Warstadt et al. 2020, arXiv 1912.00582); its published files work unchanged.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from pretrainax.scoring.tasks.task import Figure, Task, mean
 
 
 class Pair(NamedTuple):
-    """Two sentences, of which a good model finds the first the more likely."""
+    """Two sentences; a good model finds the first one more likely."""
 
     good: str
     bad: str
@@ -25,11 +25,11 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class MinimalPairs(Task[Pair]):
-    """Asks which of two sentences is the more likely as a whole; equally likely ones count as wrong."""
+    """Compares the likelihoods of two whole sentences; equal likelihoods count as wrong."""
 
     good: str = "{sentence_good}"
     bad: str = "{sentence_bad}"
-    group: str = "{UID}"  # figures are given of each group too; "": of all alone
+    group: str = "{UID}"  # metrics are also computed for each group; "": only for all examples
 
     kind: ClassVar[str] = "minimal_pairs"
 
@@ -44,7 +44,7 @@ class MinimalPairs(Task[Pair]):
 
     def figures(self, loaded: LoadedModel, asked: Sequence[Pair], chosen: Sequence[int]) -> list[Figure]:
         pairs = [asked[i] for i in chosen]
-        found = sentence_log_likelihoods(loaded, [sentence for pair in pairs for sentence in (pair.good, pair.bad)])
-        right, group_of = found[0::2] > found[1::2], np.array([pair.group for pair in pairs])
+        scores = sentence_log_likelihoods(loaded, [sentence for pair in pairs for sentence in (pair.good, pair.bad)])
+        right, group_of = scores[0::2] > scores[1::2], np.array([pair.group for pair in pairs])
         groups = {"": np.ones(len(pairs), bool)} | {group: group_of == group for group in sorted({*group_of} - {""})}
-        return [Figure("accuracy", mean(right[of]), int(of.sum()), group) for group, of in groups.items()]
+        return [Figure("accuracy", mean(right[rows]), int(rows.sum()), group) for group, rows in groups.items()]

@@ -1,4 +1,4 @@
-"""Multiple choice by likelihood: which of some answers does a model find the most likely after a question?"""
+"""Multiple choice by likelihood: selects the most likely answer to a question."""
 
 import dataclasses
 import itertools
@@ -23,15 +23,15 @@ class Choices(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class MultipleChoice(Prompted[Choices]):
-    """Asks which answer is the most likely: by the log-likelihood of each, and by two that are normalised.
+    """Selects the most likely answer, by log-likelihood and by two normalized log-likelihoods.
 
-    `accuracy` compares log p(answer | prompt), which favours short answers; `accuracy_per_byte` divides it by the bytes
-    of the answer in UTF-8; `accuracy_unconditional` subtracts log p(answer | `unconditional`), the likelihood of the
-    answer to no question at all (Brown et al. 2020, arXiv 2005.14165, section 2.4).
+    `accuracy` compares log p(answer | prompt), which favors short answers. `accuracy_per_byte` divides it by the UTF-8
+    bytes of the answer. `accuracy_unconditional` subtracts log p(answer | `unconditional`), the log-likelihood of the
+    answer without the question (Brown et al. 2020, arXiv 2005.14165, section 2.4).
     """
 
     choices: str = "choices"  # the field with the list of answers
-    answer: str = "answer"  # the field with the right one: its index, from 0, or its text
+    answer: str = "answer"  # the field with the right answer: its index, from 0, or its text
     unconditional: str = "Answer:"
 
     kind: ClassVar[str] = "multiple_choice"
@@ -52,26 +52,29 @@ class MultipleChoice(Prompted[Choices]):
 
     def how(self, loaded: LoadedModel) -> str:
         return (
-            f"{self.kind}, {self.shots} shots: the answer of the highest log-likelihood; per byte; and less that after "
-            f"{self.unconditional!r}"
+            f"{self.kind}, {self.shots} shots: the answer with the highest log-likelihood; per byte; and minus the "
+            f"log-likelihood after {self.unconditional!r}"
         )
 
     def figures(self, loaded: LoadedModel, asked: Sequence[Choices], chosen: Sequence[int]) -> list[Figure]:
-        questions = [of.question for of in asked]
+        questions = [item.question for item in asked]
         pairs = [
             (context, self.delimiter + choice)
             for index in chosen
             for context in (self.separator.join(self.shown(questions, index)), self.unconditional)
             for choice in asked[index].choices
         ]
-        said = continuations(loaded, pairs)
-        found, right = iter(said), {"accuracy": [], "accuracy_per_byte": [], "accuracy_unconditional": []}
+        scores = continuations(loaded, pairs)
+        scores_left, right = iter(scores), {"accuracy": [], "accuracy_per_byte": [], "accuracy_unconditional": []}
         for _, choices, answer in (asked[i] for i in chosen):
-            given, alone = (
-                np.array([of.log_likelihood for of in itertools.islice(found, len(choices))]) for _ in range(2)
+            conditional, unconditional = (
+                np.array([score.log_likelihood for score in itertools.islice(scores_left, len(choices))])
+                for _ in range(2)
             )
             sizes = np.array([len(choice.encode()) for choice in choices])
-            for hits, scores in zip(right.values(), (given, given / sizes, given - alone), strict=True):
-                hits.append(int(scores.argmax()) == answer)
-        cut = {"answers to prompts that were cut": count} if (count := sum(of.is_cut for of in said)) else {}
+            for hits, values in zip(
+                right.values(), (conditional, conditional / sizes, conditional - unconditional), strict=True
+            ):
+                hits.append(int(values.argmax()) == answer)
+        cut = {"answers to prompts that were cut": count} if (count := sum(score.is_cut for score in scores)) else {}
         return [Figure(measure, mean(hits), len(chosen), other=cut) for measure, hits in right.items()]

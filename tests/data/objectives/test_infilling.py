@@ -246,7 +246,7 @@ def test_a_bound_one_makes_the_same_in_another_process(bpe, by_characters):
 
 
 def test_a_tokenizer_that_changes_white_space_cannot_split_characters(tokenizers_of_all_kinds):
-    with pytest.raises(UserError, match=r"config\.objective\.split is 'characters', for which a tokenizer has to give"):
+    with pytest.raises(UserError, match=r"config\.objective\.split is 'characters', which requires a tokenizer that"):
         FillInTheMiddle(split="characters").bind(tokenizers_of_all_kinds["WordPiece"])
 
 

@@ -186,7 +186,7 @@ def test_the_rate_of_a_part_of_the_training_is_asked_for():
 
 
 def test_what_is_static_has_one_rate():
-    assert "static keeps what config.objective.rate_change changes" in next(
+    assert "static is True, which excludes config.objective.rate_change" in next(
         MaskedLM(rate_change=RateChange(), static=True).field_problems()
     )
 
@@ -310,7 +310,7 @@ def test_a_bound_objective_is_the_same_config_and_goes_to_the_workers(unit, toke
         (MaskedLM(rate_change=Tokens()), "config.objective.rate_change is Tokens, it must be a RateChange"),
         (
             MaskedLM(mask_unit=WholeWords("no/such")),
-            "config.objective.mask_unit.word_list is 'no/such', which is no file",
+            "config.objective.mask_unit.word_list is 'no/such', which is not a file",
         ),
         (
             MaskedLM(mask_unit=NGrams(weights=(0.0,))),
@@ -325,7 +325,7 @@ def test_a_bound_objective_is_the_same_config_and_goes_to_the_workers(unit, toke
         ),
         (
             MaskedLM(similar_words="no/such", mask_unit=NGrams()),
-            "config.objective.similar_words is 'no/such', which is no file",
+            "config.objective.similar_words is 'no/such', which is not a file",
         ),
     ],
 )

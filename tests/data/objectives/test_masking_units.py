@@ -258,7 +258,7 @@ def test_similar_words_keep_the_places_of_all_others(kind, tokenizers_of_all_kin
         ("{", "is not a JSON"),
         ("[]", "is not a JSON object; it must be a JSON object, word -> similar words"),
         ('{"meal": "party"}', "has 'party' for 'meal', it must be a list of words"),
-        ('{"chef": ["the man of the cat"]}', "has a similar one of as many tokens in this tokenizer"),
+        ('{"chef": ["the man of the cat"]}', "has a similar word with an equal number of tokens in this tokenizer"),
     ],
 )
 def test_a_bad_table_of_similar_words(content, problem, tokenizers_of_all_kinds, tmp_path):

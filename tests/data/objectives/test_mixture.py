@@ -83,7 +83,7 @@ def test_the_vocabulary_must_do_for_every_part():
         (ObjectiveMixture(), "config.objective.objectives is (), it must have at least one"),
         (
             ObjectiveMixture((SHORT, LONG), (1.0,)),
-            "config.objective.weights has 1 numbers, it must have 2: one an objective",
+            "config.objective.weights has 1 numbers, it must have 2: one per objective",
         ),
         (
             ObjectiveMixture((SHORT, LONG), (2.0, -1.0)),
@@ -99,7 +99,7 @@ def test_the_vocabulary_must_do_for_every_part():
         ),
         (
             ObjectiveMixture((SHORT, Denoising()), (1.0, 1.0)),
-            "config.objective.objectives are made of sentences and of tokens: mix those of the same",
+            "config.objective.objectives are made of sentences and of tokens: all must read the same unit",
         ),
         (
             ObjectiveMixture((SHORT, MaskedLM()), (1.0, 1.0)),

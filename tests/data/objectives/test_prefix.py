@@ -263,8 +263,8 @@ def test_a_batch_with_a_prefix_is_what_a_decoder_takes():
     "other, line",
     [
         ({"prefix_mask": np.ones((2, 32), bool)}, r"batch\['prefix_mask'\] is bool \[2, 32\], not int32 \[2, 32\]"),
-        ({"prefix_mask": -np.ones((2, 32), np.int32)}, r"batch\['prefix_mask'\] has -1, it must not be negative"),
-        ({"positions": np.full((2, 32), 32, np.int32)}, "has 32, config.model.position.max_length 32 takes 0 to 31"),
+        ({"prefix_mask": -np.ones((2, 32), np.int32)}, r"batch\['prefix_mask'\] has -1; it must not be negative"),
+        ({"positions": np.full((2, 32), 32, np.int32)}, "has 32; config.model.position.max_length 32 allows 0 to 31"),
     ],
 )
 def test_what_a_decoder_does_not_take_is_a_line(other, line):
@@ -275,7 +275,7 @@ def test_what_a_decoder_does_not_take_is_a_line(other, line):
 def test_token_types_that_the_model_has_not_are_a_line():
     encoder = ModelConfig(family="encoder", vocab_size=1000, position=LearnedPositions(32), num_token_types=2)
     batch = batch_of(PrefixLM(), 32, token_types=np.full((2, 32), 2, np.int32))
-    with pytest.raises(UserError, match=r"batch\['token_types'\] has 2, config.model.num_token_types 2 takes 0 to 1"):
+    with pytest.raises(UserError, match=r"batch\['token_types'\] has 2; config.model.num_token_types 2 allows 0 to 1"):
         check_batch(batch, encoder, Lengths(0, 32, 32), 2)
     check_batch(batch, dataclasses.replace(encoder, num_token_types=0), Lengths(0, 32, 32), 2)  # not looked up
 
@@ -317,7 +317,7 @@ def test_another_family_is_refused(objective):
         (
             DecoderOnly(CausalLM()),
             64,
-            "objective.objective is CausalLM, it must be one for an encoder_decoder",
+            "objective.objective is CausalLM, it must support encoder_decoder",
         ),
         (DecoderOnly(SpanCorruption(1.5)), 64, "objective.objective.noise_density is 1.5, it must be in (0, 1)"),
         (DecoderOnly(), 4, "data.sequence_length is 4, DecoderOnly needs at least 5"),

@@ -118,7 +118,7 @@ def test_a_target_needs_a_token_and_its_end():
 
 def test_a_source_of_texts_is_refused():
     (line,) = SequenceToSequence().problems(experiment(SequenceToSequence(), TextFiles(path=".")))
-    assert "needs pairs, and TextFiles in config.data.source has texts: set its target_field" in line
+    assert "needs pairs, but TextFiles in config.data.source has documents: set its target_field" in line
 
 
 def test_a_vocabulary_without_pad_is_refused():

@@ -219,7 +219,7 @@ def test_a_mode_of_more_tokens_than_bytes_is_refused():
         def encode(self, text):
             return np.zeros(7, np.int32)
 
-    with pytest.raises(UserError, match="mode '.NLU.' is 7 tokens, there is room for 6"):
+    with pytest.raises(UserError, match="mode '.NLU.' has 7 tokens, it must have at most 6"):
         SpanCorruption(mode="[NLU]").bind(Splits())
 
 

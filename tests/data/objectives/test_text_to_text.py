@@ -141,11 +141,11 @@ def test_it_is_sound_as_it_comes():
         ),
         (
             TextToText(CausalLM()),
-            "config.objective.unsupervised is CausalLM, it must be one of texts for an encoder_decoder",
+            "config.objective.unsupervised is CausalLM, it must read documents and support encoder_decoder",
         ),
         (
             TextToText(SequenceToSequence()),
-            "config.objective.unsupervised is SequenceToSequence, it must be one of texts for an encoder_decoder",
+            "config.objective.unsupervised is SequenceToSequence, it must read documents and support encoder_decoder",
         ),
     ],
 )

@@ -55,7 +55,9 @@ def test_few_documents_have_one_for_validation_and_it_is_said(tmp_path, count):
     prepared = run(tmp_path, JsonLines(str(write(tmp_path / "lines", documents))), said)
     train, valid = texts(prepared)
     assert len(valid) == 1 and sorted(train + valid) == sorted(documents)
-    assert said[-1].endswith("leaves one side empty: the document with the smallest hash is for validation")
+    assert said[-1].endswith(
+        "leaves train or validation empty: the document with the smallest hash becomes the validation split"
+    )
 
 
 def test_split_that_leaves_nothing_to_train_on_is_made_anew_too(tmp_path):
@@ -71,7 +73,9 @@ def test_of_the_only_document_the_end_is_for_validation(tmp_path):
     source = JsonLines(str(write(tmp_path / "lines", [text, text])))
     (train, again), (valid, _) = texts(run(tmp_path, source, said))
     assert train == again and train + valid == text and 0.05 < len(valid) / len(text) < 0.15
-    assert said[-1].endswith("leaves one side empty: the end of the only document is for validation")
+    assert said[-1].endswith(
+        "leaves train or validation empty: the end of the only document becomes the validation split"
+    )
 
 
 def test_text_whose_end_is_blank_has_validation_text(tmp_path):

@@ -161,7 +161,7 @@ def test_damaged_tokenizer_is_made_anew_and_said(tmp_path, lines):
     path.write_bytes(content.replace(b"e", b"f", 1))
     again = prepare(experiment(tmp_path, source, ByteBPE(vocab_size=270)), report=said.append)
     assert again.tokenizer.fingerprint == first.tokenizer.fingerprint and path.read_bytes() == content
-    assert said[0] == f"the tokenizer in {path.parent} is damaged: it is made anew"
+    assert said[0] == f"the tokenizer in {path.parent} is damaged and will be rebuilt"
 
 
 def test_damaged_index_is_made_anew_and_said(tmp_path, lines):
@@ -171,7 +171,7 @@ def test_damaged_index_is_made_anew_and_said(tmp_path, lines):
     content = path.read_bytes()
     path.write_bytes(content.replace(b"1", b"2", 1))
     prepare(experiment(tmp_path, source), report=said.append)
-    assert path.read_bytes() == content and said[0] == f"the index of {path.parent} is damaged: it is made anew"
+    assert path.read_bytes() == content and said[0] == f"the index of {path.parent} is damaged and will be rebuilt"
 
 
 # --- the cache -----------------------------------------------------------------------------------------------------
@@ -342,7 +342,9 @@ def test_tokenizer_that_does_not_fit_the_objective_is_an_error(tmp_path, lines):
 
 def test_cache_that_cannot_be_made_is_an_error(tmp_path, lines):
     (tmp_path / "cache").write_text("a file where the folder should be")
-    with pytest.raises(UserError, match=r"cannot write to .*cache \(.*\); set config\.data\.cache_dir to a folder"):
+    with pytest.raises(
+        UserError, match=r"cannot write to .*cache \(.*\); set config\.data\.cache_dir to a writable folder"
+    ):
         run(tmp_path, JsonLines(str(lines)))
 
 
@@ -351,7 +353,7 @@ def test_full_disk_is_explained(tmp_path, lines, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(UserError, match=r"no space left in .*cache; what is done is kept: make room and run again"):
+    with pytest.raises(UserError, match=r"no space left in .*cache; finished files are saved\. Free some space"):
         run(tmp_path, JsonLines(str(lines)))
 
 
@@ -419,7 +421,7 @@ def test_command_prepares_and_prints_the_summary(tmp_path, lines):
 def test_command_prepares_a_share(tmp_path, lines):
     done = command(tmp_path, "--shard=1/2")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("share 1 of 2 is done; when all are, run the same command once")
+    assert done.stdout.splitlines()[-1].startswith("share 1 of 2 is done; after all shares, run the same command once")
     assert "--report needs all shards" in command(tmp_path, "--shard=1/2", "--report=x").stderr
     assert command(tmp_path, "--shard=2/2").stderr.startswith("pretrainax: --shard is '2/2', it must be i/n")
 

@@ -60,7 +60,7 @@ def test_shares_in_any_order_write_what_one_call_writes(tmp_path, lines, options
 def test_share_writes_its_own_shards_and_no_others(tmp_path, lines):
     said = prepare_share(experiment(tmp_path / "cache", lines), 1, 4, quietly)
     assert {f.stem for f in (tmp_path / "cache").rglob("*.tokens")} == {"00001", "00005"}
-    assert said == "share 1 of 4 is done; when all are, run the same command once without --shard"
+    assert said == "share 1 of 4 is done; after all shares, run the same command once without --shard"
 
 
 def test_what_a_share_left_out_is_written_by_the_last_call(tmp_path, lines):
@@ -120,5 +120,5 @@ def test_near_duplicates_and_bad_text_are_dropped_by_any_number_of_shares(tmp_pa
 
 @pytest.mark.parametrize("text", ["3/3", "a/2", "1", "-1/2", "1/0", "/"])
 def test_bad_share_is_an_error(text):
-    with pytest.raises(UserError, match=r"it must be i/n with i from 0 to n - 1, as 0/8"):
+    with pytest.raises(UserError, match=r"it must be i/n with i from 0 to n - 1, such as 0/8"):
         _share(text)

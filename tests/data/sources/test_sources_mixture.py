@@ -92,7 +92,7 @@ PROBLEMS = {
     "stages start at [1.0]: they must increase, and be between 0 and 1": {"stages": ((1.0, (1, 1, 1)),)},
     "temperature is 0.0, it must be greater than 0": {"temperature": 0.0},
     "limit is 0, it must be at least 1": {"limit": 0},
-    "weights are given, so that config.data.source.temperature and limit would do nothing: leave them out": {
+    "weights are set, so that config.data.source.temperature and limit have no effect: remove them": {
         "weights": (1, 1, 1),
         "limit": 5,
     },
@@ -124,7 +124,7 @@ def test_error_while_reading_names_the_place(tmp_path):
 
 def test_what_is_no_source_is_a_problem_of_the_config():
     (problem,) = SourceMixture((DOCS, "books")).problems(None)
-    assert problem == "config.data.source.sources[1] is str, it must be of kind Source"
+    assert problem == "config.data.source.sources[1] is str, it must be a Source"
 
 
 def test_mixture_goes_through_json():

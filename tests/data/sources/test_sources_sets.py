@@ -69,7 +69,7 @@ def test_tfds_fingerprint_is_repeatable(tfds_dir):
 
 
 def test_tfds_unknown_set_is_named(tfds_dir):
-    with pytest.raises(UserError, match=r"config\.data\.source\.name is 'no_such_set': TFDS has no such data set"):
+    with pytest.raises(UserError, match=r"config\.data\.source\.name is 'no_such_set': TFDS has no such dataset"):
         TFDS("no_such_set", data_dir=tfds_dir).fingerprint()
 
 
@@ -270,7 +270,7 @@ def test_hugging_face_broken_file_gets_one_line(tmp_path, name, streaming):
         ("/no/such/folder", r"datasets cannot read it \(Could"),
         (
             "nobody/nothing",
-            r"the hub does not answer \(Could.*and the cache of datasets does not have it",
+            r"the hub does not respond \(Could.*and the cache of datasets does not have it",
         ),  # no network
     ],
 )

@@ -184,7 +184,7 @@ def test_array_record_that_is_cut_off_is_named(tmp_path, kept):
     path = tmp_path / "a.array_record"
     content = open(write_array_record(path, DOCUMENTS), "rb").read()
     path.write_bytes(content[: int(kept * len(content)) if kept < 1 else kept])
-    with pytest.raises(UserError, match=r"a\.array_record: no ArrayRecord file, a damaged one"):
+    with pytest.raises(UserError, match=r"a\.array_record: not an ArrayRecord file, damaged"):
         ArrayRecord(str(path)).shards("train")
 
 

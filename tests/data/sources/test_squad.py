@@ -47,5 +47,5 @@ def test_a_broken_question_is_named(tmp_path):
 )
 def test_another_file_is_one_line(content, tmp_path):
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(UserError, match="a.json: no file of SQuAD.*take JsonLines"):
+    with pytest.raises(UserError, match="a.json: not a SQuAD file.*use JsonLines"):
         read(tmp_path / "a.json", ExtractiveQA())

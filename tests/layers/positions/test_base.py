@@ -16,7 +16,7 @@ class NoPositions(Position):
 
 
 def test_a_kind_without_a_behaviour_is_named():
-    with pytest.raises(UserError, match="config.model.position is NoPositions, .* known: .*LearnedPositions"):
+    with pytest.raises(UserError, match="config.model.position is NoPositions, .* registered: .*LearnedPositions"):
         positions_of(ModelConfig(position=NoPositions()))
 
 

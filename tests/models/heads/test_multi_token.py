@@ -142,7 +142,7 @@ def test_a_text_that_is_written_asks_for_none():
     [
         (dict(multi_token=MultiTokenPrediction(depth=0)), "config.model.multi_token.depth is 0, it must be at least 1"),
         (dict(multi_token=MultiTokenPrediction(weight=0.0)), "weight is 0.0, it must be greater than 0"),
-        (dict(multi_token=MultiTokenPrediction(), share_layers=True), "config.model.share_layers makes all blocks one"),
+        (dict(multi_token=MultiTokenPrediction(), share_layers=True), "config.model.share_layers shares one: set"),
     ],
 )
 def test_what_cannot_be_is_said(change, said):
@@ -156,5 +156,7 @@ def test_what_cannot_be_is_said(change, said):
 def test_it_is_of_decoders():
     experiment = get_config("bert")
     experiment.model.multi_token = MultiTokenPrediction()
-    with pytest.raises(Exception, match="multi_token is of decoders, config.model.family is 'encoder': set it to None"):
+    with pytest.raises(
+        Exception, match="multi_token requires a decoder, config.model.family is 'encoder': set it to None"
+    ):
         validate(experiment)

@@ -9,9 +9,9 @@ import pytest
 from pretrainax.config import UserError
 from pretrainax.scoring.tasks.descriptions import KINDS, SHIPPED, read_task
 from pretrainax.scoring.tasks.examples import find, read_examples
-from tests.support.runs import ROOT
+from tests.support.docs_pages import how_to
 
-PAGE = (ROOT / "docs" / "use.md").read_text()
+PAGE = how_to("tasks")
 
 # As published: with fields that nobody asks for.
 BLIMP = {
@@ -119,7 +119,7 @@ def test_shots_are_the_first_examples_without_the_one_asked(tmp_path):
         ("gramar", "unknown task 'gramar', did you mean 'grammar'\\?"),
         ("minimal_pair:x", "unknown task 'minimal_pair', did you mean 'minimal_pairs'"),
         ("none.json", "none.json is not a JSON file \\(No such file or directory\\)"),
-        ("none.jsonl", "say what its examples are, as minimal_pairs:none.jsonl"),
+        ("none.jsonl", "name its kind of task, as minimal_pairs:none.jsonl"),
         ("blimp:no/such/*.jsonl", "'no/such/\\*.jsonl' is no file, no folder with .jsonl files and no pattern"),
     ],
 )
@@ -181,7 +181,7 @@ SUM = {"prompt": "1 + 1 =", "answer": "2"}
             {"prompt": "x", "choices": ["a", "b"]},
             "no field 'answer', allowed: choices, prompt",
         ),
-        ("cloze", {"text": "a b"}, {"text": "alone"}, "the text is 'alone', it must have two words or more"),
+        ("cloze", {"text": "a b"}, {"text": "alone"}, "the text is 'alone', it must have at least two words"),
         ("cloze", {"text": "a b"}, {"txt": "a b"}, "no field 'text', did you mean 'txt'"),
         ("exact_match", SUM, {"prompt": "x"}, "no field 'answer', allowed: prompt"),
         ("exact_match", SUM, SUM | {"prompt": None}, "field 'prompt' is None, it must be a text or a number"),

@@ -11,9 +11,9 @@ from pretrainax.config import UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.inference.load import load
 from pretrainax.scoring.tasks.asking import continuations
+from tests.support.docs_pages import how_to
 from tests.support.huggingface_weights import write_directory, write_tokenizer
 from tests.support.loaded import loaded_case
-from tests.support.runs import ROOT
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'pretrainax[eval]'")
 from lm_eval.api.instance import Instance  # noqa: E402
@@ -143,8 +143,8 @@ def test_texts_go_on_as_in_the_harness(both):
 
 @pytest.mark.slow
 def test_the_page_says_how(tasks, capsys):
-    (block,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "use.md").read_text(), re.DOTALL)
-    exec(compile(block.replace("my/tasks", str(tasks)), "docs/use.md", "exec"), {"model": loaded_case("gpt2")})
+    (block,) = re.findall(r"```py\n(.*?)```", how_to("tasks"), re.DOTALL)
+    exec(compile(block.replace("my/tasks", str(tasks)), "docs/how-to/tasks.md", "exec"), {"model": loaded_case("gpt2")})
     assert "'acc_bytes,none': " in capsys.readouterr().out
 
 
@@ -174,7 +174,7 @@ def test_a_prompt_that_leaves_no_room_is_cut_and_said(caplog):
     "options, message",
     [
         ({"until": [], "num_beams": 2}, "generation_kwargs has num_beams=2, allowed: min_p, repetition_penalty"),
-        ({"until": []}, "max_gen_toks is 256, and the model reads 20 tokens: set it lower"),
+        ({"until": []}, "max_gen_toks is 256, but the model reads 20 tokens: reduce it"),
     ],
 )
 def test_an_option_that_cannot_be_is_one_line(options, message):
@@ -183,7 +183,5 @@ def test_an_option_that_cannot_be_is_one_line(options, message):
 
 
 def test_an_encoder_is_refused():
-    with pytest.raises(
-        UserError, match="bert_masked_lm is of the family encoder, and the harness asks how a text goes"
-    ):
+    with pytest.raises(UserError, match="bert_masked_lm is of the family encoder, but the harness needs a decoder"):
         PretrainAX(loaded_case("bert_masked_lm"))
