@@ -31,7 +31,7 @@ import runs
 from matplotlib import figure
 
 from pretrainax.files.atomic_files import write_atomically
-from pretrainax.reporting.curves import FAINT, PARTS, STYLE
+from pretrainax.reporting.curves import FAINT, PART_COLORS, STYLE
 from pretrainax.reporting.tables import markdown
 from pretrainax.tasks.conll import TASKS as CONLL
 
@@ -229,7 +229,7 @@ def draw(path: str, found: dict[str, dict]) -> None:
         panels = picture.subplots(rows, columns, sharey="row", squeeze=False)
         for row, task in zip(panels, tasks, strict=True):
             for panel, (model, one) in zip(row, found.items(), strict=True):
-                for color, way in zip(PARTS, WAYS, strict=False):
+                for color, way in zip(PART_COLORS, WAYS, strict=False):
                     cell = one["tasks"][task][way]
                     values = np.array([[value for _, value in curve] for curve in cell["curves"]])
                     steps = [step for step, _ in cell["curves"][0]]

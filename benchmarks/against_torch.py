@@ -91,7 +91,7 @@ def ours(name: str, size: str, dtype: str, unroll: int, stack: contextlib.ExitSt
 
     from pretrainax import models
     from pretrainax.config import MeshConfig
-    from pretrainax.layers.compute import compute_for, for_this_machine
+    from pretrainax.layers.compute import compute_for, resolve_auto
     from pretrainax.optim.optimizers import AdamW
     from pretrainax.optim.schedules import WarmupConstant
     from pretrainax.sharding.arrays import put_batch
@@ -99,7 +99,7 @@ def ours(name: str, size: str, dtype: str, unroll: int, stack: contextlib.ExitSt
     from pretrainax.training import train_step
 
     config = config_of(name, size)
-    train = for_this_machine(TrainConfig(dtype=dtype, scan_unroll=unroll))
+    train = resolve_auto(TrainConfig(dtype=dtype, scan_unroll=unroll))
     mesh = make_mesh(MeshConfig())
     stack.enter_context(jax.set_mesh(mesh))
     model = models.build(config, compute_for(train))

@@ -20,7 +20,7 @@ from pretrainax.config import resolve_auto
 from pretrainax.config.config_file import read_config_file
 from pretrainax.config.validation import complete
 from pretrainax.planning import roofline
-from pretrainax.planning.search import assess
+from pretrainax.planning.search import estimate_run
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
 
@@ -60,7 +60,7 @@ def planned(name: str, entry: dict) -> Run:
         setattr(getattr(experiment, part), field, ast.literal_eval(value))
     complete(experiment)
     resolve_auto(experiment, None)
-    time = assess(experiment, topology).roofline
+    time = estimate_run(experiment, topology).roofline
     tokens = experiment.train.global_batch_size * experiment.data.sequence_length / topology.num_devices
     quick, slow = time.range
     platform, experts = topology.chip.platform, experiment.model.experts is not None

@@ -82,7 +82,7 @@ def times(workdir: str, megabytes: int, number: int) -> Iterator[float]:
     """Runs one round in a new workdir and yields the seconds of each column."""
     workdir, state = f"{workdir}-{number}", make_state(megabytes)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-    with folders.at_work(workdir) as folder:
+    with folders.local_folder(workdir) as folder:
         checkpoints = open_checkpoints(os.path.join(folder, "checkpoints"), 1, "loss", lambda step: False)
         checkpoints.save(1, make_state(1), {})
         checkpoints.wait()
@@ -93,7 +93,7 @@ def times(workdir: str, megabytes: int, number: int) -> Iterator[float]:
         yield together() - start
         checkpoints.share()
         if jax.process_index() == 0:
-            places.share(folder)
+            places.synchronize(folder)
         yield together() - start
         checkpoints.close()
     for is_new in (False, True):
@@ -101,7 +101,7 @@ def times(workdir: str, megabytes: int, number: int) -> Iterator[float]:
             shutil.rmtree(os.environ["XDG_CACHE_HOME"])
             places._twins.clear()
         start = together()
-        with folders.at_work(workdir) as folder:
+        with folders.local_folder(workdir) as folder:
             checkpoints = open_checkpoints(os.path.join(folder, "checkpoints"), 1, "loss", lambda step: False)
             restored = checkpoints.restore_newest(abstract)
             assert restored is not None and restored[0] == 2

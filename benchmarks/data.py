@@ -27,13 +27,13 @@ import numpy as np
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig
 from pretrainax.data.collate import collate
-from pretrainax.data.kept_shards import KeptShards
 from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption, Text
 from pretrainax.data.packing import BestFit
 from pretrainax.data.pipeline import Batches, iterate
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_stream import RowOptions
+from pretrainax.data.shard_cache import ShardCache
 from pretrainax.data.sources import JsonLines, PythonDocs
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
@@ -86,14 +86,14 @@ def beside_the_disk(source: Any, store: str) -> None:
     tokenizer = ByteBPE(vocab_size=8192, special_pieces="roberta")
     on_disk = prepared(source, tokenizer, MaskedLM())
     in_store = prepared(source, tokenizer, MaskedLM(), store)
-    kept = KeptShards(in_store.train, 10**12)
+    kept = ShardCache(in_store.train, 10**12)
     for path in in_store.train[0].shard_sizes():
-        kept.bring(path)
+        kept.fetch(path)
     masked = dict(objective=MaskedLM(), sequence_length=512)
     print(f"wait for data with steps of BERT-base at {BERT_BASE_ON_H200:,} tokens/s")
     print(f"on disk: {wait_fraction(masked | dict(corpus=on_disk)):.3%}")
     print(f"in a store, all shards local: {wait_fraction(masked | dict(corpus=in_store)):.3%}")
-    KeptShards(in_store.train, 0)
+    ShardCache(in_store.train, 0)
     in_store = prepared(source, tokenizer, MaskedLM(), store)
     print(f"in a store, no local shards: {wait_fraction(masked | dict(corpus=in_store)):.3%}", flush=True)
     with mock.patch.object(stores, "NEAR", -1):

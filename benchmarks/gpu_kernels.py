@@ -144,10 +144,10 @@ def _failures(record: Record, what: str, case: str) -> Iterator[None]:
 
 def attention_metrics(case: Case) -> dict[str, object]:
     """Returns the time of an attention, and the errors of its values and gradients compared with float32."""
-    from pretrainax.layers.attention import Weights, attention, attention_of_weights, choose_implementation
+    from pretrainax.layers.attention import Weights, attention, attention_with_weights, choose_backend
     from pretrainax.layers.attention_mask import Mask
     from pretrainax.layers.attention_spec import spec_of
-    from pretrainax.layers.dropout import dropped
+    from pretrainax.layers.dropout import apply_dropout
     from pretrainax.sharding.mesh import platform as platform_of
 
     rng = np.random.default_rng(0)
@@ -156,13 +156,13 @@ def attention_metrics(case: Case) -> dict[str, object]:
     k, v = (normal(case.rows, case.keys, case.kv_heads, case.size) for _ in range(2))
     bias = normal(1, case.heads, case.queries, case.keys) if case.bias else None
     ids = _segments(case) if case.segments else None
-    mask = Mask(case.causal, ids, ids, window=case.window, one_text=case.segments == "one")
+    mask = Mask(case.causal, ids, ids, window=case.window, single_segment=case.segments == "one")
     settings = dict(mask=mask, scale=case.size**-0.5)
     spec = spec_of(q, k, mask, bias, bias_by_row=False, logit_cap=None, dropout_rate=case.dropout)
-    chosen, slower = choose_implementation("auto", platform_of(), spec)
+    chosen, slower = choose_backend("auto", platform_of(), spec)
     if case.dropout:
-        weights = Weights(drop=lambda x: dropped(case.dropout, x, jax.random.key(1)))
-        run = lambda q, k, v, bias: attention_of_weights(q, k, v, weights=weights, bias=bias, **settings)  # noqa: E731
+        weights = Weights(drop=lambda x: apply_dropout(case.dropout, x, jax.random.key(1)))
+        run = lambda q, k, v, bias: attention_with_weights(q, k, v, weights=weights, bias=bias, **settings)  # noqa: E731
         plain = run
     else:
         run = lambda q, k, v, bias: attention(q, k, v, bias=bias, implementation=chosen, **settings)  # noqa: E731

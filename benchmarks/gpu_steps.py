@@ -23,9 +23,9 @@ from random_data import random_data
 from pretrainax.config import UserError
 from pretrainax.config.config_file import read_config_file
 from pretrainax.config.validation import complete, validate
-from pretrainax.layers.attention import choose_implementation
+from pretrainax.layers.attention import choose_backend
 from pretrainax.planning import memory
-from pretrainax.planning.here import topology_here
+from pretrainax.planning.current_devices import current_topology
 from pretrainax.planning.hlo import Program, memory_traffic_of
 from pretrainax.profiling.report import expectation
 from pretrainax.profiling.trace import read_trace
@@ -115,11 +115,11 @@ def step(name: str, record, tiny: bool) -> None:
             range=f"{1e3 * seconds[1]:.2f} to {1e3 * seconds[2]:.2f}",
             tokens_per_second=rate,
             mfu=run.work.mfu(run.work.flops_per_step, seconds[0]),
-            mfu_done=run.work.mfu(run.work.flops_done_per_step, seconds[0]),
+            mfu_executed=run.work.mfu(run.work.flops_done_per_step, seconds[0]),
             peak_gb=peak and peak / 1e9,
             compile_seconds=compiled,
             attention=", ".join(
-                sorted({choose_implementation("auto", platform(), spec)[0] for spec in run.work.attention_specs})
+                sorted({choose_backend("auto", platform(), spec)[0] for spec in run.work.attention_specs})
             ),
         )
         moved = memory_traffic_of(Program(program.as_text()))
@@ -164,7 +164,7 @@ def traced(run: Run, program, state, batch, record) -> None:
         trace = read_trace(path)
     for op, spent in sorted(trace.busy.items(), key=lambda item: -item[1])[:KERNELS]:
         record("kernel", kernel=op.name, ms_a_step=1e3 * spent, share=spent / trace.seconds)
-    if (topology := topology_here()) is None:
+    if (topology := current_topology()) is None:
         record("no plan", why=f"the plan has no rates for {jax.devices()[0].device_kind}")
         return
     needed = memory.estimate(

@@ -22,7 +22,7 @@ import tokenizers
 
 from pretrainax import models
 from pretrainax.interop.safetensors_files import Writer
-from pretrainax.zoo.convert import places, rows_of, their_shape
+from pretrainax.zoo.convert import rows_of, tensor_locations, their_shape
 from pretrainax.zoo.llama import FAMILIES, llama
 
 
@@ -42,7 +42,7 @@ def make_directory(directory: Path, config) -> dict[str, float]:
     tensors = {
         name: (np.dtype(ml_dtypes.bfloat16), their_shape(row, shape if layer is None else shape[1:]))
         for row, shape in rows_of(huggingface.names(config), models.abstract_params(config)).values()
-        for name, layer in places(row, shape)
+        for name, layer in tensor_locations(row, shape)
     }
     files, rng = Writer(str(directory), tensors, shard_bytes=10**9), np.random.default_rng(0)
     for name, (_, shape) in tensors.items():

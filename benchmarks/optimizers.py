@@ -61,7 +61,7 @@ def optimizer_of(name: str, factor: float, steps: int) -> Optimizer:
     default = OPTIMIZERS[name]
     rates = {field: getattr(default, field, None) for field in ("learning_rate", "adam_learning_rate")}
     chosen = dataclasses.replace(default, clip_norm=1.0, **{k: v * factor for k, v in rates.items() if v is not None})
-    return dataclasses.replace(chosen, rise_steps=steps) if isinstance(chosen, AdEMAMix) else chosen
+    return dataclasses.replace(chosen, alpha_warmup_steps=steps) if isinstance(chosen, AdEMAMix) else chosen
 
 
 def run(options: argparse.Namespace, family: str, name: str, factor: float, seed: int) -> float:

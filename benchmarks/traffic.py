@@ -23,11 +23,11 @@ from pretrainax.data.batch import lengths_of
 from pretrainax.files.paths import define_path
 from pretrainax.models.active import predicted_vocabulary
 from pretrainax.planning import memory
-from pretrainax.planning.activations import local, micro_rows, shapes_of, width_on
+from pretrainax.planning.activations import compute_itemsize, micro_rows, shapes_of, shard_experiment
 from pretrainax.planning.compiled import compile_step
 from pretrainax.planning.product_bytes import product_bytes
-from pretrainax.planning.roofline import between_products
-from pretrainax.planning.search import settle_remat
+from pretrainax.planning.roofline import memory_bytes_between_products
+from pretrainax.planning.search import resolve_remat
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import byte_size, short_time
@@ -39,7 +39,7 @@ MODULES = 20  # rows of the table by module
 
 def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
     """Compiles the step and returns the results for the table and the JSON file."""
-    settle_remat(experiment, topology)
+    resolve_remat(experiment, topology)
     compiled = compile_step(experiment, topology)
     if compiled.moved is None or compiled.memory is None:
         needed, there = byte_size(compiled.needed), byte_size(compiled.available)
@@ -56,7 +56,7 @@ def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
         "bytes": moved.total,
         "seconds_at_full_rate": moved.total / topology.chip.memory_rate,
         "bytes_besides_products": moved.besides_products,
-        "estimated_besides_products": between_products(experiment, sizes, platform, estimate),
+        "estimated_besides_products": memory_bytes_between_products(experiment, sizes, platform, estimate),
         "kinds": moved.by("kind"),
         "modules": moved.by("module"),
         "kernels": moved.kernels,
@@ -77,11 +77,13 @@ def least_bytes(experiment: Experiment, sizes: dict[str, int], platform: str, me
     from a cache, or recomputes more, may move fewer bytes. `products` are the activations of the layers' products.
     """
     passes = experiment.train.accumulate
-    predicted = lengths_of(shapes_of(experiment)).targets * predicted_vocabulary(local(experiment, sizes).model)
+    predicted = lengths_of(shapes_of(experiment)).targets * predicted_vocabulary(
+        shard_experiment(experiment, sizes).model
+    )
     rows = passes * micro_rows(experiment, sizes) / sizes[LENGTH_AXIS]
     parts = {
         "products": product_bytes(experiment, sizes, platform),
-        "logits": 2 * width_on(experiment, platform) * rows * predicted,
+        "logits": 2 * compute_itemsize(experiment, platform) * rows * predicted,
         "parameters": 2 * passes * memory.parameters,
         "gradients": 2 * passes * memory.parameters,
         "update": 2 * (memory.parameters + memory.optimizer + memory.ema),

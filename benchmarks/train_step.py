@@ -106,7 +106,7 @@ def measured(run, seconds: list[float], compile_seconds: float, first_step_secon
         "step_seconds": step_seconds,
         "step_seconds_range": [min(seconds), max(seconds)],
         "mfu": run.work.mfu(run.work.flops_per_step, step_seconds),
-        "mfu_done": run.work.mfu(run.work.flops_done_per_step, step_seconds),
+        "mfu_executed": run.work.mfu(run.work.flops_done_per_step, step_seconds),
         "flops_per_second": run.work.flops_per_step / step_seconds,
         "peak_memory_bytes": memory or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "compile_seconds": compile_seconds,
@@ -117,7 +117,11 @@ def measured(run, seconds: list[float], compile_seconds: float, first_step_secon
 
 def table(results: dict) -> str:
     low, high = results["step_seconds_range"]
-    mfu = "" if results["mfu"] is None else f", MFU {results['mfu']:.1%} ({results['mfu_done']:.1%} of executed FLOPs)"
+    mfu = (
+        ""
+        if results["mfu"] is None
+        else f", MFU {results['mfu']:.1%} ({results['mfu_executed']:.1%} of executed FLOPs)"
+    )
     rows = {
         "config": results["config"],
         "device": f"{results['device']}, {results['compute']}",

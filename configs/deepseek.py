@@ -46,7 +46,7 @@ RUNS = {
 def get_config(variant: str = "v3") -> Experiment:
     variant = variant or "v3"
     model = deepseek(variant)
-    model.position = RotaryPositions(CONTEXT, neighbours=variant != "moe_16b")
+    model.position = RotaryPositions(CONTEXT, interleaved=variant != "moe_16b")
     model.init_stddev = 0.006
     if variant == "v2_lite":
         model.experts.balance_weight = 0.001

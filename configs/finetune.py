@@ -53,7 +53,7 @@ from pretrainax.config import (
 )
 from pretrainax.data.sources import JsonLines
 from pretrainax.files.errors import nearest
-from pretrainax.interop.start import Beginning, beginning_of
+from pretrainax.interop.start import StartModel, start_model_of
 from pretrainax.optim import AdamW, WarmupLinear
 from pretrainax.tasks import (
     Classification,
@@ -67,9 +67,9 @@ from pretrainax.tasks import (
     TokenClassification,
     conll,
     glue,
-    questions,
+    qa_datasets,
     superglue,
-    texts,
+    text_datasets,
 )
 from pretrainax.tasks.glue import NamedTask
 from pretrainax.tokenization import ByteBPE, Unigram, WordPiece
@@ -94,22 +94,22 @@ OWN = {
 }
 
 
-def _fresh(task: Task) -> Beginning:
+def _fresh(task: Task) -> StartModel:
     """Returns a model with random weights: a BERT, or for text generation a T5 or a GPT-2."""
     if "encoder" in task.families:
         tokenizer = WordPiece(vocab_size=30_522, lowercase=True)
-        return Beginning(without_heads(bert("base")), tokenizer, tuple(HUGGINGFACE.classifiers))
+        return StartModel(without_heads(bert("base")), tokenizer, tuple(HUGGINGFACE.classifiers))
     if "encoder_decoder" in task.families:
-        return Beginning(t5("v1_0_base"), Unigram(vocab_size=32_000), ())
-    return Beginning(gpt2("124m"), ByteBPE(vocab_size=50_257), ())
+        return StartModel(t5("v1_0_base"), Unigram(vocab_size=32_000), ())
+    return StartModel(gpt2("124m"), ByteBPE(vocab_size=50_257), ())
 
 
 def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experiment:
-    known = glue.TASKS | conll.TASKS | questions.TASKS | superglue.TASKS | texts.TASKS | OWN
+    known = glue.TASKS | conll.TASKS | qa_datasets.TASKS | superglue.TASKS | text_datasets.TASKS | OWN
     if (variant or "sst2") not in known:
         raise UserError(f"--config=finetune:{variant}: {nearest(variant, known)}")
     named = copy.deepcopy(known[variant or "sst2"])  # flags change the config
-    beginning = beginning_of(init_from) if init_from is not None else _fresh(named.task)
+    beginning = start_model_of(init_from) if init_from is not None else _fresh(named.task)
     model = beginning.model
     if named.task.has_head:
         model = beginning.with_head(named.task.head(model))

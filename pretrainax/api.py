@@ -18,8 +18,8 @@ from pretrainax.config.validation import complete, validate
 from pretrainax.data.batch import Batch
 from pretrainax.data.pipeline import iterate
 from pretrainax.models import AnyModel
-from pretrainax.planning.here import SettledHere
-from pretrainax.runs.own_model import BuildModel, ExtraLoss, OwnStart, check_own
+from pretrainax.planning.current_devices import ResolveRemat
+from pretrainax.runs.custom_model import BuildModel, CustomStart, ExtraLoss, check_custom
 from pretrainax.runs.train import open_run
 from pretrainax.runs.train import train as train_run
 from pretrainax.runtime import folders, host
@@ -84,12 +84,12 @@ class OpenRun:
         yield from enumerate(to_device(batches, run.mesh), start)
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Mapping[str, PyTree]]:
-        """Makes one update and donates the state. The metrics stay on the devices until `figures` reads them."""
+        """Makes one update and donates the state. The metrics stay on the devices until `host_metrics` reads them."""
         with jax.set_mesh(self.mesh):
             return self._run.step(state, batch, self._run.frozen)
 
     @staticmethod
-    def figures(metrics: Mapping[str, PyTree]) -> dict[str, float]:
+    def host_metrics(metrics: Mapping[str, PyTree]) -> dict[str, float]:
         """Returns the metrics of a step as numbers. Waits for the devices."""
         values = jax.device_get(metrics)
         others = {name: float(values[name]) for name in ("learning_rate", "gradient_norm")}
@@ -119,8 +119,8 @@ def open(
             "pretrainax.open does not support config.phases, config.tuning and config.distill, which need a workdir: "
             "set them to (), None and None, or use pretrainax.train"
         )
-    check_own(experiment, extra_loss, model)
-    with open_run(experiment, start=OwnStart(extra_loss, model)) as run:
+    check_custom(experiment, extra_loss, model)
+    with open_run(experiment, start=CustomStart(extra_loss, model)) as run:
         return OpenRun(run)
 
 
@@ -147,14 +147,14 @@ def train(
       RunFailed: the run failed.
     """
     _make_ready(experiment)
-    check_own(experiment, extra_loss, model)
-    with folders.at_work(workdir, experiment.checkpoint.local_dir) as folder:
+    check_custom(experiment, extra_loss, model)
+    with folders.local_folder(workdir, experiment.checkpoint.local_dir) as folder:
         return train_run(
             experiment,
             folder,
             extend=extend,
-            callbacks=[SettledHere(), *callbacks],
-            start=OwnStart(extra_loss, model),
+            callbacks=[ResolveRemat(), *callbacks],
+            start=CustomStart(extra_loss, model),
         )
 
 

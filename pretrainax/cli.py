@@ -92,23 +92,23 @@ def run(
         except UserError as e:
             if DEBUG.value:
                 raise
-            return complain(e)
+            return report_error(e)
         except KeyboardInterrupt:  # outside of a `PreemptionHandler`: while a run prepares, and in other commands
             print("\npretrainax: interrupted", file=sys.stderr)
             return 128 + signal.SIGINT
         except RuntimeError as e:
             if DEBUG.value or "can't start new thread" not in str(e):
                 raise
-            return complain(
+            return report_error(
                 RunFailed("no further thread can be started: raise `ulimit -u`, or the process limit of the container")
             )
         except OSError as e:
             if DEBUG.value or e.errno not in (*_DISK, *_FILES):
                 raise
             if e.errno in _FILES:
-                return complain(RunFailed(f"{e.strerror}: raise `ulimit -n`, the limit on open files"))
+                return report_error(RunFailed(f"{e.strerror}: raise `ulimit -n`, the limit on open files"))
             where = e.filename or "a file could not be read or written"
-            return complain(RunFailed(f"{where}: {e.strerror}; fix this and run the same command again"))
+            return report_error(RunFailed(f"{where}: {e.strerror}; fix this and run the same command again"))
 
     gc.set_threshold(*_GC_THRESHOLDS)
     keep_streams()
@@ -129,7 +129,7 @@ def _local_copies(trains: bool) -> Iterator[None]:
         for name in flags.FLAGS:
             flag = flags.FLAGS[name]
             if flag.value and is_path(flag) and is_url(flag.value) and not (trains and name == "workdir"):
-                flag.value = stack.enter_context(places.sent(flag.value))
+                flag.value = stack.enter_context(places.uploaded_output(flag.value))
         yield
 
 
@@ -178,7 +178,7 @@ def config_name() -> str:
     return "-".join(filter(None, (os.path.basename(file).removesuffix(".py"), variant)))
 
 
-def papers_source() -> str:
+def paper_source() -> str:
     """Returns the value of --config.data.source in the config file's docstring, the paper's dataset; "" without one."""
     found = re.search(r'--config\.data\.source="([^"]+)"', docstring_of(find_config(_CONFIG_PARSER.given)[0]))
     return " ".join(found[1].split()).replace("( ", "(").replace(" )", ")") if found else ""
@@ -190,7 +190,7 @@ def compare_with_ledger(experiment: Optional[Experiment] = None) -> Optional[led
     experiment: config of a run to compare instead of --config with its overrides.
     """
     file, variant = find_config(_CONFIG_PARSER.given)
-    path = ledger.beside(file)
+    path = ledger.ledger_path(file)
     return ledger.compare(experiment or CONFIG.value, path, variant) if os.path.exists(path) else None
 
 
@@ -209,7 +209,7 @@ def deviations() -> str:
     return f"{summary}. Source of each number: python -m pretrainax.recipe --config={_CONFIG_PARSER.given}"
 
 
-def complain(error: Exception) -> int:
+def report_error(error: Exception) -> int:
     """Prints an error as one line and returns its exit code; threads keep the process alive for 20 s at most."""
     print(f"pretrainax: {one_line(error)}", file=sys.stderr, flush=True)
     code = getattr(error, "exit_code", UserError.exit_code)
@@ -234,7 +234,7 @@ def check_overrides(count: Sequence[str], where: str) -> None:
 
 def one_line(error: Exception) -> str:
     """Returns an error as one line without control characters and secrets; text after 4,000 characters is cut."""
-    line = masked(printable(places.named(str(error))))
+    line = masked(printable(places.with_urls(str(error))))
     return line if len(line) <= _LINE else f"{line[:_LINE]} … and {len(line) - _LINE:,} more characters"
 
 
@@ -279,7 +279,7 @@ def _parse(
     except (flags.Error, UserError) as e:
         if "--debug" in argv:
             raise
-        sys.exit(complain(e))
+        sys.exit(report_error(e))
 
 
 def _take_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Optional[str]]]]:

@@ -38,7 +38,7 @@ the run and support only the validation of the run.
 from absl import flags
 
 from pretrainax import cli
-from pretrainax.evaluation.asked import Evaluation
+from pretrainax.evaluation.command import Evaluation
 from pretrainax.files.paths import define_path
 from pretrainax.interop.origin import NAMES
 from pretrainax.scoring.corpus_scores import SPLITS

@@ -147,7 +147,7 @@ class Generation:
     def _load(self) -> LanguageModel:
         origin = find_origin(self["from"])
         data = DataConfig if not origin.steps else config_lib.load(os.path.join(origin.directory, "config.json")).data
-        host.keep_compiled(data.cache_dir)
+        host.cached_across_checkpoints(data.cache_dir)
         host.start_devices()
         return load_origin(origin, self["dtype"])
 

@@ -41,11 +41,11 @@ from pretrainax.config import UserError
 from pretrainax.files.paths import define_path
 from pretrainax.interop.adapters import export_adapter, import_adapter, is_adapter
 from pretrainax.interop.directories import DTYPES, export_workdir, import_directory
-from pretrainax.interop.origin import Origin, find_origin, parted
-from pretrainax.interop.start import experiment_of, find_known_start
+from pretrainax.interop.origin import Origin, find_origin, split_selector
+from pretrainax.interop.start import experiment_of, load_recorded_start
 from pretrainax.runs.model_card import Recipe, write_card
 from pretrainax.storage import hub
-from pretrainax.storage.places import here, named
+from pretrainax.storage.places import local_path, with_urls
 
 
 def main() -> None:
@@ -90,14 +90,14 @@ class Exchange:
             raise UserError(f"{command} needs --workdir=DIR")
         cli.check_overrides((), f"in an {command}")
         if command == "import":
-            print(named(self._import(workdir)))
+            print(with_urls(self._import(workdir)))
             return 0
         if self["push"]:
             hub.check_push(self["push"])
         elif self["private"]:
             raise UserError("--private is for --push: give --push=org/name, or leave it out")
         with self._target() as to:
-            print(named(self._export(workdir, to)))
+            print(with_urls(self._export(workdir, to)))
             if self["push"]:
                 print(hub.push(to, self["push"], self["private"]))
         return 0
@@ -109,7 +109,7 @@ class Exchange:
         directory = self["from"]
         if not directory:
             raise UserError("import needs --from=DIR")
-        if is_adapter(here(directory)):
+        if is_adapter(local_path(directory)):
             return import_adapter(directory, self["base"], workdir)
         return import_directory(directory, workdir)
 
@@ -125,7 +125,7 @@ class Exchange:
             raise UserError("export needs --to=DIR, or --push=org/name")
 
     def _export(self, workdir: str, to: str) -> str:
-        directory, selector = parted(workdir)
+        directory, selector = split_selector(workdir)
         step, size = self["step"], int(self["shard_gb"] * 1e9)
         if selector and step is not None:
             raise UserError(f"--workdir={workdir} and --step={step} both select a checkpoint: leave one out")
@@ -141,7 +141,7 @@ class Exchange:
             raise UserError(
                 f"--adapter needs a single checkpoint of a run, and --workdir={cli.WORKDIR.value} is not one"
             )
-        base = find_known_start(directory)
+        base = load_recorded_start(directory)
         if self["push"] and base.hub is None:
             raise UserError(
                 f"--push --adapter: this run started from {base.description}, which others do not have: start a run "

@@ -14,11 +14,11 @@ from absl import flags
 from pretrainax import cli
 from pretrainax.config import UserError, phase_at, phases_of
 from pretrainax.data.inspection import check, page, terminal
-from pretrainax.data.inspection.row_view import Words, views_of
+from pretrainax.data.inspection.row_view import TokenTexts, row_views
 from pretrainax.data.pipeline import phase_batches
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.files.paths import define_path
-from pretrainax.storage.places import named
+from pretrainax.storage.places import with_urls
 
 _COUNT = flags.DEFINE_integer("count", 4, "Number of rows to show", lower_bound=0)
 _AT = flags.DEFINE_integer("at", 1, "Step whose rows are shown; the first step is 1", lower_bound=1)
@@ -36,7 +36,7 @@ def main() -> int:
     prepared = prepare(experiment)
     batches = phase_batches(experiment, prepared).at(before)
     measured = check.measure(batches, step=before)
-    views = views_of(batches, Words(prepared.tokenizer), _COUNT.value, before)
+    views = row_views(batches, TokenTexts(prepared.tokenizer), _COUNT.value, before)
     summary = f"{phase}; {prepared.summary}" if experiment.phases else prepared.summary
     if _HTML.value:
         _write(_HTML.value, page.render(cli.config_name(), summary, measured, views))
@@ -57,7 +57,7 @@ def _write(path: str, text: str) -> None:
             f.write(text)
     except OSError as e:
         raise UserError(f"--html={path} cannot be written: {e.strerror}") from e
-    print(named(f"wrote {path}"))
+    print(with_urls(f"wrote {path}"))
 
 
 if __name__ == "__main__":

@@ -55,31 +55,31 @@ def main() -> int:
     # Imported after the flags are validated; loader workers must not import JAX.
     if _SEEDS.value is not None or _SWEEP.value:
         return _train_grid(experiment, workdir, request)
-    from pretrainax.planning import here
+    from pretrainax.planning import current_devices
     from pretrainax.profiling import report
     from pretrainax.runs import header, next_steps
     from pretrainax.runs.train import train
     from pretrainax.runtime import cluster, folders, goodput, host
     from pretrainax.training import profiles
 
-    if not cli.WORKDIR.value and cluster.is_one_of_many():
+    if not cli.WORKDIR.value and cluster.is_multi_process():
         raise UserError("--workdir is missing: all processes of a run need the same --workdir")
     host.tune_malloc()
     host.start_jax(experiment)
     is_first = cluster.distributed_state().process_id == 0
-    with folders.at_work(workdir, experiment.checkpoint.local_dir) as folder:
+    with folders.local_folder(workdir, experiment.checkpoint.local_dir) as folder:
         code = train(
             experiment,
             folder,
             goodput.process_age(),
-            paper=header.Paper(cli.papers_source(), cli.deviations()),
+            paper=header.Paper(cli.paper_source(), cli.deviations()),
             extend=_EXTEND.value,
-            callbacks=[here.SettledHere(), profiles.Profiles(request, report.of_run)],
+            callbacks=[current_devices.ResolveRemat(), profiles.Profiles(request, report.run_report)],
         )
         message = next_steps.after_training(workdir, sys.argv[1:], folder) if code == 0 and is_first else ""
     if code == 0 and is_first:
         print(message, file=sys.stderr)
-    elif code == PREEMPTED and not cluster.is_one_of_many() and PARENT not in os.environ:  # else the parent prints it
+    elif code == PREEMPTED and not cluster.is_multi_process() and PARENT not in os.environ:  # else the parent prints it
         print(f"to resume: {next_steps.to_resume(workdir, sys.argv[1:])}", file=sys.stderr)
     return code
 
@@ -92,14 +92,14 @@ def _train_grid(experiment: Experiment, workdir: str, request: ProfileRequest) -
         raise UserError(
             f"--workdir={workdir}: --seeds and --sweep need a local folder; start single runs for an object store"
         )
-    if cluster.is_one_of_many():
+    if cluster.is_multi_process():
         raise UserError("--seeds and --sweep run in one process: start runs with several processes one by one")
     from pretrainax.runs import grid_runs, next_steps
 
     words = flags.FLAGS.read_flags_from_files(sys.argv)[1:]  # includes the flags of a --flagfile
     runs = grid.grid_of(experiment, _SEEDS.value, _SWEEP.value)
     if _SEEDS.value is not None:
-        print(f"pretrainax: {grid.what_differs(experiment)}", file=sys.stderr)
+        print(f"pretrainax: {grid.describe_seeds(experiment)}", file=sys.stderr)
     own = next_steps.without(words, ["workdir", "seeds", "sweep"], ["extend", "verbose"])
     code = grid_runs.train_grid(runs, workdir, own, _EXTEND.value, request, _VERBOSE.value)
     if code in (PREEMPTED, RunFailed.exit_code):

@@ -48,7 +48,7 @@ def main() -> int:
     if _SEARCH.value:
         print(report.mesh_table(experiment, search.best(experiment, topology)))
         return 0
-    candidate = search.assess(experiment, topology)
+    candidate = search.estimate_run(experiment, topology)
     experiment = candidate.experiment
     compiled, note = (
         _compiled(candidate.largest.experiment, topology) if _COMPILE.value else (None, "not compiled: --nocompile")

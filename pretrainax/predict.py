@@ -31,10 +31,10 @@ from tqdm import tqdm
 from pretrainax import cli
 from pretrainax.config import Experiment, UserError
 from pretrainax.files.paths import define_path
-from pretrainax.inference.answers import answer, task_in, task_of
 from pretrainax.inference.load import experiment_of, load_origin
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.inference.prediction_files import STANDARD, Asked, Input, writing
+from pretrainax.inference.prediction_files import STANDARD, Input, InputRecord, writing
+from pretrainax.inference.predictions import task_in, task_of, task_outputs
 from pretrainax.interop.origin import NAMES, find_origin
 from pretrainax.runtime import host
 from pretrainax.sharding.mesh import make_mesh
@@ -90,7 +90,7 @@ class Prediction:
                 raise UserError(f"--output={self['output']} is the file of --input: set another file")
         task_in(experiment, self.origin.description)  # checked before the slow loading of the model
         records = Input(self["input"], experiment, self["skip_bad"])
-        host.keep_compiled(experiment.data.cache_dir)
+        host.cached_across_checkpoints(experiment.data.cache_dir)
         host.start_devices()
         overridden = cli.overrides()
         dtype = experiment.train.dtype if "train.dtype" in overridden and experiment.train.dtype != "auto" else None
@@ -100,7 +100,7 @@ class Prediction:
         return 0
 
     def _write(self, loaded: LoadedModel, task: Task, records: Input) -> None:
-        waiting: collections.deque[Asked] = collections.deque()
+        waiting: collections.deque[InputRecord] = collections.deque()
 
         def encoded():
             for each in records.records(task):
@@ -109,7 +109,7 @@ class Prediction:
 
         started, count, cut = time.monotonic(), 0, 0
         with writing(self["output"], self["format"]) as output:
-            answers = answer(loaded, task, encoded(), self["batch"])
+            answers = task_outputs(loaded, task, encoded(), self["batch"])
             for answered in tqdm(
                 answers, desc="predicting", unit=" records", leave=False, disable=not sys.stderr.isatty()
             ):

@@ -11,7 +11,7 @@ uses Apache Beam instead. The files are identical, byte for byte, for any number
 """
 
 from pretrainax.config import UserError
-from pretrainax.data.inspection.corpus_files import write_report
+from pretrainax.data.inspection.corpus_report import write_report
 from pretrainax.data.preparation.prepare import prepare, prepare_share
 from pretrainax.files.paths import define_path
 

@@ -18,10 +18,10 @@ from pretrainax.config import Experiment, UserError, load, phase_at, phases_of
 from pretrainax.files.paths import define_path
 from pretrainax.planning.topologies import Topology
 from pretrainax.profiling import picture, report
-from pretrainax.profiling.kernels import work_of
+from pretrainax.profiling.kernels import kernel_work
 from pretrainax.profiling.trace import Trace, read_trace
 from pretrainax.runtime.recorder import FOLDER, files_of
-from pretrainax.storage.places import here, named
+from pretrainax.storage.places import local_path, with_urls
 
 
 def main() -> None:
@@ -39,10 +39,10 @@ def main() -> None:
         topology = _topology(devices.value, trace)
         assert cli.CONFIG.value is not None  # from _config
         experiment = phase_at(phases_of(cli.CONFIG.value), trace.steps[0] - 1).experiment
-        print(f"{named(path)}\n\n{report.report(trace, experiment, topology)}", end="")
+        print(f"{with_urls(path)}\n\n{report.report(trace, experiment, topology)}", end="")
         if drawn.value:
             cli.folder("picture", os.path.dirname(drawn.value) or ".")
-            picture.draw(drawn.value, trace, work_of(trace))
+            picture.draw(drawn.value, trace, kernel_work(trace))
             print(f"\nwrote {drawn.value}")
         return 0
 
@@ -59,7 +59,7 @@ def _config() -> Experiment:
 def _workdir() -> str:
     if not cli.WORKDIR.value:
         raise UserError("--workdir is missing: set it to the folder of the run with the profile")
-    return here(cli.WORKDIR.value)  # cli replaces URLs in flags only after it has called _config
+    return local_path(cli.WORKDIR.value)  # cli replaces URLs in flags only after it has called _config
 
 
 def _topology(given: Optional[str], trace: Trace) -> Optional[Topology]:

@@ -65,7 +65,7 @@ def _compare_config() -> ledger.Comparison:
 def _compare_preset(name: str) -> ledger.Comparison:
     from pretrainax import zoo  # local import, because it imports JAX
 
-    return ledger.compare(zoo.preset(name), zoo.ledger_of(name), name, "model")
+    return ledger.compare(zoo.preset(name), zoo.sources_path(name), name, "model")
 
 
 def _cells(row: ledger.Row) -> tuple[str, ...]:

@@ -14,9 +14,17 @@ from absl import flags
 from pretrainax import cli
 from pretrainax.config import UserError
 from pretrainax.files.paths import define_path, path_problem
-from pretrainax.reporting.run_lines import AXES, RunLines, figures_of, missing, names_of, numbers_alone, with_seconds
+from pretrainax.reporting.run_lines import (
+    AXES,
+    RunLines,
+    drawable_numbers,
+    metrics_of,
+    missing,
+    short_names,
+    with_seconds,
+)
 from pretrainax.reporting.visible import visible
-from pretrainax.storage.places import here, named, sent_line
+from pretrainax.storage.places import local_path, upload_status, with_urls
 from pretrainax.training.metrics import read_metrics
 
 _FILE = "metrics.jsonl"
@@ -35,7 +43,7 @@ def main() -> None:
             raise UserError("give the folders of runs: python -m pretrainax.report runs/a runs/b")
         folders = [folder for path in given for folder in _folders(path)]
         lines, whole = zip(*map(_lines, folders), strict=True)
-        names, read = names_of(list(map(named, folders))), list(map(numbers_alone, lines))
+        names, read = short_names(list(map(with_urls, folders))), list(map(drawable_numbers, lines))
         runs = [RunLines(name, with_seconds(lines)) for name, (lines, _) in zip(names, read, strict=True)]
         _check(runs, figures.value, by.value)
         skipped = [
@@ -49,9 +57,11 @@ def main() -> None:
             for name, run, count in zip(names, lines, whole, strict=True)
             if len(run) < count
         ]
-        sent = [f"{run.name}: {line}" for run, folder in zip(runs, folders, strict=True) if (line := sent_line(folder))]
-        notes = [*missing(runs, figures_of(runs, figures.value), by.value), *sent, *skipped]
-        return _write(runs, figures_of(runs, figures.value), by.value, output.value or "report", notes)
+        sent = [
+            f"{run.name}: {line}" for run, folder in zip(runs, folders, strict=True) if (line := upload_status(folder))
+        ]
+        notes = [*missing(runs, metrics_of(runs, figures.value), by.value), *sent, *skipped]
+        return _write(runs, metrics_of(runs, figures.value), by.value, output.value or "report", notes)
 
     cli.run(run, texts=True)
 
@@ -60,7 +70,7 @@ def _folders(path: str) -> Iterator[str]:
     """Yields the folder of a run, or the folders of all runs in a folder."""
     if problem := path_problem(path):
         raise UserError(f"{path}: {problem}")
-    path = here(os.path.expanduser(path))
+    path = local_path(os.path.expanduser(path))
     if not os.path.isdir(path):
         raise UserError(f"{path} is not a folder: give the --workdir of a run")
     inside = sorted(os.path.join(path, name) for name in os.listdir(path))
@@ -90,18 +100,18 @@ def _check(runs: list[RunLines], figures: list[str], by: str) -> None:
 
 
 def _write(runs: list[RunLines], figures: list[str], by: str, output: str, notes: list[str]) -> int:
-    from pretrainax.reporting import overlay_page, overlay_picture  # local import: matplotlib is slow to import
+    from pretrainax.reporting import runs_page, runs_plot  # local import: matplotlib is slow to import
 
     for note in notes:
         print(visible(note), file=sys.stderr)
     cli.folder("output", os.path.dirname(output) or ".")
     picture, page = f"{output}.png", f"{output}.html"
-    overlay_picture.draw(picture, runs, figures, by, notes)
+    runs_plot.draw(picture, runs, figures, by, notes)
     with open(picture, "rb") as f:
-        text = overlay_page.render(runs, figures, by, notes, f.read())
+        text = runs_page.render(runs, figures, by, notes, f.read())
     with open(page, "w", encoding="utf-8") as f:
         f.write(text)
-    print(visible(named(f"wrote {picture} and {page}")))
+    print(visible(with_urls(f"wrote {picture} and {page}")))
     return 0
 
 

@@ -20,7 +20,7 @@ from typing import Optional
 from pretrainax.config import Experiment, UserError, nearest
 from pretrainax.data.preparation.tokenizer import prepare_tokenizer, sample_split
 from pretrainax.files.paths import define_path
-from pretrainax.storage.places import here
+from pretrainax.storage.places import local_path
 from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.compare import KINDS, compare, measure, table, write_report
 from pretrainax.tokenization.huggingface import read_tokenizer
@@ -106,7 +106,7 @@ def main() -> None:
             raise UserError("encode needs --tokenizer=DIR")
         else:
             content = sys.stdin.read() if text.value is None else text.value
-            print(describe_segmentation(read_tokenizer(here(directory.value)), content))
+            print(describe_segmentation(read_tokenizer(local_path(directory.value)), content))
         return 0
 
     cli.run(run, commands=("train", "report", "encode"))

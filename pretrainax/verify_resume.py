@@ -21,7 +21,7 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import Experiment, MeshConfig, UserError, phases_of
-from pretrainax.config.choice import written
+from pretrainax.config.choice import format_value
 from pretrainax.files.paths import define_path
 from pretrainax.reporting.tables import text_table
 from pretrainax.runs.resume_check import Trial, compare, record
@@ -119,7 +119,7 @@ def _overrides(experiment: Experiment, steps: int) -> list[str]:
         phases = phases_of(experiment)
         shares = [{"share": phase.steps / experiment.train.steps} for phase in phases[:-1]] + [{"share": None}]
         short = zip(experiment.phases, shares, strict=True)
-        changes["phases"] = written(tuple(dataclasses.replace(p, steps=None, tokens=None, **s) for p, s in short))
+        changes["phases"] = format_value(tuple(dataclasses.replace(p, steps=None, tokens=None, **s) for p, s in short))
     if experiment.checkpoint.keep_at:
         changes["checkpoint.keep_at"] = "()"
     if experiment.train.on_spike == "rollback":

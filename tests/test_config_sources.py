@@ -106,7 +106,7 @@ def test_the_flag_is_read_by_the_command_as_it_stands_in_the_docstring():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert_base", "transformer"])
 def test_the_header_is_given_the_flag_in_one_line(name):
-    script = "import sys\nfrom pretrainax import cli\ndef main():\n    return print(cli.papers_source())\ncli.run(main)"
+    script = "import sys\nfrom pretrainax import cli\ndef main():\n    return print(cli.paper_source())\ncli.run(main)"
     done = run([sys.executable, "-c", script, f"--config={ROOT}/configs/{name}.py"])
     (line,) = done.stdout.splitlines()
     assert Choice.parse(line) == source(name) and "( " not in line

@@ -17,11 +17,11 @@ from matplotlib import image
 
 from pretrainax.config.validation import get
 from pretrainax.data.sources import TextFiles
-from pretrainax.evaluation import asked as evaluate_module
+from pretrainax.evaluation import command as evaluate_module
 from pretrainax.inference.load import load
 from pretrainax.interop.directories import import_directory
 from pretrainax.scoring.corpus_scores import score_source
-from pretrainax.scoring.tasks.run import ready, run_tasks
+from pretrainax.scoring.tasks.run import load_tasks, run_tasks
 from tests.support import tiny
 from tests.support.docs_pages import how_to
 from tests.support.huggingface_weights import write_directory
@@ -203,7 +203,7 @@ def test_tasks_are_asked_as_python_does(said, folder):
     code, text = said["tasks"]
     assert code == 0 and "3 examples, 17 left out by --examples" in text, text
     found = results(folder / "out" / "tasks.json")
-    asked = run_tasks(load(f"{folder}/run@4"), ready(["grammar", "everyday"]), most=3)
+    asked = run_tasks(load(f"{folder}/run@4"), load_tasks(["grammar", "everyday"]), most=3)
     for result, expected in zip(found, [of for of_task in asked for of in of_task], strict=True):
         assert result == dataclasses.asdict(expected) | {"step": 4}
 

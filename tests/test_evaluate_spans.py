@@ -11,9 +11,9 @@ import pytest
 from pretrainax import load
 from pretrainax.config import UserError
 from pretrainax.data.sources import JsonLines
-from pretrainax.evaluation.asked import Evaluation
+from pretrainax.evaluation.command import Evaluation
 from pretrainax.scoring.span_choice import SpanChoice
-from pretrainax.scoring.spans import score_spans, texts_of
+from pretrainax.scoring.spans import documents_of_source, score_spans
 from tests.support.huggingface_weights import write_directory
 from tests.support.runs import run
 
@@ -85,4 +85,4 @@ def test_pairs_are_no_texts(tmp_path):
     (tmp_path / "pairs.jsonl").write_text('{"text": "a b c", "target": "d"}\n')
     source = JsonLines(path=str(tmp_path / "pairs.jsonl"), target_field="target")
     with pytest.raises(UserError, match="has pairs of source and target, but spans need texts"):
-        list(texts_of(source, split="all"))
+        list(documents_of_source(source, split="all"))

@@ -11,7 +11,7 @@ import pytest
 from pretrainax import models
 from pretrainax.adapt import LoRA
 from pretrainax.config import UserError
-from pretrainax.runs.own_model import check_own
+from pretrainax.runs.custom_model import check_custom
 from tests.support import tiny
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -72,7 +72,7 @@ class Histogram(pretrainax.Callback):
             sizes = jax.tree.map(lambda x: float(jnp.std(x)), state.params)
             loop.note(f"standard deviations after step {loop.step}: {len(jax.tree.leaves(sizes))}")
 
-    def evaluation(self, loop, state):
+    def evaluation_metrics(self, loop, state):
         return {"largest": max(float(abs(x).max()) for x in jax.tree.leaves(state.params))}
 """
 LOOP = """
@@ -91,14 +91,14 @@ for model in (None, Bag):
     state, losses = run.init(), []
     for step, batch in run.batches(start=0, steps=8):
         state, metrics = run.step(state, batch)
-        losses.append(run.figures(metrics)["loss"])
+        losses.append(run.host_metrics(metrics)["loss"])
     assert int(state.step) == 8 and step == 7 and losses[-1] < losses[0], losses
     figures = run.evaluate(state)
     assert -0.01 * 7 < figures["entropy_loss"] < 0 and figures["loss"] < losses[0]
     again, state = [], run.init()  # from the start: the same batches, and the same bits
     for _, batch in run.batches(0, 3):
         state, metrics = run.step(state, batch)
-        again.append(run.figures(metrics)["loss"])
+        again.append(run.host_metrics(metrics)["loss"])
     assert again == losses[:3]
     assert run.tokenizer.vocabulary.size <= run.model.config.vocab_size and run.mesh.size == jax.device_count()
 print("done")
@@ -171,5 +171,5 @@ def test_a_model_of_ones_own_is_under_no_tuning_and_beside_no_teacher():
     experiment = tiny.get_config("gpt")
     experiment.tuning = LoRA()
     with pytest.raises(UserError, match="config.tuning and config.distill require a model of this package"):
-        check_own(experiment, None, build=models.build)
-    check_own(experiment, None, build=None)
+        check_custom(experiment, None, build=models.build)
+    check_custom(experiment, None, build=None)

@@ -11,7 +11,7 @@ import pytest
 from pretrainax.planning import plans_page, report, search
 from pretrainax.planning.compiled import Compiled, Usage
 from pretrainax.planning.hlo import Buffer, MemoryTraffic
-from pretrainax.planning.hlo.memory_traffic import Moved
+from pretrainax.planning.hlo.memory_traffic import KernelBytes
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
 from pretrainax.reporting import units
@@ -33,7 +33,7 @@ def run(*words):
 
 @pytest.fixture(scope="module")
 def candidate():
-    return search.assess(tiny.get_config("gpt"), Topology.parse("v5e:2x2"))
+    return search.estimate_run(tiny.get_config("gpt"), Topology.parse("v5e:2x2"))
 
 
 @pytest.mark.slow
@@ -89,8 +89,8 @@ def test_what_the_compiler_says_stands_beside_the_estimates(candidate):
         buffers=[Buffer("decoder/blocks/mlp/up", 3_000_000, "bf16[8,32,64]")],
         moved=MemoryTraffic(
             [
-                Moved("decoder/blocks/mlp/up", "products", True, 4 * 10**9),
-                Moved("decoder/blocks", "elementwise", False, 10**9),
+                KernelBytes("decoder/blocks/mlp/up", "products", True, 4 * 10**9),
+                KernelBytes("decoder/blocks", "elementwise", False, 10**9),
             ],
             kernels=1234,
         ),

@@ -29,7 +29,7 @@ def compared() -> dict[str, ledger.Comparison]:
             for name, variant in [*NAMES, *SMALL]
         }
         return of_configs | {
-            name: ledger.compare(zoo.preset(name), zoo.ledger_of(name), name, "model") for name in zoo.PRESETS
+            name: ledger.compare(zoo.preset(name), zoo.sources_path(name), name, "model") for name in zoo.PRESETS
         }
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pretrainax.reporting import overlay_page, overlay_picture, run_lines
+from pretrainax.reporting import run_lines, runs_page, runs_plot
 from pretrainax.training import metrics
 from tests.support.runs import ENV, ROOT
 
@@ -115,12 +115,12 @@ def test_a_value_that_cannot_be_drawn_is_left_out_and_counted(field, value, tmp_
     lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     lines[1][field] = value
     (tmp_path / "a" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    read, counts = run_lines.numbers_alone(metrics.read_metrics(str(tmp_path / "a" / "metrics.jsonl")))
+    read, counts = run_lines.drawable_numbers(metrics.read_metrics(str(tmp_path / "a" / "metrics.jsonl")))
     run = run_lines.RunLines("a", run_lines.with_seconds(read))
     assert counts == {field: 1} and len(read) == 4 - (field == "step")
     for by in ("step", "tokens", "time"):
-        overlay_picture.draw(str(tmp_path / "a.png"), [run], run_lines.figures_of([run]), by, [])
-        page = overlay_page.render([run], run_lines.figures_of([run]), by, [], b"")
+        runs_plot.draw(str(tmp_path / "a.png"), [run], run_lines.metrics_of([run]), by, [])
+        page = runs_page.render([run], run_lines.metrics_of([run]), by, [], b"")
         assert "Infinity" not in page and "NaN" not in page
 
 

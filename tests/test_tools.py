@@ -10,7 +10,7 @@ from tests.planted_faults import FAULTS, checked_by_default
 
 def test_a_change_can_break_what_imports_it_and_what_runs_it():
     of_scoring, of_layers = set(affected(["scoring"])), set(affected(["layers/norm.py"]))
-    assert {"tests/scoring/test_questions.py", "tests/test_evaluate.py"} <= of_scoring
+    assert {"tests/scoring/test_scoring_examples.py", "tests/test_evaluate.py"} <= of_scoring
     assert not {"tests/layers/test_norm.py", "tests/data/test_packing.py"} & of_scoring
     assert {"tests/layers/test_norm.py", "tests/zoo/test_golden_steps.py", "tests/test_main.py"} <= of_layers
     assert "tests/data/objectives/test_causal.py" not in of_layers

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from pretrainax.adapt.matrices import Matrix, chosen, matrices_of, problem_of
-from pretrainax.adapt.tuning import Tuning, abstract_params, beside
+from pretrainax.adapt.matrices import Matrix, matching, matrices_of, problem_of
+from pretrainax.adapt.tuning import Tuning, abstract_params, broadcast_to_rows
 from pretrainax.config import Experiment
-from pretrainax.layers.dropout import dropped
+from pretrainax.layers.dropout import apply_dropout
 from pretrainax.layers.linear import Linear, project
 from pretrainax.sharding.param_paths import Flat, flat
 
@@ -43,7 +43,7 @@ class LoRA(Tuning):
 
     def added(self, params, key):
         kernels, added = flat(params), {}
-        for matrix in chosen(matrices_of(params), self.targets):
+        for matrix in matching(matrices_of(params), self.targets):
             path, layers = matrix.path, matrix.layers
             # NOTE The paper uses a Gaussian; its released code uses a uniform distribution of this width.
             bound = 1.0 / math.sqrt(math.prod(matrix.inputs))
@@ -63,14 +63,16 @@ class LoRA(Tuning):
         a, b = (linear.get_variable("params", name) for name in ("lora_a", "lora_b"))
         inputs = len(linear.axes) - len(linear.features)
         if training and self.dropout:
-            x = dropped(self.dropout, x, linear.make_rng("dropout"))
+            x = apply_dropout(self.dropout, x, linear.make_rng("dropout"))
         update = self.scale * project(project(x, a, inputs), b, 1)
         if not self.dora:
             return y + update
         kernel, magnitude = (linear.get_variable("params", name) for name in ("kernel", "magnitude"))
         direction = jax.lax.stop_gradient(kernel + self._update(a, b))
-        ratio = beside(magnitude / _norm(direction, len(linear.features)), y)
-        bias = beside(linear.get_variable("params", "bias"), y) if linear.use_bias else jnp.zeros((), y.dtype)
+        ratio = broadcast_to_rows(magnitude / _norm(direction, len(linear.features)), y)
+        bias = (
+            broadcast_to_rows(linear.get_variable("params", "bias"), y) if linear.use_bias else jnp.zeros((), y.dtype)
+        )
         return (y - bias + update) * ratio + bias
 
     def merged(self, params: Flat) -> Flat:
@@ -80,7 +82,7 @@ class LoRA(Tuning):
             magnitude = params.pop(f"{path}/magnitude", None)
             kernel = params[f"{path}/kernel"] + jax.vmap(self._update)(a, b)
             if magnitude is not None:
-                scaled = lambda kernel, m: kernel * beside(m / _norm(kernel, m.ndim), kernel)  # noqa: E731
+                scaled = lambda kernel, m: kernel * broadcast_to_rows(m / _norm(kernel, m.ndim), kernel)  # noqa: E731
                 kernel = jax.vmap(scaled)(kernel, magnitude)
             params[f"{path}/kernel"] = kernel
         return params
@@ -104,7 +106,7 @@ class LoRA(Tuning):
         for pattern, problem in wrong.items():
             yield f"config.tuning.targets has {pattern!r}, {problem}"
         if not wrong:
-            yield from self._too_large(chosen(matrices, self.targets))
+            yield from self._too_large(matching(matrices, self.targets))
 
     def _too_large(self, matrices: list[Matrix]) -> Iterator[str]:
         if small := [matrix for matrix in matrices if matrix.rank < self.rank]:

@@ -43,7 +43,7 @@ def matrices_of(params: PyTree) -> list[Matrix]:
     return matrices
 
 
-def chosen(matrices: Sequence[Matrix], patterns: Iterable[str]) -> list[Matrix]:
+def matching(matrices: Sequence[Matrix], patterns: Iterable[str]) -> list[Matrix]:
     """Returns the matrices whose path ends in one of the patterns, over whole names: "query", "mlp/(up|down)".
 
     Raises:

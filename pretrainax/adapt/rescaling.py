@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.adapt.matrices import matrices_of
-from pretrainax.adapt.tuning import Tuning, beside
+from pretrainax.adapt.tuning import Tuning, broadcast_to_rows
 from pretrainax.layers.linear import Linear
 from pretrainax.sharding.param_paths import Flat
 
@@ -34,7 +34,11 @@ class IA3(Tuning):
         if not linear.has_variable("params", "ia3"):
             return call(x)
         vector = linear.get_variable("params", "ia3")
-        return call(x * beside(vector, x)) if linear.name == "down" else (y := call(x)) * beside(vector, y)
+        return (
+            call(x * broadcast_to_rows(vector, x))
+            if linear.name == "down"
+            else (y := call(x)) * broadcast_to_rows(vector, y)
+        )
 
     def merged(self, params: Flat) -> Flat:
         params = dict(params)
@@ -43,7 +47,9 @@ class IA3(Tuning):
             if _READS.search(path):
                 params[f"{path}/kernel"] = kernel * vector[:, :, None]  # [L, F, D]
                 continue
-            params[f"{path}/kernel"] = jax.vmap(lambda kernel, vector: kernel * beside(vector, kernel))(kernel, vector)
+            params[f"{path}/kernel"] = jax.vmap(lambda kernel, vector: kernel * broadcast_to_rows(vector, kernel))(
+                kernel, vector
+            )
             if f"{path}/bias" in params:
                 params[f"{path}/bias"] = params[f"{path}/bias"] * vector
         return params

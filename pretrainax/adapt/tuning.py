@@ -127,6 +127,6 @@ def abstract_params(config: ModelConfig) -> PyTree:
         return models.abstract_params(config)
 
 
-def beside(vector: jax.Array, y: jax.Array) -> jax.Array:
+def broadcast_to_rows(vector: jax.Array, y: jax.Array) -> jax.Array:
     """Broadcasts a vector over the last axes of y to the rank and dtype of y."""
     return vector.astype(y.dtype).reshape((1,) * (y.ndim - vector.ndim) + vector.shape)

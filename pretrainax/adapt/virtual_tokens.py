@@ -18,7 +18,7 @@ from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.packing import OneEach
 from pretrainax.data.row_stream import default_packing
 from pretrainax.layers.attention_mask import Mask
-from pretrainax.layers.feed_forward import kinds_of_layers
+from pretrainax.layers.feed_forward import layer_groups
 from pretrainax.layers.linear import Linear
 from pretrainax.models.base import Model
 from pretrainax.sharding.param_paths import Flat, PyTree
@@ -73,7 +73,7 @@ class _VirtualTokens(Tuning):
         parts = [part for _, part in experiment.objective.components()]
         if not all(isinstance(experiment.data.packing or default_packing(part), OneEach) for part in parts):
             yield f"config.tuning is {self}, which needs one document per row: set config.data.packing to OneEach()"
-        if several := next((part for part in parts if part.parts_rows), None):
+        if several := next((part for part in parts if part.separates_rows), None):
             yield (
                 f"config.tuning is {self}, whose tokens only the first document of a row would see, but "
                 f"{type(several).__name__} has several in each row: set config.tuning to LoRA() or IA3()"
@@ -205,7 +205,7 @@ class PrefixTuning(_VirtualTokens):
             yield f"config.tuning is {self}, but keys of config.model.latent_attention are not a linear map: use LoRA"
         if experiment.model.sparse_attention is not None:
             yield f"config.tuning is {self}, but config.model.sparse_attention supports no additional keys: use LoRA"
-        others, _ = kinds_of_layers(experiment.model, experiment.model.num_layers)
+        others, _ = layer_groups(experiment.model, experiment.model.num_layers)
         if self.hidden and others.numbers:
             yield (
                 f"config.tuning.hidden is {self.hidden}, which needs layers of one kind, but config.model.experts has "

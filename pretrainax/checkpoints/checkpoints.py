@@ -28,7 +28,7 @@ from pretrainax.checkpoints.errors import save_errors, silence_orbax
 from pretrainax.checkpoints.params import check_readable, load_parts
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.checkpoints.run_json import RUN_JSON, read_run_json, write_run_json
-from pretrainax.checkpoints.steps import UNFINISHED, list_steps, newest_valid_step, not_used
+from pretrainax.checkpoints.steps import UNFINISHED, list_steps, newest_valid_step, skipped_messages
 from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import PyTree
 
@@ -155,7 +155,7 @@ class Checkpoints:
         return None if step < 0 else step
 
     def _distrust(self, damaged: dict[int, str]) -> None:
-        self.warnings = not_used(self.directory, damaged)
+        self.warnings = skipped_messages(self.directory, damaged)
         self._distrusted |= set(damaged)
         for line in self.warnings:
             logging.warning(line)
@@ -175,11 +175,11 @@ class Checkpoints:
             if jax.process_index() == 0:
                 os.rename(self._path(step, ".saving.json"), os.path.join(staging, RUN_JSON))
                 check_readable(staging)
-                manifest.seal(staging)
+                manifest.write_manifest(staging)
                 if os.path.exists(self._path(step)):
                     os.rename(self._path(step), self._path(step, ".replaced"))
                 os.rename(staging, self._path(step))
-                manifest.sync(self.directory)
+                manifest.fsync_path(self.directory)
                 self._distrusted.discard(step)
                 self._delete_older(step)
         finally:

@@ -46,8 +46,8 @@ from pretrainax.files.json_files import read_object
 from pretrainax.files.object_names import path_below
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.storage import places
-from pretrainax.storage.store import say
-from pretrainax.storage.twin import Twin
+from pretrainax.storage.mirror import Mirror
+from pretrainax.storage.store import print_message
 
 _POLL = 0.2  # seconds between two checks for files of other processes
 _RETRY = 5.0  # seconds between two attempts while the store does not respond
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 def open_checkpoints(directory: str, keep: int, select_by: str, keeps: Callable[[int], bool]) -> Checkpoints:
     """Returns `HostCheckpoints` if several processes have no shared folder, otherwise `Checkpoints`."""
-    kind = HostCheckpoints if jax.process_count() > 1 and places.is_at_work(directory) else Checkpoints
+    kind = HostCheckpoints if jax.process_count() > 1 and places.is_working_copy(directory) else Checkpoints
     return kind(directory, keep, select_by, keeps)
 
 
@@ -67,9 +67,9 @@ class HostCheckpoints(Checkpoints):
     def __init__(self, directory: str, *args, **kwargs):
         """Takes the arguments of `Checkpoints`; all processes must call it."""
         super().__init__(directory, *args, **kwargs)
-        twin = places.twin_around(self.directory)
+        twin = places.mirror_of(self.directory)
         assert twin is not None  # the run is in a store
-        self._twin: Twin = twin
+        self._twin: Mirror = twin
         self._start = int(multihost_utils.broadcast_one_to_all(np.int32(secrets.randbits(31))))
         self._saves = 0
         self._metadata: dict[str, bytes] = {}  # metadata files of Orbax for a step, by name
@@ -90,10 +90,10 @@ class HostCheckpoints(Checkpoints):
         """Waits for the last save, then gives all processes the checkpoints of process 0."""
         self.wait()
         if jax.process_index() == 0:
-            places.share(self.directory)
+            places.synchronize(self.directory)
         multihost_utils.sync_global_devices("checkpoints are sent")
         if jax.process_index():
-            places.share(self.directory)
+            places.synchronize(self.directory)
 
     @property
     def _owns(self) -> bool:
@@ -106,7 +106,7 @@ class HostCheckpoints(Checkpoints):
             owner = f"{attempt}.{jax.process_index()}"
             for part, arrays in shards.items():
                 write_shards(os.path.join(staging, part), owner, arrays)
-            report = {"files": manifest.flushed(staging), "regions": {n: regions(a) for n, a in shards.items()}}
+            report = {"files": manifest.flush_and_hash(staging), "regions": {n: regions(a) for n, a in shards.items()}}
             os.makedirs(os.path.join(staging, "hosts"))
             write_atomically(os.path.join(staging, _report(owner)), json.dumps(report))
             if jax.process_index() == 0:
@@ -115,7 +115,7 @@ class HostCheckpoints(Checkpoints):
                 shutil.rmtree(target, ignore_errors=True)
                 os.rename(staging, target)
                 self._forget_older(step)
-            places.send_soon(self.directory)
+            places.upload_soon(self.directory)
         finally:
             self._clear_unfinished()
 
@@ -139,9 +139,9 @@ class HostCheckpoints(Checkpoints):
             join_shards(os.path.join(staging, part), owners)
         os.rename(self._path(step, ".saving.json"), os.path.join(staging, RUN_JSON))
         check_readable(staging)
-        manifest.seal(staging, elsewhere)
-        _retried(lambda: self._twin.adopt(target, staging, [*elsewhere, *reports]))
-        manifest.sync(self.directory)
+        manifest.write_manifest(staging, elsewhere)
+        _retried(lambda: self._twin.finish_folder(target, staging, [*elsewhere, *reports]))
+        manifest.fsync_path(self.directory)
         self._distrusted.discard(step)
         self._delete_older(step)
 
@@ -165,7 +165,7 @@ class HostCheckpoints(Checkpoints):
     def _newest_valid(self, abstract_state: PyTree, up_to: Optional[int]) -> Optional[int]:
         self.share()
         parts, damaged = parts_of(abstract_state), {}
-        tried = steps.in_order(self.directory, up_to) if jax.process_index() == 0 else []
+        tried = steps.candidates(self.directory, up_to) if jax.process_index() == 0 else []
         while (step := int(multihost_utils.broadcast_one_to_all(np.int32(tried.pop(0) if tried else -1)))) >= 0:
             problem = self._faults(step, parts)
             if problem and jax.process_index():
@@ -176,7 +176,7 @@ class HostCheckpoints(Checkpoints):
             damaged[step] = problem or f"process {faulty[0]} found it damaged"
         if jax.process_index() == 0:
             if step < 0:
-                steps.check_none_is_left(self.directory, damaged)
+                steps.check_any_valid(self.directory, damaged)
             self._distrust(damaged)
         return None if step < 0 else step
 
@@ -213,7 +213,7 @@ def _retried(call: Callable[[], T]) -> T:
             return call()
         except UserError as e:
             if not reported:
-                say(f"{e}; the save waits for the store")
+                print_message(f"{e}; the save waits for the store")
             reported = True
             time.sleep(_RETRY)
 

@@ -19,29 +19,29 @@ MANIFEST = "manifest.sha256"
 _IGNORED = {"Thumbs.db", "ehthumbs.db", "desktop.ini", "Icon\r"}  # file managers create these in folders that they open
 
 
-def seal(directory: str, elsewhere: Mapping[str, str] = MappingProxyType({})) -> None:
+def write_manifest(directory: str, elsewhere: Mapping[str, str] = MappingProxyType({})) -> None:
     """Flushes the files of a folder to disk, then writes the manifest, which must not outlive them after a power cut.
 
     elsewhere: digests by name of files that other processes have; some of the files may also be local.
     """
-    local = flushed(directory)
+    local = flush_and_hash(directory)
     if changed := [name for name in sorted(local.keys() & elsewhere.keys()) if local[name] != elsewhere[name]]:
         raise OSError(errno.EIO, f"{changed[0]} differs from the file that another process wrote")
     manifest = os.path.join(directory, MANIFEST)
     every = sorted({**local, **elsewhere}.items())
     write_atomically(manifest, "".join(f"{digest}  {name}\n" for name, digest in every))
-    sync(manifest)
-    sync(directory)
+    fsync_path(manifest)
+    fsync_path(directory)
 
 
-def flushed(directory: str) -> dict[str, str]:
+def flush_and_hash(directory: str) -> dict[str, str]:
     """Flushes the files of a folder to disk; returns the digest of each by name."""
     names = _files(directory)
     paths = [os.path.join(directory, name) for name in names]
     for folder, _, _ in os.walk(directory):
-        sync(folder)
+        fsync_path(folder)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        list(pool.map(sync, paths))
+        list(pool.map(fsync_path, paths))
         return dict(zip(names, pool.map(_digest, paths), strict=True))
 
 
@@ -102,7 +102,7 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
 
 
-def sync(path: str) -> None:
+def fsync_path(path: str) -> None:
     """Flushes a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

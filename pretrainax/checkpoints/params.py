@@ -17,13 +17,13 @@ from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.errors import save_errors
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.checkpoints.run_json import RUN_JSON, read_run_json, signature_of, signatures, write_run_json
-from pretrainax.checkpoints.steps import of_parameters
+from pretrainax.checkpoints.steps import parameter_files
 from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
 from pretrainax.storage.places import complete
 
 Params = dict[str, PyTree]  # a nested dict of arrays, or of their shapes and dtypes
-Fresh = Callable[[list[str]], dict[str, jax.Array]]  # paths -> initial parameters, sharded
+Initializer = Callable[[list[str]], dict[str, jax.Array]]  # paths -> initial parameters, sharded
 Index = tuple[slice, ...]  # one slice per axis
 TRAINED, EMA = "params", "ema"  # folders of a checkpoint: trained parameters, and their moving average
 _BLOCK_BYTES = 1 << 26  # bytes of a parameter in memory at a time
@@ -33,7 +33,7 @@ CODEC = {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level
 def load_steps(step_directories: Sequence[str], abstract_params: Params, folder: str = TRAINED) -> Params:
     """Returns the parameters of a checkpoint, or the mean over several checkpoints; folder: TRAINED or EMA."""
     for step_directory in step_directories:
-        complete(step_directory, of_parameters(folder))
+        complete(step_directory, parameter_files(folder))
     if len(step_directories) > 1:
         return average_params(step_directories, abstract_params, folder)
     return load_parts(step_directories[0], {folder: abstract_params})[folder]
@@ -143,9 +143,9 @@ def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Ind
         write_run_json(os.path.join(staging, RUN_JSON), 0, {"params": abstract_params}, extra)
         with save_errors(0):
             check_readable(staging)
-        manifest.seal(staging)
+        manifest.write_manifest(staging)
         os.rename(staging, target)
-        manifest.sync(directory)
+        manifest.fsync_path(directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

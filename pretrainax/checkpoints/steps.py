@@ -10,13 +10,13 @@ from absl import logging
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.config import CheckpointConfig, UserError
+from pretrainax.storage.mirror import Gone
 from pretrainax.storage.places import complete, refresh
-from pretrainax.storage.twin import Gone
 
 UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # temporary names of the folder `<step>`
 
 
-def of_parameters(*folders: str) -> Callable[[str], bool]:
+def parameter_files(*folders: str) -> Callable[[str], bool]:
     """Returns a predicate that is True for top-level files of a step and for files in these folders of it."""
     return lambda name: "/" not in name or name.partition("/")[0] in folders
 
@@ -92,12 +92,12 @@ def newest_valid_step(
       UserError: there are steps, and all are damaged.
     """
     damaged: dict[int, str] = {}
-    while untried := [step for step in in_order(directory, up_to) if step not in damaged]:
+    while untried := [step for step in candidates(directory, up_to) if step not in damaged]:
         problems = faults(directory, untried[0], needed)
         if not problems:
             return untried[0], _still_there(directory, damaged)
         damaged[untried[0]] = ", ".join(problems)
-    check_none_is_left(directory, _still_there(directory, damaged))
+    check_any_valid(directory, _still_there(directory, damaged))
     return None, {}
 
 
@@ -107,13 +107,13 @@ def _still_there(directory: str, damaged: dict[int, str]) -> dict[int, str]:
     return {step: problem for step, problem in damaged.items() if step in steps}
 
 
-def in_order(directory: str, up_to: Optional[int] = None) -> list[int]:
+def candidates(directory: str, up_to: Optional[int] = None) -> list[int]:
     """Returns the steps in the order in which `newest_valid_step` tries them."""
     steps = list_steps(directory)[::-1]
     return steps if up_to is None else sorted(steps, key=lambda step: (step > up_to, abs(step - up_to)))
 
 
-def check_none_is_left(directory: str, damaged: dict[int, str]) -> None:
+def check_any_valid(directory: str, damaged: dict[int, str]) -> None:
     """Raises UserError if there are steps or misnamed folders, but no valid step; damaged: faults by step."""
     if damaged:
         lines = "; ".join(f"step {step}: {problem}" for step, problem in damaged.items())
@@ -134,7 +134,7 @@ def _nearest_valid_step(directory: str, step: int, needed: Callable[[str], bool]
     return next((other for other in others if not faults(directory, other, needed)), None)
 
 
-def not_used(directory: str, damaged: dict[int, str]) -> list[str]:
+def skipped_messages(directory: str, damaged: dict[int, str]) -> list[str]:
     """Returns a line for each skipped checkpoint: damaged ones of `newest_valid_step`, and misnamed folders."""
     return [f"checkpoint {step} is not used: {problem}" for step, problem in damaged.items()] + [
         f"checkpoint {name!r} is not used: a folder's name must be its step and nothing else"
@@ -161,6 +161,6 @@ def find_checkpoint(workdir: str, step: Optional[int] = None, needed: Callable[[
     step, damaged = newest_valid_step(directory, needed=needed) if os.path.isdir(directory) else (None, {})
     if step is None:
         raise UserError(f"{workdir} has no checkpoint; it must be the --workdir of a run that has saved one")
-    for line in not_used(directory, damaged):
+    for line in skipped_messages(directory, damaged):
         logging.warning("%s: %s", workdir, line)
     return os.path.join(directory, str(step))

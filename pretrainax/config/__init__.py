@@ -24,7 +24,7 @@ from pretrainax.config.heads import Classify, Embed, Extract, HeadConfig, Tag
 from pretrainax.config.latent_attention import LatentAttention
 from pretrainax.config.model import DecoderSizes, Generator, ModelConfig
 from pretrainax.config.multi_token import MultiTokenPrediction
-from pretrainax.config.phases import Phase, RunPhase, naming, phase_at, phases_of, trained_as
+from pretrainax.config.phases import Phase, RunPhase, config_at_checkpoint, phase_at, phase_in_errors, phases_of
 from pretrainax.config.positions import (
     DisentangledPositions,
     LearnedPositions,
@@ -91,11 +91,11 @@ __all__ = [
     "dump",
     "from_json",
     "load",
-    "naming",
+    "phase_in_errors",
     "nearest",
     "phase_at",
     "phases_of",
     "resolve_auto",
     "to_json",
-    "trained_as",
+    "config_at_checkpoint",
 ]

@@ -35,13 +35,13 @@ BUILT_IN = (  # modules that define the choices of this package
 ENTRY_POINTS = "pretrainax.choices"  # entry point group for choices of other packages
 
 
-def free(default: object) -> Any:
+def resumable_field(default: object) -> Any:
     """Returns a dataclass field that may change when a run resumes: it keeps the mathematics, or handles faults."""
     return dataclasses.field(default=default, metadata={"free": True})
 
 
-def later(default: object, is_free: bool = True) -> Any:
-    """Returns a dataclass field that config.json omits at its default value; `is_free`: as in `free`.
+def optional_in_json(default: object, is_free: bool = True) -> Any:
+    """Returns a dataclass field that config.json omits at its default value; `is_free`: as in `resumable_field`.
 
     Files of runs without the field stay unchanged.
     """
@@ -184,8 +184,8 @@ class Choice:
 
     def __str__(self) -> str:
         """Returns the flag value for this choice, without fields at their defaults."""
-        given = ((f, getattr(self, f.name)) for f in in_order(type(self)))
-        fields = (f"{f.name}={written(value)}" for f, value in given if value != default_of(f))
+        given = ((f, getattr(self, f.name)) for f in constructor_fields(type(self)))
+        fields = (f"{f.name}={format_value(value)}" for f, value in given if value != default_of(f))
         return f"{type(self).__name__}({', '.join(fields)})"
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
@@ -193,7 +193,7 @@ class Choice:
         yield from ()
 
 
-def in_order(cls: type) -> list[dataclasses.Field]:
+def constructor_fields(cls: type) -> list[dataclasses.Field]:
     """Returns the fields of a dataclass in constructor order: keyword-only fields come last."""
     return sorted(dataclasses.fields(cls), key=lambda field: field.kw_only is True)
 
@@ -203,10 +203,10 @@ def default_of(field: dataclasses.Field) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def written(value: object) -> str:
+def format_value(value: object) -> str:
     """Formats a value for a flag."""
     if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(written, value))}{',' if len(value) == 1 else ''})"
+        return f"({', '.join(map(format_value, value))}{',' if len(value) == 1 else ''})"
     return str(value) if isinstance(value, Choice) else repr(value)
 
 
@@ -265,7 +265,7 @@ def _choice(node: ast.expr, kind: type[Choice] = Choice) -> Choice:
     hints = typing.get_type_hints(cls, include_extras=True)
     for field, value in values.items():
         if not fits(value, hints[field]):
-            raise UserError(misfit(f"{name}.{field}", value, hints[field]))
+            raise UserError(type_error_line(f"{name}.{field}", value, hints[field]))
     return cls(**values)
 
 
@@ -287,22 +287,22 @@ def fits(value: object, hint: object) -> bool:
     return not isinstance(hint, type) or isinstance(value, hint)
 
 
-def misfit(path: str, value: object, hint: object) -> str:
+def type_error_line(path: str, value: object, hint: object) -> str:
     """Returns the error line for a value of a wrong type."""
-    return f"{path} is {value!r}, it must be {spelled(hint)}"
+    return f"{path} is {value!r}, it must be {format_type(hint)}"
 
 
-def spelled(hint: object) -> str:
+def format_type(hint: object) -> str:
     """Formats a type for error lines: "of type int", "'stop' or 'skip'", "of kind Packing (FirstFit, …)"."""
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return " or ".join(map(repr, kinds))
     if origin is Annotated:
-        return " or ".join([spelled(kinds[0]), *map(repr, kinds[1:])])
+        return " or ".join([format_type(kinds[0]), *map(repr, kinds[1:])])
     if origin in (typing.Union, types.UnionType):
-        return " or ".join("None" if kind is type(None) else spelled(kind) for kind in kinds)
+        return " or ".join("None" if kind is type(None) else format_type(kind) for kind in kinds)
     if origin is tuple and kinds[-1] is ...:
-        return f"a tuple, each {spelled(kinds[0])}"
+        return f"a tuple, each {format_type(kinds[0])}"
     if isinstance(hint, type) and issubclass(hint, Choice):
         return f"of kind {hint.__name__} ({', '.join(hint.names())})"
     return f"of type {hint.__name__ if isinstance(hint, type) and not origin else hint}"

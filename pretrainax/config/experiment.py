@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
-from pretrainax.config.choice import free, later
+from pretrainax.config.choice import optional_in_json, resumable_field
 from pretrainax.config.model import ModelConfig
 from pretrainax.config.phases import Phase
 
@@ -41,7 +41,7 @@ else:  # base classes, which import neither JAX nor NumPy
 
 Remat = Literal["none", "dots", "block"]  # from fastest to smallest memory
 PipelineSchedule = Literal["gpipe", "1f1b"]  # from fastest to smallest memory
-KeptSteps = Annotated[tuple[int, ...], "log"]
+PermanentSteps = Annotated[tuple[int, ...], "log"]
 
 
 @dataclasses.dataclass
@@ -56,25 +56,27 @@ class DataConfig:
     near_duplicates: Optional[NearDuplicates] = None  # drops near-duplicates of earlier documents
     quality: Optional[QualityFilter] = None  # drops low-quality documents
     # loader processes; 0: a thread of the training process, one batch ahead; None: enough to keep up with a GPU or TPU
-    workers: Optional[int] = free(None)
-    cache_dir: str = free("~/.cache/pretrainax")  # tokenizers and token shards, keyed by fingerprint
+    workers: Optional[int] = resumable_field(None)
+    cache_dir: str = resumable_field("~/.cache/pretrainax")  # tokenizers and token shards, keyed by fingerprint
     # bytes of token shards that each machine stores locally if cache_dir is in an object store; it reads other shards
     # remotely, by byte range
-    keep_bytes: int = free(100_000_000_000)
-    prepare_workers: int = free(0)  # tokenizer processes; 0: one per core
+    keep_bytes: int = resumable_field(100_000_000_000)
+    prepare_workers: int = resumable_field(0)  # tokenizer processes; 0: one per core
 
 
 @dataclasses.dataclass
 class MeshConfig:
     """Number of devices along each mesh axis; one axis may be -1, which takes all remaining devices."""
 
-    data: int = free(-1)  # data parallelism: splits the batch, replicates parameters
-    pipeline: int = free(1)  # pipeline parallelism: splits the layers into stages, and the batch outside the layers
-    fsdp: int = free(1)  # fully sharded data parallelism: splits the batch and the parameters
-    expert: int = free(1)  # expert parallelism: splits the batch and the experts; devices exchange tokens
-    sequence: int = free(1)  # sequence parallelism: splits the length
-    tensor: int = free(1)  # tensor parallelism: splits heads, feed-forward and vocabulary
-    slices: int = free(1)  # TPU slices or GPU clusters that a slow network connects; only `data` crosses it
+    data: int = resumable_field(-1)  # data parallelism: splits the batch, replicates parameters
+    pipeline: int = resumable_field(
+        1
+    )  # pipeline parallelism: splits the layers into stages, and the batch outside the layers
+    fsdp: int = resumable_field(1)  # fully sharded data parallelism: splits the batch and the parameters
+    expert: int = resumable_field(1)  # expert parallelism: splits the batch and the experts; devices exchange tokens
+    sequence: int = resumable_field(1)  # sequence parallelism: splits the length
+    tensor: int = resumable_field(1)  # tensor parallelism: splits heads, feed-forward and vocabulary
+    slices: int = resumable_field(1)  # TPU slices or GPU clusters that a slow network connects; only `data` crosses it
 
 
 @dataclasses.dataclass
@@ -97,36 +99,40 @@ class TrainConfig:
     # probability that label smoothing distributes over all other tokens (Transformer: 0.1)
     label_smoothing: float = 0.0
     # action at a non-finite loss or gradient; skip: skips the update and counts it
-    on_nonfinite: Literal["stop", "skip"] = free("stop")
+    on_nonfinite: Literal["stop", "skip"] = resumable_field("stop")
     # action at a loss spike; rollback: returns to an earlier checkpoint, also where on_nonfinite would stop
-    on_spike: Literal["ignore", "stop", "rollback"] = free("ignore")
+    on_spike: Literal["ignore", "stop", "rollback"] = resumable_field("ignore")
     # a spike is a loss or log gradient norm this many robust deviations above the median ...
-    spike_deviations: float = free(6.0)
-    spike_steps: int = free(3)  # ... for this many consecutive steps
-    spike_window: int = free(128)  # number of previous steps for the median and deviation
-    rollback_steps: int = free(100)  # a rollback returns to this many steps before the spike ...
-    rollback_skip: int = free(200)  # ... and skips this many batches
-    max_rollbacks: int = free(20)  # the run fails after more rollbacks
-    log_every: int = free(0)  # steps between log lines; 0: at least 50 lines per run, and one every 50 steps
+    spike_deviations: float = resumable_field(6.0)
+    spike_steps: int = resumable_field(3)  # ... for this many consecutive steps
+    spike_window: int = resumable_field(128)  # number of previous steps for the median and deviation
+    rollback_steps: int = resumable_field(100)  # a rollback returns to this many steps before the spike ...
+    rollback_skip: int = resumable_field(200)  # ... and skips this many batches
+    max_rollbacks: int = resumable_field(20)  # the run fails after more rollbacks
+    log_every: int = resumable_field(0)  # steps between log lines; 0: at least 50 lines per run, and one every 50 steps
     # first and last step of a profile in WORKDIR/profiles, such as 10:13; "": no profile (docs/how-to/profile.md)
-    profile_steps: str = free("")
+    profile_steps: str = resumable_field("")
     # seconds without a step or validation batch, after the first step, until a process exits with code 1 so that the
     # scheduler can restart the run. Writing a checkpoint also counts as progress. 0: never
-    stuck_after: float = free(3600.0)
+    stuck_after: float = resumable_field(3600.0)
     # makes GPU runs bitwise reproducible, also after a restart on GPUs of the same kind (launch/README.md)
-    deterministic: bool = free(False)
+    deterministic: bool = resumable_field(False)
     # attention kernel; auto: the fastest that supports the model
-    attention: Literal["auto", "xla", "cudnn", "tpu_flash", "tpu_splash"] = free("auto")
+    attention: Literal["auto", "xla", "cudnn", "tpu_flash", "tpu_splash"] = resumable_field("auto")
     # activations saved for the backward pass: none: matrix products and kernel outputs | dots: matrix products | block:
     # inputs of blocks | auto: the first of these that fits in memory, by the estimate
-    remat: Literal["auto", Remat] = free("none")
-    pipeline_parts: int = free(0)  # microbatches that pass through the stages of mesh.pipeline; 0: one per row
+    remat: Literal["auto", Remat] = resumable_field("none")
+    pipeline_microbatches: int = resumable_field(
+        0
+    )  # microbatches that pass through the stages of mesh.pipeline; 0: one per row
     # 1f1b: each microbatch runs backward right after its forward pass, so a stage stores few at a time | gpipe:
     # backward starts after all forward passes
-    pipeline_schedule: PipelineSchedule = free("gpipe")
+    pipeline_schedule: PipelineSchedule = resumable_field("gpipe")
     # blocks per iteration of the scan over layers; 0: on GPU all of up to 24, on CPU 4, on TPU 1
-    scan_unroll: int = free(0)
-    loss_chunk: int = free(0)  # tokens per device whose logits are in memory at a time; 0: 4,096, on CPU 1,024
+    scan_unroll: int = resumable_field(0)
+    loss_chunk: int = resumable_field(
+        0
+    )  # tokens per device whose logits are in memory at a time; 0: 4,096, on CPU 1,024
 
     @property
     def layer_forwards(self) -> int:
@@ -193,32 +199,32 @@ class LayersConfig:
 class EvaluateConfig:
     """Validation: its frequency, data, parameters and metric."""
 
-    every: int = free(500)  # steps between validations
+    every: int = resumable_field(500)  # steps between validations
     # parameters to validate and to save as the best checkpoint; ema: the moving average
     parameters: Literal["trained", "ema"] = "trained"
-    batches: int = free(20)  # batches of the validation split, the same in each validation; 0: all
+    batches: int = resumable_field(20)  # batches of the validation split, the same in each validation; 0: all
     # also validates the mean of this many last checkpoints at the end (Transformer: 5); 0: no average
-    average: int = free(0)
+    average: int = resumable_field(0)
     # metric for the best checkpoint, `patience` and `plan --fit`, such as "accuracy"; "": the metric of the objective
-    select_by: str = free("")
+    select_by: str = resumable_field("")
     # stops after this many validations without an improvement of the metric; None: never stops
-    patience: Optional[int] = free(None)
+    patience: Optional[int] = resumable_field(None)
     objective: Optional[Objective] = None  # objective of the validation; None: `config.objective`
     # prompts for the samples at the end. The model continues a prompt, or fills in [MASK] or <extra_id_0>. ():
     # validation documents
-    prompts: tuple[str, ...] = free(())
+    prompts: tuple[str, ...] = resumable_field(())
 
 
 @dataclasses.dataclass
 class CheckpointConfig:
     """Checkpoints: frequency, retention, and initial parameters."""
 
-    every: int = free(500)  # steps between checkpoints; the run also saves at the end and on SIGTERM
-    keep: int = free(2)  # number of newest checkpoints to keep, in addition to the best
+    every: int = resumable_field(500)  # steps between checkpoints; the run also saves at the end and on SIGTERM
+    keep: int = resumable_field(2)  # number of newest checkpoints to keep, in addition to the best
     # additional steps whose checkpoints are permanent; log: 0, 1, 2, 4, 8, …, to study training dynamics
-    keep_at: KeptSteps = free(())
+    keep_at: PermanentSteps = resumable_field(())
     # folder for the newest files on each machine if --workdir is in an object store; None: a cache
-    local_dir: Optional[str] = free(None)
+    local_dir: Optional[str] = resumable_field(None)
     # initial parameters: a run, RUN@2000, RUN@best, an export, a Hugging Face directory, hf:org/name[@revision]
     init_from: Optional[str] = None
     adapt: tuple[Adaptation, ...] = ()  # adaptations, in order, for an init_from with another family or shape; (): none
@@ -256,7 +262,9 @@ class Experiment:
     # experiment trackers, in addition to metrics.jsonl: (WandB(project='t5'), TensorBoard())
     trackers: tuple[Tracker, ...] = dataclasses.field(default_factory=_default_trackers, metadata={"free": True})
 
-    callbacks: tuple[Callback, ...] = later(())  # additional callbacks, by entry point name (docs/how-to/own-code.md)
+    callbacks: tuple[Callback, ...] = optional_in_json(
+        ()
+    )  # additional callbacks, by entry point name (docs/how-to/own-code.md)
 
     @property
     def validation_objective(self) -> Objective:

@@ -69,7 +69,7 @@ class MixtureOfExperts(Choice):
                 yield f"{path}.{name} is {value}, it must be at least 0"
         if self.scale is not None and self.scale <= 0:
             yield f"{path}.scale is {self.scale}, it must be above 0"
-        if self.bias_rate is not None and experiment.optimizer.moves_the_gradient:
+        if self.bias_rate is not None and experiment.optimizer.has_gradient_point:
             yield (
                 f"{path}.bias_rate is {self.bias_rate}, and {type(experiment.optimizer).__name__} stores two copies of "
                 "the parameters, and the bias would change only one: set it to None, or use another config.optimizer"

@@ -1,20 +1,37 @@
-"""Compatibility: fields of config.json that had another name or location in an earlier version."""
-
-from collections.abc import Callable
+"""Compatibility: names in config.json and metrics.jsonl of earlier versions, and their current names."""
 
 from pretrainax.files.json_files import JsonObject
 
+# The class -> former name of a field -> its current name
+_FIELDS: dict[str, dict[str, str]] = {
+    "TrainConfig": {"pipeline_parts": "pipeline_microbatches"},
+    "RotaryPositions": {"neighbours": "interleaved"},
+    "YarnScaling": {"turned_weight": "mscale", "logit_weight": "mscale_all_dim"},
+    "Layers": {"taken": "layers", "silent": "zero_init"},
+    "Chunks": {"most": "max_windows"},
+    "Adafactor": {"least_factored": "min_factored_size"},
+    "AdEMAMix": {"rise_steps": "alpha_warmup_steps"},
+    "SOAP": {"longest": "max_side"},
+}
+# (class, current name of a field) -> former value -> its current value
+_VALUES: dict[tuple[str, str], dict[object, object]] = {
+    ("DecoderToEncoderDecoder", "cross_attention"): {"silent": "zero"},
+}
+_METRICS = {"mfu_done": "mfu_executed"}
 
-def _model(fields: JsonObject) -> JsonObject:
-    """Moves `recurrent` (0.6) into `parts`."""
-    recurrent = fields.pop("recurrent", None)
-    return fields if recurrent is None else {**fields, "parts": [*fields.get("parts", ()), recurrent]}
+
+def upgrade_fields(class_name: str, fields: JsonObject) -> JsonObject:
+    """Returns the fields of a class in config.json with their current names and values."""
+    names = _FIELDS.get(class_name, {})
+    upgraded = {names.get(name, name): value for name, value in fields.items()}
+    for name, value in upgraded.items():
+        if isinstance(value, str):
+            upgraded[name] = _VALUES.get((class_name, name), {}).get(value, value)
+    if class_name == "ModelConfig" and (recurrent := upgraded.pop("recurrent", None)) is not None:  # 0.6
+        upgraded["parts"] = [*upgraded.get("parts", ()), recurrent]
+    return upgraded
 
 
-_CHANGES: dict[str, Callable[[JsonObject], JsonObject]] = {"ModelConfig": _model}
-
-
-def in_current_form(class_name: str, fields: JsonObject) -> JsonObject:
-    """Returns the fields of a class under their current names."""
-    change = _CHANGES.get(class_name)
-    return fields if change is None else change(dict(fields))
+def upgrade_metrics(line: JsonObject) -> JsonObject:
+    """Returns a line of metrics.jsonl with the current names of its metrics."""
+    return {_METRICS.get(name, name): value for name, value in line.items()}

@@ -15,7 +15,7 @@ from pretrainax.config.validation import get, validate
 from pretrainax.files.errors import UserError, shortened
 
 # seed -> the random choices that it controls
-USES = {"init": "fresh parameters", "order": "the order of the data", "dropout": "dropout", "mask": "masks"}
+SEED_USES = {"init": "fresh parameters", "order": "the order of the data", "dropout": "dropout", "mask": "masks"}
 _MAX_NAME = 40  # maximum characters of a value in a folder name
 _MAX_RUNS = 1000  # maximum runs of a grid
 
@@ -76,11 +76,11 @@ def grid_of(experiment: Experiment, seeds: Optional[int], sweeps: Sequence[str])
     return runs
 
 
-def what_differs(experiment: Experiment) -> str:
+def describe_seeds(experiment: Experiment) -> str:
     """Describes the random choices that each seed of --seeds controls, and the seeds that stay fixed."""
-    seeds = {use: getattr(experiment.train, f"{use}_seed") for use in USES}
+    seeds = {use: getattr(experiment.train, f"{use}_seed") for use in SEED_USES}
     fixed = "".join(f"; config.train.{use}_seed stays {seed}" for use, seed in seeds.items() if seed is not None)
-    controlled = [description for use, description in USES.items() if seeds[use] is None]
+    controlled = [description for use, description in SEED_USES.items() if seeds[use] is None]
     return f"each seed is config.train.seed, which controls {', '.join(controlled)}{fixed}"
 
 
@@ -129,8 +129,8 @@ def _check_seeds(experiment: Experiment, axes: dict[str, list[str]]) -> None:
     """Raises UserError if --seeds has no effect or conflicts with --sweep."""
     if "train.seed" in axes:
         raise UserError("--sweep of train.seed conflicts with --seeds: give only one of them")
-    if all(getattr(experiment.train, f"{use}_seed") is not None for use in USES):
-        fields = ", ".join(f"config.train.{use}_seed" for use in USES)
+    if all(getattr(experiment.train, f"{use}_seed") is not None for use in SEED_USES):
+        fields = ", ".join(f"config.train.{use}_seed" for use in SEED_USES)
         raise UserError(f"--seeds would repeat the same run: {fields} are all set; leave one of them None")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from pretrainax.config.config_file import CONFIGS
-from pretrainax.config.values import PATHS, Stated, stated
+from pretrainax.config.values import PATH_FIELDS, LeafField, leaf_fields
 from pretrainax.files.errors import UserError
 from pretrainax.files.json_files import JsonObject as Table  # also the type of TOML tables
 
@@ -63,7 +63,7 @@ class Comparison(NamedTuple):
         return ". ".join(summary + [f"Other values here: {', '.join(differing)}"] * bool(differing))
 
 
-def beside(config_file: str) -> str:
+def ledger_path(config_file: str) -> str:
     """Returns the ledger path of a config file; the file may not exist."""
     return config_file.removesuffix(".py") + ".toml"
 
@@ -106,7 +106,7 @@ def compare(config: object, file: str, variant: str, path: str = "") -> Comparis
     Raises:
       UserError: the file is not a valid ledger.
     """
-    fields = list(stated(config, path))
+    fields = list(leaf_fields(config, path))
     values = {field.path: field.value for field in fields}
     facts: dict[str, Fact] = {}
     deviations = []
@@ -141,11 +141,11 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _needs_source(field: Stated) -> bool:
+def _needs_source(field: LeafField) -> bool:
     """Returns True for numbers and non-default choices; the user provides paths and the dataset."""
     if is_number(field.value) or field.value is None and is_number(field.default):
         return not field.is_free
-    is_user_data = field.path.startswith("data.source.") or field.path.rpartition(".")[2] in PATHS
+    is_user_data = field.path.startswith("data.source.") or field.path.rpartition(".")[2] in PATH_FIELDS
     return field.value != field.default and not field.is_free and not is_user_data
 
 

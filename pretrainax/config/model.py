@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, Optional, TypeVar
 
 from pretrainax.config.auto import Size
-from pretrainax.config.choice import Choice, later
+from pretrainax.config.choice import Choice, optional_in_json
 from pretrainax.config.experts import MixtureOfExperts
 from pretrainax.config.heads import HeadConfig
 from pretrainax.config.kinds import ModelPart, Use
@@ -150,7 +150,9 @@ class ModelConfig:
     attention_dropout_rate: float = 0.0  # dropout of attention weights (BERT: 0.1); requires attention 'xla'
     init_stddev: Optional[float] = 0.02  # of the normal initializer of every matrix; None: T5's, by fan-in
     scale_residual_init: bool = False  # divides init_stddev of matrices that write to the stream by sqrt(2 L) (GPT-2)
-    parts: tuple[ModelPart, ...] = later((), is_free=False)  # model parts of other packages (docs/how-to/own-code.md)
+    parts: tuple[ModelPart, ...] = optional_in_json(
+        (), is_free=False
+    )  # model parts of other packages (docs/how-to/own-code.md)
 
     def part(self, kind: type[OfPart]) -> Optional[OfPart]:
         """Returns the first of `parts` that is an instance of `kind`, or None."""
@@ -193,7 +195,7 @@ class ModelConfig:
         paths = ["config.model"] if self.decoder is None else ["config.model", "config.model.decoder"]
         return dict(zip(paths, self.stacks.values(), strict=False))
 
-    def shown(self, size: str) -> str:
+    def format_size(self, size: str) -> str:
         """Returns a size as text: layers of each stack, "12 + 12"; other sizes per stack only if `decoder` is set."""
         stacks = self.stacks if size == "num_layers" else self.sized
         return " + ".join(str(getattr(stack, size)) for stack in stacks.values())

@@ -6,7 +6,7 @@ import types
 import typing
 from typing import Any, Optional
 
-from pretrainax.config.choice import Choice, fits, spelled
+from pretrainax.config.choice import Choice, fits, format_type
 from pretrainax.config.config_file import configs_like
 from pretrainax.config.experiment import Experiment
 from pretrainax.config.values import fields
@@ -32,7 +32,7 @@ def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
     for i, segment in enumerate(segments):
         name, _, index = segment.removesuffix("]").partition("[")
         if node is None:
-            raise UserError(f"--{path}: {parent} is None; set it first: --{parent}={spelled(hint)}")
+            raise UserError(f"--{path}: {parent} is None; set it first: --{parent}={format_type(hint)}")
         if isinstance(node, Choice) and name not in node.__dataclass_fields__:
             raise UserError(node.no_field(parent, name))
         if name not in getattr(node, "__dataclass_fields__", ()):
@@ -43,7 +43,7 @@ def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
     if last_segment.endswith("]"):
         raise UserError(f'--{path}: set the whole tuple: --{path.rpartition("[")[0]}="({type(node).__name__}(), ...)"')
     if text is None and hint is not bool:
-        raise UserError(f"--{path}=… needs a value, it must be {spelled(hint)}")
+        raise UserError(f"--{path}=… needs a value, it must be {format_type(hint)}")
     setattr(node, last_segment, True if text is None else read_value(text, hint, path))
 
 
@@ -91,7 +91,7 @@ def read_value(text: str, hint: Any, path: str = "config") -> Any:
                 raise UserError(f"--{path}={shortened(text)}: {e}") from e
             except (KeyError, ValueError, SyntaxError, OverflowError, RecursionError, MemoryError):
                 continue
-    raise UserError(f"--{path}={shortened(text)}: it must be {spelled(hint)}")
+    raise UserError(f"--{path}={shortened(text)}: it must be {format_type(hint)}")
 
 
 def _read(text: str, kind: Any, path: str) -> Any:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Optional, Protocol, TypeVar
 
-from pretrainax.config.choice import Choice, written
+from pretrainax.config.choice import Choice, format_value
 from pretrainax.files.errors import UserError
 
 if TYPE_CHECKING:  # the implementations
@@ -66,7 +66,7 @@ class Phase(Choice):
     def changes(self) -> str:
         """Lists the overridden fields: "sequence_length 128, dropout_rate 0.0"; "" if there are none."""
         overrides = {name: getattr(self, name) for name in _OVERRIDES}
-        return ", ".join(f"{name} {written(value)}" for name, value in overrides.items() if value is not None)
+        return ", ".join(f"{name} {format_value(value)}" for name, value in overrides.items() if value is not None)
 
 
 class RunPhase(NamedTuple):
@@ -124,7 +124,7 @@ def phase_at(phases: Sequence[P], step: int) -> P:
 
 
 @contextlib.contextmanager
-def naming(phase: RunPhase) -> Iterator[None]:
+def phase_in_errors(phase: RunPhase) -> Iterator[None]:
     """Adds the phase to error messages in this context, if the run has several phases."""
     try:
         yield
@@ -134,7 +134,7 @@ def naming(phase: RunPhase) -> Iterator[None]:
         raise type(e)(f"phase {phase.number} of config.phases ({phase.changes}): {e}") from e
 
 
-def trained_as(experiment: "Experiment", steps: Sequence[int]) -> "Experiment":
+def config_at_checkpoint(experiment: "Experiment", steps: Sequence[int]) -> "Experiment":
     """Returns the config, without phases, of the phase that produced the newest of the given checkpoints.
 
     Args:

@@ -74,8 +74,8 @@ class LinearScaling(RotaryScaling):
 class YarnScaling(RotaryScaling):
     """YaRN: scales low frequencies, keeps high ones, and sharpens attention (Peng et al. 2023, arXiv 2309.00071).
 
-    With m(w) = 0.1 · w · ln(factor) + 1, the rotated dimensions are multiplied by m(turned_weight) / m(logit_weight),
-    and the logits by m(logit_weight)². In section 3.4 both scalings are equivalent for fully rotated heads.
+    With m(w) = 0.1 · w · ln(factor) + 1, the rotated dimensions are multiplied by m(mscale) / m(mscale_all_dim),
+    and the logits by m(mscale_all_dim)². In section 3.4 both scalings are equivalent for fully rotated heads.
     """
 
     factor: float = 40.0  # ratio of the new context length to the trained one
@@ -83,8 +83,8 @@ class YarnScaling(RotaryScaling):
     slow: float = 1.0  # dimension pairs with fewer rotations in the old context are scaled fully
     original_length: int = 4096  # context length before the scaling
     rounded: bool = True  # rounds the bounds of the ramp between both to whole dimension pairs (gpt-oss: False)
-    turned_weight: float = 1.0  # `mscale` in DeepSeek's config.json
-    logit_weight: float = 0.0  # `mscale_all_dim` in DeepSeek's config.json
+    mscale: float = 1.0  # `mscale` in DeepSeek's config.json
+    mscale_all_dim: float = 0.0  # `mscale_all_dim` in DeepSeek's config.json
 
 
 @dataclasses.dataclass
@@ -121,7 +121,7 @@ class RotaryPositions(Position):
     theta: float = 10_000.0  # base of the geometric sequence of wavelengths
     scaling: Optional[RotaryScaling] = None  # scaling to a longer context than the trained one; None: no scaling
     # a dimension pair is (x[2i], x[2i + 1]), as in the paper and DeepSeek; False: (x[i], x[i + K/2])
-    neighbours: bool = False
+    interleaved: bool = False
     # theta of local layers, which are not scaled; None: theta and scaling of the global layers (Gemma 3: 10,000)
     local_theta: Optional[float] = None
     # fraction of each head to rotate, from its first dimension; None: all dimensions (Phi-2: 0.4)
@@ -144,15 +144,15 @@ class RotaryPositions(Position):
     def _problems_of_heads(self, path: str, m: "ModelConfig") -> Iterator[str]:
         if m.latent_attention is None and m.dim_per_head % 2:
             yield f"rotary positions require an even head dimension, {path}.head_dim is {m.dim_per_head}"
-        if self.fraction is not None and self.turned(m.dim_per_head) < 2:
+        if self.fraction is not None and self.rotated_dims(m.dim_per_head) < 2:
             yield (
                 f"config.model.position.fraction {self.fraction} of head dimension {m.dim_per_head} is less than "
                 "one pair of dimensions: increase it, or set it to None"
             )
         elif self.scaling is not None:
-            yield from self.scaling.problems_of(self.turned(m.position_dim) // 2)
+            yield from self.scaling.problems_of(self.rotated_dims(m.position_dim) // 2)
 
-    def turned(self, head_dim: int) -> int:
+    def rotated_dims(self, head_dim: int) -> int:
         """Returns the number of rotated dimensions of a head, two per pair."""
         return head_dim if self.fraction is None else 2 * int(head_dim * self.fraction / 2)
 

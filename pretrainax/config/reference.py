@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterator
 from typing import NamedTuple, Optional
 
-from pretrainax.config.choice import Choice, default_of, in_order, written
+from pretrainax.config.choice import Choice, constructor_fields, default_of, format_value
 
 _FOR_TOOLS = re.compile(r"\s*#\s*(pyright:|type: ignore|fmt:|noqa).*")  # comments for type checkers and linters
 
@@ -34,14 +34,14 @@ def fields_of(cls: type) -> list[FieldReference]:
     """Returns the fields of a dataclass in constructor order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     references = []
-    for field in in_order(cls):
+    for field in constructor_fields(cls):
         default, hint = default_of(field), hints[field.name]
         references.append(
             FieldReference(
                 field.name,
                 type_text(hint),
                 list(_dataclasses_in(hint)),
-                None if default is dataclasses.MISSING else written(default),
+                None if default is dataclasses.MISSING else format_value(default),
                 next((meaning for base in cls.__mro__ if (meaning := _comments(base).get(field.name))), ""),
                 bool(field.metadata.get("free")),
             )

@@ -7,9 +7,9 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from pretrainax.config.choice import Choice, fits, misfit, written
+from pretrainax.config.choice import Choice, fits, format_value, type_error_line
 from pretrainax.config.experiment import Experiment
-from pretrainax.config.former_fields import in_current_form
+from pretrainax.config.former_fields import upgrade_fields
 from pretrainax.config.values import range_problems, type_problems
 from pretrainax.files.errors import UserError, nearest
 from pretrainax.files.json_files import read_object
@@ -31,20 +31,20 @@ def from_json(cls: Any, value: object, path: str = "config") -> Any:
             cls = Choice.named(str(value["type"]))
         elif typing.get_origin(cls) in (typing.Union, types.UnionType):
             (cls,) = (t for t in typing.get_args(cls) if t is not type(None))
-        value = in_current_form(cls.__name__, value)
+        value = upgrade_fields(cls.__name__, value)
         hints = typing.get_type_hints(cls, include_extras=True)
         for name in value.keys() - (fields := {f.name for f in dataclasses.fields(cls)}) - {"type"}:
             raise UserError(f"{path}: unknown field {name!r}, {nearest(name, fields)}")
         items = {k: from_json(hints[k], v, f"{path}.{k}") for k, v in value.items() if k != "type"}
         if invalid := [k for k, item in items.items() if not fits(item, hints[k])]:
-            raise UserError("; ".join(misfit(f"{path}.{k}", items[k], hints[k]) for k in invalid))
+            raise UserError("; ".join(type_error_line(f"{path}.{k}", items[k], hints[k]) for k in invalid))
         return cls(**items)
     return tuple(from_json(object, v, path) for v in value) if isinstance(value, list) else value
 
 
 def differences(old: Experiment, new: Experiment) -> list[str]:
     """Returns the differing fields that change the mathematics of a run: "train.seed: 0 -> 1"."""
-    return [f"{path}: {written(a)} -> {written(b)}" for path, a, b in _compare(old, new, "")]
+    return [f"{path}: {format_value(a)} -> {format_value(b)}" for path, a, b in _compare(old, new, "")]
 
 
 def _compare(a: object, b: object, path: str) -> Iterator[tuple[str, object, object]]:

@@ -21,11 +21,11 @@ _POSITIVE = (
     "checkpoint.every checkpoint.keep"
 ).split()
 _NOT_NEGATIVE = (
-    "data.workers data.prepare_workers data.keep_bytes train.z_loss train.pipeline_parts train.scan_unroll "
+    "data.workers data.prepare_workers data.keep_bytes train.z_loss train.pipeline_microbatches train.scan_unroll "
     "train.loss_chunk train.rollback_steps train.max_rollbacks train.log_every evaluate.batches evaluate.average"
 ).split()
 
-MOST_PROFILED = 100  # maximum steps of one profile
+MAX_PROFILED_STEPS = 100  # maximum steps of one profile
 
 
 def get(config: object, path: str) -> Any:
@@ -258,8 +258,10 @@ def _watching_problems(e: Experiment) -> Iterator[str]:
             f"config.train.profile_steps is {profile_steps!r}, steps must be from 2, because the first step compiles, "
             f"to config.train.steps, {e.train.steps}"
         )
-    elif len(steps) > MOST_PROFILED:
-        yield f"config.train.profile_steps is {profile_steps!r}, {len(steps)} steps: the maximum is {MOST_PROFILED}"
+    elif len(steps) > MAX_PROFILED_STEPS:
+        yield (
+            f"config.train.profile_steps is {profile_steps!r}, {len(steps)} steps: the maximum is {MAX_PROFILED_STEPS}"
+        )
 
 
 def _brick_problems(m: ModelConfig) -> Iterator[str]:

@@ -6,11 +6,11 @@ import typing
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pretrainax.config.choice import Choice, default_of, fits, misfit
+from pretrainax.config.choice import Choice, default_of, fits, type_error_line
 from pretrainax.config.experiment import Experiment
 from pretrainax.files.paths import path_problem
 
-PATHS = (
+PATH_FIELDS = (
     "path",
     "valid_path",
     "cache_dir",
@@ -22,8 +22,8 @@ PATHS = (
 )  # names of fields that hold paths
 # path fields that also accept models of the Hugging Face Hub
 _HUB_FIELDS = ("config.checkpoint.init_from", "config.distill.teacher", "config.tokenizer.path")
-MOST_LAYERS = 10_000  # above any real model; validation iterates over all layers, even of an untrusted config
-_MODEL_RANGE, _LAYERS_RANGE = (-(2**31), 2**31 - 1), (-(2**31), MOST_LAYERS)
+MAX_LAYERS = 10_000  # above any real model; validation iterates over all layers, even of an untrusted config
+_MODEL_RANGE, _LAYERS_RANGE = (-(2**31), 2**31 - 1), (-(2**31), MAX_LAYERS)
 _RANGES = {  # minimum and maximum; other fields: the range of int64
     "config.train.steps": (-(2**31), 2**31 - 1),  # an int32 counter on the devices
     "config.train.global_batch_size": (-(2**31), 2**31 - 1),
@@ -47,7 +47,7 @@ def fields(config: Any, path: str = "config") -> Iterator[tuple[str, Any, Any]]:
                     yield from fields(part, f"{field_path}[{i}]")
 
 
-class Stated(NamedTuple):
+class LeafField(NamedTuple):
     """A leaf field of a config, or the class name of a choice."""
 
     path: str  # "train.steps", "optimizer.type"
@@ -56,7 +56,7 @@ class Stated(NamedTuple):
     is_free: bool  # the field does not change the mathematics of the run
 
 
-def stated(config: object, path: str = "", is_free: bool = False) -> Iterator[Stated]:
+def leaf_fields(config: object, path: str = "", is_free: bool = False) -> Iterator[LeafField]:
     """Yields each leaf field of a config, and the class name of each choice.
 
     Args:
@@ -72,21 +72,21 @@ def stated(config: object, path: str = "", is_free: bool = False) -> Iterator[St
             for i, part in enumerate(items):
                 yield from _part(part, f"{field_path}[{i}]", None, free)
         else:
-            yield Stated(field_path, value, default, free)
+            yield LeafField(field_path, value, default, free)
 
 
-def _part(part: object, path: str, default: object, is_free: bool) -> Iterator[Stated]:
+def _part(part: object, path: str, default: object, is_free: bool) -> Iterator[LeafField]:
     if isinstance(part, Choice) and Choice not in type(part).__bases__:  # its kind has alternatives
         name = default.type_name() if isinstance(default, Choice) else None
-        yield Stated(f"{path}.type", part.type_name(), name, is_free)
-    yield from stated(part, path, is_free)
+        yield LeafField(f"{path}.type", part.type_name(), name, is_free)
+    yield from leaf_fields(part, path, is_free)
 
 
 def type_problems(experiment: Experiment) -> Iterator[str]:
     """Yields a line for each value of a wrong type; `validate` checks the values of Literal fields."""
     for path, hint, value in fields(experiment):
         if typing.get_origin(hint) is not typing.Literal and not fits(value, hint):
-            yield misfit(path, value, hint)
+            yield type_error_line(path, value, hint)
 
 
 def range_problems(experiment: Experiment) -> Iterator[str]:
@@ -99,7 +99,7 @@ def range_problems(experiment: Experiment) -> Iterator[str]:
                 yield f"{path} is {_format_int(value)}, it must be {limit}"
         elif isinstance(value, float) and not math.isfinite(value):
             yield f"{path} is {value}, it must be a finite number"
-        elif isinstance(value, str) and path.rpartition(".")[2] in PATHS:
+        elif isinstance(value, str) and path.rpartition(".")[2] in PATH_FIELDS:
             if problem := path_problem(value, path in _HUB_FIELDS):
                 yield f"{path} is {value!r}: {problem}"
 

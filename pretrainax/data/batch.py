@@ -176,7 +176,7 @@ def has_word_labels(batch: Collection[str]) -> bool:
     return "word_labels" in batch
 
 
-def has_texts(batch: Collection[str]) -> bool:
+def has_retrieval_rows(batch: Collection[str]) -> bool:
     """Returns True if a row is a query and its passages; the model maps each to a vector."""
     return "texts" in batch
 
@@ -237,7 +237,7 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
     family = model.family
     sizes = {"B": batch_size, **_sizes(lengths, family == "encoder_decoder", is_gathered(batch))}
     sizes["L"] = getattr(model.head, "num_labels", 0)
-    has_answers = has_labels(batch) or has_word_labels(batch) or has_span(batch) or has_texts(batch)
+    has_answers = has_labels(batch) or has_word_labels(batch) or has_span(batch) or has_retrieval_rows(batch)
     absent = ("targets", "loss_weights") if has_answers else ()
     required = ("question",) if model.reads_question else ()
     fields = [

@@ -16,14 +16,14 @@ _CHUNK = 1 << 22  # bytes read at a time
 _KEY = "checksum"  # key of the checksum inside a JSON file
 
 
-def new() -> "hashlib.blake2b":
+def new_hash() -> "hashlib.blake2b":
     """Returns a new hash object for a file that is being written."""
     return hashlib.blake2b(digest_size=16)
 
 
-def of_file(path: str, stop: Optional[threading.Event] = None) -> str:
+def file_checksum(path: str, stop: Optional[threading.Event] = None) -> str:
     """Returns the checksum of a file (about 1 GB/s); once `stop` is set, of the part read so far."""
-    checksum = new()
+    checksum = new_hash()
     with open(path, "rb", buffering=0) as f:
         while (stop is None or not stop.is_set()) and (chunk := f.read(_CHUNK)):
             checksum.update(chunk)

@@ -11,11 +11,11 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.data import checksums
-from pretrainax.data.preparation.shards import COUNTS, ENDS, INDEX, NOTE_ENDS, NOTES, PARTS, Encoded, base_of
+from pretrainax.data.preparation.shards import COUNTS, ENDS, INDEX, NOTE_ENDS, NOTES, PARTS, Encoded, shard_path
 from pretrainax.data.sources.base import Note
 from pretrainax.files.object_names import path_below
-from pretrainax.storage.places import twin_around
-from pretrainax.storage.twin import Twin
+from pretrainax.storage.mirror import Mirror
+from pretrainax.storage.places import mirror_of
 
 Window = tuple[int, int]  # offset of the first token, number of tokens
 Piece = tuple[int, int, int]  # shard, offset of the first token in the shard, number of tokens
@@ -32,7 +32,7 @@ class Corpus:
         try:
             self._read_index(index)
         except (KeyError, TypeError, ValueError) as e:
-            raise UserError(f"{damaged(os.path.join(directory, INDEX))} ({type(e).__name__}: {e})") from e
+            raise UserError(f"{damage_message(os.path.join(directory, INDEX))} ({type(e).__name__}: {e})") from e
         self._shards: dict[int, np.ndarray] = {}
         self.held: Mapping[Piece, np.ndarray] = {}  # tokens read ahead from shards that are only in the store
 
@@ -160,11 +160,11 @@ class Corpus:
         """
         path = os.path.join(self.directory, name)
         try:
-            is_intact = name not in self.checksums or checksums.of_file(path, stop) == self.checksums[name]
+            is_intact = name not in self.checksums or checksums.file_checksum(path, stop) == self.checksums[name]
         except OSError as e:
-            raise UserError(f"{damaged(path)} ({e.strerror})") from e
+            raise UserError(f"{damage_message(path)} ({e.strerror})") from e
         if not is_intact and not (stop and stop.is_set()):
-            raise UserError(damaged(path))
+            raise UserError(damage_message(path))
 
     def path_of(self, place: int) -> str:
         """Returns the path of the shard that contains the token at an offset."""
@@ -176,7 +176,7 @@ class Corpus:
         return {self._path(shard): size for shard, size in enumerate(sizes)}
 
     def _path(self, shard: int) -> str:
-        return f"{base_of(self.directory, shard)}.tokens"
+        return f"{shard_path(self.directory, shard)}.tokens"
 
     def _map_shard(self, shard: int) -> Optional[np.ndarray]:
         """Returns the memory-mapped tokens of a shard, or None if the shard is only in the store."""
@@ -188,16 +188,16 @@ class Corpus:
         return mapped
 
     @functools.cached_property
-    def _twin(self) -> Optional[Twin]:
-        return twin_around(self.directory)
+    def _twin(self) -> Optional[Mirror]:
+        return mirror_of(self.directory)
 
 
-def damaged(path: str) -> str:
+def damage_message(path: str) -> str:
     """Returns the error message for a damaged file of a corpus."""
     return f"{path} is damaged: delete {os.path.dirname(path)} and prepare again"
 
 
 def _map(path: str, dtype: np.dtype, size: int) -> np.ndarray:
     if not os.path.isfile(path) or os.path.getsize(path) != size * dtype.itemsize:
-        raise UserError(damaged(path))
+        raise UserError(damage_message(path))
     return np.memmap(path, dtype, mode="r", shape=(size,)).view(np.ndarray) if size else np.empty(0, dtype)

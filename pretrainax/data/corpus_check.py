@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Optional
 
 from pretrainax.config import UserError
-from pretrainax.data.corpus import Corpus, damaged
+from pretrainax.data.corpus import Corpus, damage_message
 
 
 class CorpusCheck:
@@ -22,10 +22,10 @@ class CorpusCheck:
         corpora: Sequence[Corpus],
         process_index: int = 0,
         process_count: int = 1,
-        bring: Callable[[str], bool] = lambda path: True,
+        fetch: Callable[[str], bool] = lambda path: True,
     ):
-        """bring: makes a file of a corpus in a store local; returns False if the file stays in the store, unchecked."""
-        self._bring = bring
+        """fetch: makes a file of a corpus in a store local; returns False if the file stays in the store, unchecked."""
+        self._fetch = fetch
         self.elsewhere = 0  # files that stay in the store
         files = [(corpus, name) for corpus in corpora for name in sorted(corpus.checksums)]
         self._files = files[process_index::process_count]
@@ -57,14 +57,14 @@ class CorpusCheck:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         for corpus, name in self._files:
             try:
-                if self._bring(os.path.join(corpus.directory, name)):
+                if self._fetch(os.path.join(corpus.directory, name)):
                     corpus.check(name, self._stop)
                 else:
                     self.elsewhere += 1
             except UserError as e:
                 self._fault = str(e)
             except OSError as e:
-                self._fault = f"{damaged(os.path.join(corpus.directory, name))} ({e.strerror})"
+                self._fault = f"{damage_message(os.path.join(corpus.directory, name))} ({e.strerror})"
             if self._fault is not None or self._stop.is_set():
                 return
             self.left -= 1

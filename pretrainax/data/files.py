@@ -20,7 +20,7 @@ import numpy as np
 from pretrainax.config import Choice, UserError, to_json
 from pretrainax.files.paths import is_url
 from pretrainax.files.regular_files import check_regular
-from pretrainax.storage.places import here
+from pretrainax.storage.places import local_path
 
 SHARD_BYTES = 1 << 24  # bytes of a file per shard
 ARCHIVES = {".gz": "gzip", ".xz": "xz", ".zst": "zstandard"}  # file extension -> name
@@ -29,7 +29,7 @@ MAX_RECORD_BYTES = 1 << 29  # default limit for one record
 _CHUNK = 1 << 22  # bytes read at a time
 
 
-class Part(NamedTuple):
+class FileShard(NamedTuple):
     """A shard: a part of a file, or of a split of a dataset."""
 
     place: str  # path of the file, or name of the split
@@ -42,7 +42,7 @@ def digest(*parts: Any) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def extra(module: str) -> Any:
+def import_extra(module: str) -> Any:
     """Imports a module of a package from the extra `data`, when a source first needs it."""
     try:
         return importlib.import_module(module)
@@ -51,10 +51,10 @@ def extra(module: str) -> Any:
         raise UserError(f"the package {package} is not installed: pip install 'pretrainax[data]'") from e
 
 
-def find(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
+def find_files(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
     """Returns the sorted files of `path` or `valid_path`, which may be a file, a folder or a glob."""
     field = "path" if split == "train" else "valid_path"
-    path = here(os.path.expanduser(getattr(source, field)))
+    path = local_path(os.path.expanduser(getattr(source, field)))
     pattern = path
     if os.path.isdir(path):
         pattern = os.path.join(glob.escape(path), "**", "*")
@@ -74,7 +74,7 @@ def path_problems(source: Any) -> Iterator[str]:
     for field in ("path", "valid_path"):
         path = getattr(source, field)
         if path is not None and is_url(path):
-            continue  # `find` reports missing objects of a store
+            continue  # `find_files` reports missing objects of a store
         if path is not None and not glob.has_magic(path) and not os.path.exists(os.path.expanduser(path)):
             yield f"{source.config_path}.{field} is {path!r}, which does not exist"
         elif path is not None and (reader := _other_reader(source, os.path.expanduser(path))):
@@ -121,8 +121,8 @@ def settings_of(source: Any) -> dict[str, Any]:
 
 def fingerprint(source: Any, settings: dict, endings: tuple[str, ...]) -> str:
     """Hashes the settings and all content of the files (about 1 GB/s per core); times and sizes would miss changes."""
-    files = find(source, "train", endings)
-    held_out = find(source, "valid", endings) if source.valid_path is not None else []
+    files = find_files(source, "train", endings)
+    held_out = find_files(source, "valid", endings) if source.valid_path is not None else []
     hashes = hashes_of([*files, *held_out])
     settings = {name: value for name, value in settings.items() if name not in ("path", "valid_path")}
     return digest(settings, hashes[: len(files)], hashes[len(files) :])
@@ -163,11 +163,11 @@ def with_archives(*endings: str) -> tuple[str, ...]:
     return tuple(ending + archive for ending in endings for archive in ("", *ARCHIVES))
 
 
-Stream = Union[io.BufferedReader, gzip.GzipFile, lzma.LZMAFile]  # the type that `opened` yields
+Stream = Union[io.BufferedReader, gzip.GzipFile, lzma.LZMAFile]  # the type that `open_decompressed` yields
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[Stream]:
+def open_decompressed(path: str) -> Iterator[Stream]:
     """Opens a file for reading, an archive as its content; raises UserError with file and line for a broken archive."""
     try:
         with _open(path) as f:
@@ -219,7 +219,7 @@ class _Zstandard(io.RawIOBase):
 
     @staticmethod
     def _frames(path: str) -> Iterator[bytes]:
-        zstandard = extra("zstandard")
+        zstandard = import_extra("zstandard")
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # supports zstd --long=31
         frame, left = None, b""
         with open(path, "rb") as f:
@@ -239,7 +239,7 @@ class _Zstandard(io.RawIOBase):
 
 
 def _chunks(path: str, stop: int = sys.maxsize) -> Iterator[bytes]:
-    with opened(path) as f:
+    with open_decompressed(path) as f:
         while stop > 0 and (chunk := f.read(min(_CHUNK, stop))):
             stop -= len(chunk)
             yield chunk
@@ -265,7 +265,7 @@ def _character_starts(chunk: bytes) -> np.ndarray:
     return (np.frombuffer(chunk, np.uint8) & 0xC0) != 0x80  # all bytes except continuation bytes
 
 
-def ranges(path: str, start: int, stop: int, longest_line: int) -> Iterator[Part]:
+def ranges(path: str, start: int, stop: int, longest_line: int) -> Iterator[FileShard]:
     """Cuts bytes into ranges of about SHARD_BYTES at line ends; cuts lines above `longest_line` bytes (-1: never)."""
     with open(path, "rb") as f:
         while start < stop:
@@ -275,14 +275,14 @@ def ranges(path: str, start: int, stop: int, longest_line: int) -> Iterator[Part
             elif f.tell() < stop:
                 _rest_of_line(f, longest_line)
             end = min(f.tell(), stop)
-            yield Part(path, start, end)
+            yield FileShard(path, start, end)
             start = end
 
 
 def pieces(path: str, start: int, stop: Optional[int], longest_line: int) -> Iterator[tuple[int, bytes]]:
     """Yields (offset, bytes) of the ranges of `ranges`; also for archives, with offsets in the decompressed content."""
     stop = sys.maxsize if stop is None else stop
-    with opened(path) as f:
+    with open_decompressed(path) as f:
         _skip(f, start)
         while piece := f.read(min(SHARD_BYTES, stop - start)):
             left = stop - start - len(piece)

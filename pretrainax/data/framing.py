@@ -8,7 +8,7 @@ import numpy as np
 from pretrainax.tokenization.base import Vocabulary
 
 
-class Frame(NamedTuple):
+class SpecialTokenFrame(NamedTuple):
     """The special tokens before, between and after sequences."""
 
     before: tuple[int, ...]
@@ -19,7 +19,7 @@ class Frame(NamedTuple):
         """Returns the number of special tokens around `texts` sequences."""
         return len(self.before) + len(self.between) * (texts - 1) + len(self.after)
 
-    def around(self, texts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def wrap(self, texts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the row and, for each token, the index of its sequence from 0; int32 [n] both.
 
         Special tokens between two sequences belong to the first.
@@ -32,7 +32,7 @@ class Frame(NamedTuple):
         return np.concatenate(pieces).astype(np.int32), np.array(numbers, np.int32)
 
 
-def frame_of(family: str, vocabulary: Vocabulary) -> Frame:
+def special_token_frame(family: str, vocabulary: Vocabulary) -> SpecialTokenFrame:
     """Returns the special tokens around sequences for a model family and a tokenizer.
 
     BERT        [CLS] a [SEP] b [SEP]
@@ -42,10 +42,10 @@ def frame_of(family: str, vocabulary: Vocabulary) -> Frame:
     """
     if family != "decoder" and vocabulary.cls is not None and vocabulary.sep is not None:
         sep = (vocabulary.sep,)
-        return Frame((vocabulary.cls,), 2 * sep if vocabulary.cls == vocabulary.bos else sep, sep)
+        return SpecialTokenFrame((vocabulary.cls,), 2 * sep if vocabulary.cls == vocabulary.bos else sep, sep)
     separator = () if vocabulary.separator is None else (vocabulary.separator,)
     has_bos = family == "decoder" and vocabulary.bos not in (None, vocabulary.eos)
-    return Frame((vocabulary.bos,) if has_bos and vocabulary.bos is not None else (), separator, separator)
+    return SpecialTokenFrame((vocabulary.bos,) if has_bos and vocabulary.bos is not None else (), separator, separator)
 
 
 def decoder_start(vocabulary: Vocabulary) -> Optional[int]:
@@ -53,7 +53,7 @@ def decoder_start(vocabulary: Vocabulary) -> Optional[int]:
     return vocabulary.pad if vocabulary.cls is None else vocabulary.eos
 
 
-def longest_first(sizes: Sequence[int], room: int) -> list[int]:
+def truncate_longest_first(sizes: Sequence[int], room: int) -> list[int]:
     """Returns the number of tokens to retain of each sequence so that all fit in `room`: the longest lose the most.
 
     Earlier sequences get the tokens that cannot be divided evenly.

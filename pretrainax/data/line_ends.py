@@ -10,7 +10,7 @@ _OF_STR: Any = ("\ufeff", "\r\n", "\n", "\r")
 _OF_BYTES: Any = (b"\xef\xbb\xbf", b"\r\n", b"\n", b"\r")
 
 
-def plain(text: Text, found: collections.Counter) -> Text:
+def normalize_line_ends(text: Text, found: collections.Counter) -> Text:
     """Returns the text, a str or UTF-8, with "\\n" line ends; adds the removed marks and returns to `found`."""
     mark, windows, line, carriage = _OF_STR if isinstance(text, str) else _OF_BYTES
     if text.startswith(mark):

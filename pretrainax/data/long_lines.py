@@ -11,7 +11,7 @@ import re
 import sys
 from typing import Any, Union
 
-LONG = 1 << 22  # bytes; longer lines are parsed here, and their longer strings stay UTF-8
+LONG_LINE_BYTES = 1 << 22  # bytes; longer lines are parsed here, and their longer strings stay UTF-8
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("|\Z)', re.DOTALL)
 _ESCAPE = re.compile(rb"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|\\u\w{4}|\\.", re.DOTALL)
 _CONTROL = re.compile(rb"[\x00-\x1f]")
@@ -22,11 +22,11 @@ def read_line(f: io.BufferedIOBase, most: int = sys.maxsize) -> Union[bytes, byt
 
     If a line has more than `most` bytes, returns a prefix with more than `most` bytes and leaves the rest unread.
     """
-    line = f.readline(LONG)
-    if len(line) < LONG or line.endswith(b"\n"):
+    line = f.readline(LONG_LINE_BYTES)
+    if len(line) < LONG_LINE_BYTES or line.endswith(b"\n"):
         return line
     line = bytearray(line)
-    while len(line) <= most and (part := f.readline(LONG)):
+    while len(line) <= most and (part := f.readline(LONG_LINE_BYTES)):
         line += part
         if part.endswith(b"\n"):
             break
@@ -42,7 +42,7 @@ def parse(line: bytearray) -> Any:
     short, strings, end = bytearray(), {}, 0
     for match in _STRING.finditer(line):
         start, stop = match.span()
-        if stop - start > LONG and match[1]:
+        if stop - start > LONG_LINE_BYTES and match[1]:
             name = f"\0{len(strings)}\0"  # placeholder for the string
             short += line[end:start] + json.dumps(name).encode()
             strings[name], end = _unescaped(line, start + 1, stop - 1), stop
@@ -74,6 +74,6 @@ def _unescaped(line: bytearray, start: int, stop: int) -> bytearray:
             start = match.end()
         text += view[start:stop]
     with memoryview(text) as view:
-        for i in range(0, len(text), LONG):
-            decode(view[i : i + LONG], final=i + LONG >= len(text))
+        for i in range(0, len(text), LONG_LINE_BYTES):
+            decode(view[i : i + LONG_LINE_BYTES], final=i + LONG_LINE_BYTES >= len(text))
     return text

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from pretrainax.data.sources import Source
 
 
-def parts_of_streams(sources: "Sequence[Source]", objective: "Objective") -> list[tuple[str, ...]]:
+def stream_part_names(sources: "Sequence[Source]", objective: "Objective") -> list[tuple[str, ...]]:
     """Returns the part names of each stream of `pipeline.Batches`, as ("source=wiki", "denoiser=R-0.15-3").
 
     The source is omitted if there is only one, and the objective if all streams have the same objective.

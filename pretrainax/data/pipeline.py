@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Protocol
 import numpy as np
 from absl import flags
 
-from pretrainax.config import Experiment, UserError, naming, phase_at, phases_of
+from pretrainax.config import Experiment, UserError, phase_at, phase_in_errors, phases_of
 from pretrainax.data.batch import Example, HostBatch, Lengths, highest_id
 from pretrainax.data.collate import collate
-from pretrainax.data.corpus import Corpus, Window, damaged
+from pretrainax.data.corpus import Corpus, Window, damage_message
 from pretrainax.data.mixture_schedule import MixtureSchedule
 from pretrainax.data.objectives import Objective
 from pretrainax.data.preparation.workers import check_shared_memory
@@ -28,7 +28,7 @@ from pretrainax.data.read_ahead import ReadAhead
 from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_stream import RowOptions, RowStream, text_lengths
 from pretrainax.data.sources.base import WeightStages
-from pretrainax.data.text_counts import lost_text
+from pretrainax.data.text_counts import text_loss_reason
 from pretrainax.data.token_inputs import token_inputs
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _CONCURRENT_ROWS = 32  # rows made concurrently when each waits for text that it
 StreamKey = tuple[tuple, int]  # plan key of a stream, and its index among the streams with that key
 
 
-class Taken(NamedTuple):
+class StreamPosition(NamedTuple):
     """The number of rows that a stream has produced so far."""
 
     number: int  # of the stream, among all streams of the run
@@ -103,7 +103,7 @@ class Batches:
         )
         self.start, self.stop = 0, steps or 0  # updates before the first and after the last batch
         self._offsets = np.zeros(len(self.streams), np.int64)  # per stream: row offset from the schedule
-        self._before: dict[StreamKey, Taken] = {}  # from earlier phases
+        self._before: dict[StreamKey, StreamPosition] = {}  # from earlier phases
         self.rows_per_epoch = sum(stream.plan.rows_per_epoch for stream in self.streams)
         self.lengths = Lengths(*np.max([stream.lengths[-1] for stream in self.streams], axis=0).tolist())
         self._ahead = ReadAhead()
@@ -129,19 +129,19 @@ class Batches:
     def follow(self, before: "Optional[Batches]", start: int, stop: int) -> None:
         """Restricts the batches to steps of the run; their streams continue from the previous phase."""
         self.start, self.stop = start, stop
-        self._before = {} if before is None else before.taken()
+        self._before = {} if before is None else before.stream_positions()
         taken_by_key = dict(self._before)
-        taken_by_stream = [taken_by_key.setdefault(key, Taken(len(taken_by_key), 0)) for key in self._keys()]
+        taken_by_stream = [taken_by_key.setdefault(key, StreamPosition(len(taken_by_key), 0)) for key in self._keys()]
         for stream, taken in zip(self.streams, taken_by_stream, strict=True):
             stream.number = taken.number
         rows = np.array([taken.rows for taken in taken_by_stream])
         self._offsets = rows - self.schedule.before(start * self.global_batch_size)
 
-    def taken(self) -> "dict[StreamKey, Taken]":
+    def stream_positions(self) -> "dict[StreamKey, StreamPosition]":
         """Returns the rows that each stream, also of earlier phases, has produced at the end of this phase."""
         rows = (self.schedule.before(self.stop * self.global_batch_size) + self._offsets).tolist()
         current = zip(self._keys(), self.streams, rows, strict=True)
-        return self._before | {key: Taken(stream.number, count) for key, stream, count in current}
+        return self._before | {key: StreamPosition(stream.number, count) for key, stream, count in current}
 
     def _keys(self) -> "list[StreamKey]":
         """Returns the key of each stream in all phases: its plan key, and its index among streams with that key."""
@@ -166,7 +166,7 @@ class Batches:
     def __getitem__(self, step: int) -> HostBatch:
         if any(stream.corpus.is_in_store for stream in self.streams):
             stop = self.stop or self.rows_per_epoch // self.global_batch_size  # a validation reads its rows once
-            self._ahead.hold(step, stop, self._windows)
+            self._ahead.prefetch(step, stop, self._windows)
         numbers = self._rows(step)
         places = [self._place(row) for row in numbers]
         return self._collated(self._counted(numbers, places), self.lengths_of(step), places)
@@ -203,7 +203,7 @@ class Batches:
         """
         stream, draws = self.streams[number], CounterRng(self.mask_seed)
         local_rows = rows[self.first_row :][: self.local_batch_size]
-        stream.hold(local_rows)
+        stream.prefetch(local_rows)
         examples = [stream.counted(n, 1.0, draws) for n in local_rows]
         empty = [[] for _ in range(self.local_batch_size - len(local_rows))]
         return self._collated(examples + empty, self.lengths, [(stream, n) for n in local_rows])
@@ -232,7 +232,7 @@ class Batches:
             for start, length in stream.row(n)[0]:
                 invalid = np.flatnonzero(stream.corpus.tokens(start, length).view(np.uint32) >= size)
                 if len(invalid):
-                    return f"{problem}: {damaged(stream.corpus.path_of(start + int(invalid[0])))}"
+                    return f"{problem}: {damage_message(stream.corpus.path_of(start + int(invalid[0])))}"
         return f"{problem}: config.objective creates an invalid id"
 
     def _place(self, row: int) -> tuple[RowStream, int]:
@@ -296,7 +296,7 @@ def _no_target_bytes(objective: Objective, tokenizer: "Tokenizer", corpora: Sequ
     if not objective.is_likelihood:
         others = dict.fromkeys(type(part).__name__ for _, part in objective.components() if not part.is_likelihood)
         return f"the loss of {' and '.join(others)} is not a likelihood of the text"
-    lost = lost_text(tokenizer, corpora)
+    lost = text_loss_reason(tokenizer, corpora)
     return lost and f"they would measure a different text: {lost}"
 
 
@@ -309,7 +309,7 @@ def phase_batches(
         return PhaseBatches([batches_of(experiment, prepared, "train", *processes)])
     phases: list[Batches] = []
     for phase, corpora in zip(phases_of(experiment), prepared.phases, strict=True):
-        with naming(phase):
+        with phase_in_errors(phase):
             current = batches_of(phase.experiment, dataclasses.replace(prepared, train=corpora), "train", *processes)
         current.follow(phases[-1] if phases else None, phase.start, phase.stop)
         phases.append(current)

@@ -16,8 +16,8 @@ import numpy as np
 
 from pretrainax.data.corpus import Corpus, Piece, Window
 
-MOST_BYTES = 16 << 20  # of text in a group
-MOST_STEPS = 256  # in a group
+MAX_GROUP_BYTES = 16 << 20  # of text in a group
+MAX_GROUP_STEPS = 256  # in a group
 
 Windows: TypeAlias = Iterable[tuple[Corpus, Window]]
 Read: TypeAlias = Mapping[Corpus, Mapping[Piece, np.ndarray]]
@@ -29,7 +29,7 @@ class _Group(NamedTuple):
 
 
 class ReadAhead:
-    """Prefetches text: `hold(step, …)` provides the text of a batch.
+    """Prefetches text: `prefetch(step, …)` provides the text of a batch.
 
     Steps may have a stride, as in one of several loader workers. The prefetched steps have the stride of the last two.
     Pickles as an empty instance. Several threads may call it; each waits for the others.
@@ -43,7 +43,7 @@ class ReadAhead:
     def __reduce__(self):
         return ReadAhead, ()
 
-    def hold(self, step: int, stop: int, windows_of: Callable[[int], Windows]) -> None:
+    def prefetch(self, step: int, stop: int, windows_of: Callable[[int], Windows]) -> None:
         """Waits until `Corpus.held` has the text of a batch, and starts to read the next group.
 
         Args:
@@ -57,7 +57,7 @@ class ReadAhead:
                 self._now = self._next if is_next else _start_group([step], windows_of)
                 assert self._now is not None
                 first, count = self._now.steps[-1], self._count(self._now)
-                stride = stride if 0 < stride <= MOST_STEPS else 1
+                stride = stride if 0 < stride <= MAX_GROUP_STEPS else 1
                 next_steps = range(first + stride, min(first + stride * count + 1, stop), stride)
                 self._next = _start_group(next_steps, windows_of) if next_steps else None
             for corpus, held in self._now.read.result().items():
@@ -67,7 +67,7 @@ class ReadAhead:
         """Returns the number of steps of the group after `group`."""
         size = sum(part.nbytes for held in group.read.result().values() for part in held.values())
         steps = len(group.steps)
-        return min(2 * steps, max(MOST_BYTES * steps // max(size, 1), 1), MOST_STEPS)
+        return min(2 * steps, max(MAX_GROUP_BYTES * steps // max(size, 1), 1), MAX_GROUP_STEPS)
 
 
 def _start_group(steps: Sequence[int], windows_of: Callable[[int], Windows]) -> _Group:

@@ -171,7 +171,7 @@ def _make_tables(
     elif objective.unit == "pairs":
         starts, lengths = cut_documents(corpus.document_ends, max(corpus.num_tokens, 1))
         whole = np.diff(corpus.part_ends, prepend=0).reshape(-1, 2)  # source and target tokens
-        cut = np.minimum(whole, objective.pair_room(capacity))
+        cut = np.minimum(whole, objective.max_pair_lengths(capacity))
         sizes, cut_short = objective.measure_pairs(cut), int((cut < whole).any(axis=1).sum())
     else:
         if objective.unit == "sentences":
@@ -246,7 +246,7 @@ def _is_private(folder: str) -> bool:
 def _write(directory: str, tables: dict[str, np.ndarray], statistics: dict[str, float]) -> None:
     for name, table in tables.items():
         np.save(_file(directory, name), table, allow_pickle=False)
-    sums = {name: checksums.of_file(_file(directory, name)) for name in tables}
+    sums = {name: checksums.file_checksum(_file(directory, name)) for name in tables}
     checksums.write_json(os.path.join(directory, _STATISTICS), {"statistics": statistics, "checksums": sums})
 
 
@@ -255,7 +255,8 @@ def _is_intact(directory: str) -> bool:
     try:
         stored = checksums.read_json(os.path.join(directory, _STATISTICS))
         return stored is not None and all(
-            checksums.of_file(_file(directory, name)) == expected for name, expected in stored["checksums"].items()
+            checksums.file_checksum(_file(directory, name)) == expected
+            for name, expected in stored["checksums"].items()
         )
     except (OSError, UserError, KeyError, AttributeError):
         return False

@@ -44,7 +44,9 @@ def default_packing(objective: Objective) -> Packing:
 
 def text_lengths(objectives: Sequence[Objective], packing: Optional[Packing], names: Iterable[str]) -> Example:
     """Returns template arrays for segment lengths, if each row has one segment; otherwise none."""
-    if not all(objective.one_text and (packing or default_packing(objective)).one_piece for objective in objectives):
+    if not all(
+        objective.single_segment and (packing or default_packing(objective)).one_piece for objective in objectives
+    ):
         return {}
     return {name: np.array(0, np.int32) for name, ids in LENGTH_FIELDS.items() if ids in names}
 
@@ -99,7 +101,7 @@ class RowStream:
         pieces, bucket = self.plan.row(place, keys, offset)
         return pieces, self.lengths[bucket]
 
-    def hold(self, rows: Iterable[int]) -> None:
+    def prefetch(self, rows: Iterable[int]) -> None:
         """Reads the text of some rows in one call, if it is only in a store."""
         if self.corpus.is_in_store:
             self.corpus.held = self.corpus.read(window for n in rows for window in self.row(n)[0])
@@ -160,7 +162,7 @@ class RowStream:
         middle = int(self.corpus.part_ends[self.corpus.part_ends.searchsorted(start, "right")]) - start
         cut = []
         for part, room in zip(
-            (tokens[:middle], tokens[middle:]), self.objective.pair_room(self.lengths[-1]), strict=True
+            (tokens[:middle], tokens[middle:]), self.objective.max_pair_lengths(self.lengths[-1]), strict=True
         ):
             cut.append(part if len(part) <= room else np.append(part[: room - 1], part[-1]))
         tokens = np.concatenate(cut)

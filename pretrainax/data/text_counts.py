@@ -1,7 +1,7 @@
 """Counts text in examples: tokens and bytes of the source text, text targets, and bytes of the targets.
 
 Text excludes sentinels, end tokens and [SEP]. Text metrics are therefore comparable between objectives. Metrics per
-byte are also comparable between tokenizers, if the ids determine the text (`lost_text`).
+byte are also comparable between tokenizers, if the ids determine the text (`text_loss_reason`).
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _ALIKE = (("A", "a"), ("\u00c9", "\u00e9"), ("a\nb", "a b"), ("a\tb", "a b"))
 _CUT = 1e-4  # fraction of bytes: documents above shards.BATCH are tokenized in pieces, each perhaps with an added space
 
 
-def lost_text(tokenizer: Tokenizer, corpora: Sequence[Corpus]) -> str:
+def text_loss_reason(tokenizer: Tokenizer, corpora: Sequence[Corpus]) -> str:
     """Returns the reason why the ids of corpora do not determine their text; "" if they do."""
     vocabulary, table = tokenizer.vocabulary, tokenizer.text_table
     counts = np.sum([corpus.token_counts for corpus in corpora], axis=0)

@@ -10,7 +10,7 @@ import numpy as np
 from pretrainax.config import UserError
 from pretrainax.files.json_files import read_object
 from pretrainax.files.regular_files import read_bytes
-from pretrainax.storage.places import here
+from pretrainax.storage.places import local_path
 from pretrainax.tokenization.base import Tokenizer
 
 
@@ -98,7 +98,7 @@ def spellings(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
 
 
 def _lines(path: str, field: str) -> Iterator[str]:
-    for number, line in enumerate(io.BytesIO(read_bytes(here(os.path.expanduser(path)))), start=1):
+    for number, line in enumerate(io.BytesIO(read_bytes(local_path(os.path.expanduser(path)))), start=1):
         try:
             text = line.decode("utf-8-sig")
         except UnicodeDecodeError as e:

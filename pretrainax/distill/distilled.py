@@ -19,7 +19,7 @@ from pretrainax.data.batch import Batch
 from pretrainax.distill import distances
 from pretrainax.distill.soft_targets import SOFT_TARGETS
 from pretrainax.distill.states import States, run_with_states
-from pretrainax.layers.attention import choose_implementation
+from pretrainax.layers.attention import choose_backend
 from pretrainax.layers.attention_mask import Mask
 from pretrainax.layers.sums import Sums
 from pretrainax.models import AnyModel, Model, Outputs
@@ -137,11 +137,11 @@ class Distilled(Wrapped):
         assert run.abstract_frozen is not None  # the teacher's parameters
         distillation, teacher = self.distillation, self.teacher.config
         size = sum(p.size for p in jax.tree.leaves(run.abstract_frozen[TEACHER])) / 1e6
-        layers, width = teacher.shown("num_layers"), teacher.shown("d_model")
+        layers, width = teacher.format_size("num_layers"), teacher.format_size("d_model")
         maps = sum(p.size for p in jax.tree.leaves(run.abstract_state.params.get(MAPS)))
         learned = f"; {maps:,} parameters map states to this width" if maps else ""
         yield "teacher", f"{distillation}: {size:,.1f} M parameters, {layers} layers, width {width}{learned}"
-        fastest = {choose_implementation("auto", platform(), spec)[0] for spec in run.work.attention_specs} - {"xla"}
+        fastest = {choose_backend("auto", platform(), spec)[0] for spec in run.work.attention_specs} - {"xla"}
         if distillation.attention and fastest:
             yield (
                 "WARNING",

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from pretrainax.data.batch import Batch
 from pretrainax.distill.distances import divergence
 from pretrainax.models.heads import chain
-from pretrainax.models.heads.base import rows_with_text
+from pretrainax.models.heads.base import non_empty_rows
 from pretrainax.models.heads.classify import ClassifierOutput
 from pretrainax.models.heads.embed import EmbedOutput, scores
 from pretrainax.models.heads.extract import ExtractorOutput
@@ -28,7 +28,7 @@ def softened(student: jax.Array, teacher: jax.Array, temperature: float) -> jax.
     return temperature**2 * divergence(*logs)
 
 
-def of_tokens(
+def token_loss(
     student: LanguageModelOutput, teacher: LanguageModelOutput, batch: Batch, temperature: float, chunk: int
 ) -> jax.Array:
     """Returns the weighted sum over the targets of a batch, computed in chunks to limit the memory for logits.
@@ -54,7 +54,7 @@ def of_tokens(
     return jax.lax.scan(add, jnp.zeros((), jnp.float32), cuts)[0]
 
 
-def of_labels(
+def label_loss(
     student: ClassifierOutput, teacher: ClassifierOutput, batch: Batch, temperature: float, chunk: int
 ) -> jax.Array:
     """Returns the sum over the rows. Multi-label rows average over labels; regressions have squared differences."""
@@ -66,13 +66,13 @@ def of_labels(
         losses = softened(*(jnp.stack([x / 2, -x / 2], axis=-1) for x in (ours, theirs)), temperature).mean(-1)
     else:
         losses = jnp.square(ours - theirs).mean(-1)
-    return (losses * rows_with_text(batch)).sum()
+    return (losses * non_empty_rows(batch)).sum()
 
 
 def of_pairs(student: jax.Array, teacher: jax.Array, batch: Batch, temperature: float, chunk: int) -> jax.Array:
     """Returns the sum over the rows, for logits [B, 2]."""
     del chunk
-    return (softened(student, teacher, temperature) * rows_with_text(batch)).sum()
+    return (softened(student, teacher, temperature) * non_empty_rows(batch)).sum()
 
 
 def of_words(student: TaggerOutput, teacher: TaggerOutput, batch: Batch, temperature: float, chunk: int) -> jax.Array:
@@ -96,7 +96,7 @@ def of_spans(
     """Returns the sum over the rows of the mean over the begin and the end of the answer."""
     del chunk
     ours, theirs = (output.logits.swapaxes(1, 2) for output in (student, teacher))  # [B, T, 2] -> [B, 2, T]
-    return (softened(ours, theirs, temperature).mean(1) * rows_with_text(batch)).sum()
+    return (softened(ours, theirs, temperature).mean(1) * non_empty_rows(batch)).sum()
 
 
 def of_passages(student: EmbedOutput, teacher: EmbedOutput, batch: Batch, temperature: float, chunk: int) -> jax.Array:
@@ -109,9 +109,9 @@ def of_passages(student: EmbedOutput, teacher: EmbedOutput, batch: Batch, temper
 # head name -> function (student output, teacher output, batch, temperature, chunk) -> sum over the items that the
 # head's `count` counts
 SOFT_TARGETS: dict[str, Callable[..., jax.Array]] = {
-    "lm": of_tokens,
+    "lm": token_loss,
     "pair": of_pairs,
-    "classify": of_labels,
+    "classify": label_loss,
     "tag": of_words,
     "extract": of_spans,
     "embed": of_passages,

@@ -17,7 +17,7 @@ from pretrainax.layers.linear import Linear
 from pretrainax.layers.multi_head import MultiHeadAttention, scale_of
 from pretrainax.layers.norm import Norm
 from pretrainax.models import Model, Outputs
-from pretrainax.sharding.param_paths import PyTree, over_parts
+from pretrainax.sharding.param_paths import PyTree, map_parts
 
 _KINDS = ("query", "key", "value")
 
@@ -62,7 +62,7 @@ def _states(stack: PyTree, embedded: jax.Array) -> States:
             (sown,) = functools.reduce(dict.__getitem__, path, blocks)
             return sown.reshape(-1, *sown.shape[-rank:])
 
-        return over_parts(stack, of_blocks)
+        return map_parts(stack, of_blocks)
 
     hidden, attention = layers(3, "hidden"), stack["blocks"].get("self_attention", {})
     sown = [kind for kind in _KINDS if f"{kind}_vectors" in attention]

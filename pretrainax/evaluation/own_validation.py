@@ -10,7 +10,7 @@ from pretrainax import cli
 from pretrainax.checkpoints.params import EMA
 from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.checkpoints.steps import step_of
-from pretrainax.config import Experiment, UserError, trained_as
+from pretrainax.config import Experiment, UserError, config_at_checkpoint
 from pretrainax.data.sources import NoSource
 from pretrainax.interop.origin import AS_TRAINED, Origin
 from pretrainax.interop.start import load_plain
@@ -22,8 +22,8 @@ from pretrainax.runtime import host
 from pretrainax.scoring.results import Result
 from pretrainax.tasks import Task
 from pretrainax.tokenization.base import load_tokenizer
-from pretrainax.training.corpora import checked_texts
-from pretrainax.training.metrics import meaning, parts_among
+from pretrainax.training.corpora import checked_corpora
+from pretrainax.training.metrics import meaning, parts_in_names
 from pretrainax.training.run import Run
 
 _GIVE_TEXT = "set a data source, such as --source=\"TextFiles(path='my/folder')\""
@@ -37,7 +37,7 @@ def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Ori
         raise UserError(f"{directory}: an imported model has no dataset; {_GIVE_TEXT}")
     experiment = cli.experiment()
     experiment.distill = None  # a student is validated without its teacher
-    ask_in_full(experiment, cli.overrides())
+    evaluate_fully(experiment, cli.overrides())
     tokenizer = experiment.tokenizer.path
     fingerprint = load_tokenizer(tokenizer).fingerprint
     for step in [step for origin in origins for step in origin.steps]:
@@ -46,12 +46,14 @@ def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Ori
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(open_run(experiment))
         note = functools.partial(_note, run)
-        corpus_check = stack.enter_context(checked_texts(experiment.data, run.prepared.valid, note))
+        corpus_check = stack.enter_context(checked_corpora(experiment.data, run.prepared.valid, note))
         run.start.read_frozen(run, directory, is_new=False)
         for origin in origins:
             params = load_plain(origin.steps, run.abstract_state.params, origin.folder)
             steps = list(map(step_of, origin.steps))
-            trained_as(experiment, steps)  # raises UserError for an average of checkpoints with different computations
+            config_at_checkpoint(
+                experiment, steps
+            )  # raises UserError for an average of checkpoints with different computations
             phase = run.at(max(steps) - 1)
             metrics = phase.validate(params)
             if len(origins) == 1:
@@ -60,7 +62,7 @@ def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Ori
         corpus_check.wait()
 
 
-def ask_in_full(experiment: Experiment, overridden: Collection[str]) -> None:
+def evaluate_fully(experiment: Experiment, overridden: Collection[str]) -> None:
     """Evaluates a task fully, also metrics that are too slow during training, unless flags override the objective."""
     task = experiment.objective
     if isinstance(task, Task) and not any(path.partition(".")[0] == "objective" for path in overridden):
@@ -100,7 +102,7 @@ def _results(run: Run, metrics: dict[str, float]) -> list[Result]:
     units = {"labels": "labels"} if "labels" in metrics else {"tokens": "loss_tokens"}
     counts = {"batches": batches, "batches in all": whole, "rows": rows}
     counts |= {unit: int(metrics[name]) for unit, name in units.items()}
-    tokens = {part: {"tokens": int(metrics[f"loss_tokens/{part}"])} for part in parts_among(metrics)}
+    tokens = {part: {"tokens": int(metrics[f"loss_tokens/{part}"])} for part in parts_in_names(metrics)}
     source = f"{run.experiment.data.source}, validation split"
     objective = type(run.experiment.validation_objective).__name__
     how = f"{objective}, teacher-forced, as in the run's own validation"

@@ -113,6 +113,6 @@ def define_path(
 ) -> flags.FlagHolder[Optional[str]]:
     """Defines a path flag with ~ expansion; otherwise like `flags.DEFINE_string`.
 
-    takes_hub: accepts names of Hugging Face Hub models too, which `storage.places.here` downloads.
+    takes_hub: accepts names of Hugging Face Hub models too, which `storage.places.local_path` downloads.
     """
     return flags.DEFINE(_PathParser(takes_hub), name, default, help)

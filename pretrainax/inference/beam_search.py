@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.data.batch import Batch
-from pretrainax.inference.sampling import History, Rules, history_of, limited
+from pretrainax.inference.sampling import History, Rules, history_of, processed_logits
 from pretrainax.inference.stepper import State, Stepper
 from pretrainax.sharding.param_paths import PyTree
 
 _NEVER = -1e9  # score of an empty beam, below all other scores
 
 
-class Texts(NamedTuple):
+class BeamSequences(NamedTuple):
     """K sequences for each of B prompts, with room for N tokens."""
 
     tokens: jax.Array  # [B, K, N]
@@ -27,7 +27,7 @@ class Texts(NamedTuple):
     scores: jax.Array  # [B, K]
     lengths: jax.Array  # [B, K] tokens; 0: no sequence
 
-    def take(self, places: jax.Array) -> "Texts":
+    def take(self, places: jax.Array) -> "BeamSequences":
         """Returns the sequences at indices [B, K'] of each prompt."""
         pick = lambda x: jnp.take_along_axis(x, places.reshape(places.shape + (1,) * (x.ndim - 2)), axis=1)  # noqa: E731
         return jax.tree.map(pick, self)
@@ -40,8 +40,8 @@ class Beams(NamedTuple):
     history: History
     limits: jax.Array  # [B] maximum tokens of a sequence
     count: jax.Array  # [] number of tokens of each running sequence
-    running: Texts
-    finished: Texts  # best first
+    running: BeamSequences
+    finished: BeamSequences  # best first
     ended: jax.Array  # [B] bool
 
 
@@ -63,7 +63,7 @@ def begin(
     history = history_of(batch["tokens"], batch["segment_ids"] > 0, rules).take(rows)
     tokens, lengths = jnp.zeros((count, beams, room), jnp.int32), jnp.zeros((count, beams), jnp.int32)
     scores = jnp.full((count, beams), _NEVER)
-    empty = Texts(tokens, jnp.zeros(tokens.shape), scores, lengths)
+    empty = BeamSequences(tokens, jnp.zeros(tokens.shape), scores, lengths)
     running = empty._replace(scores=scores.at[:, 0].set(0.0))  # all beams of a prompt are still equal
     search = Beams(stepper.take(state, rows), history, limits, jnp.zeros((), jnp.int32), running, empty, limits <= 0)
     return _extend(stepper, search, logits[rows], rules, length_penalty)
@@ -117,19 +117,19 @@ def _extend(stepper: Stepper, search: Beams, logits: jax.Array, rules: Rules, le
     )
 
 
-def _candidates(search: Beams, logits: jax.Array, rules: Rules) -> tuple[jax.Array, Texts]:
+def _candidates(search: Beams, logits: jax.Array, rules: Rules) -> tuple[jax.Array, BeamSequences]:
     """Returns the parent beams [B, 2K] and the 2K most likely sequences that are one token longer, best first."""
     prompts, beams = search.running.scores.shape
     flat = lambda x: x.reshape(prompts, -1)  # [B · K, V] -> [B, K · V]  # noqa: E731
     log_probs = jax.nn.log_softmax(logits)
-    total = flat(limited(log_probs, rules, search.history)) + jnp.repeat(
+    total = flat(processed_logits(log_probs, rules, search.history)) + jnp.repeat(
         search.running.scores, logits.shape[-1], axis=1
     )
     scores, indices = jax.lax.top_k(total, 2 * beams)
     parents, tokens = jnp.divmod(indices, logits.shape[-1])
     texts = search.running.take(parents)
     index = search.count
-    return parents, Texts(
+    return parents, BeamSequences(
         texts.tokens.at[:, :, index].set(tokens),
         texts.log_probs.at[:, :, index].set(jnp.take_along_axis(flat(log_probs), indices, axis=1)),
         scores,

@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 from pretrainax.config import DisentangledPositions, UserError
 from pretrainax.data.batch import Batch
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.layers.cache import BlockMemory, Memory
-from pretrainax.layers.stack import Encoded, layer_by_layer
+from pretrainax.layers.cache import BlockKVCache, KVCache
+from pretrainax.layers.stack import EncoderOutput, layer_by_layer
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import LENGTH_AXIS, PIPELINE_AXIS, logical_spec
 from pretrainax.sharding.param_paths import BETWEEN, FIRST, PyTree
@@ -27,7 +27,7 @@ from pretrainax.sharding.rules import named_sharding, tree_shardings
 class State:
     """The KV cache and the position of each row. `step` does not change the shapes."""
 
-    memory: Memory
+    memory: KVCache
     positions: jax.Array  # [B] int32, position of the last token in its text
     segment_ids: jax.Array  # [B] int32, segment of that text
     encoded_segment_ids: Optional[jax.Array] = None  # [B, S] int32
@@ -117,7 +117,7 @@ class CachedModel:
             encoded = self._apply(params, batch, method="encode")
             encoded_segment_ids = encoded.segment_ids
         stack, most = config.last_stack, length + room
-        memory = Memory((BlockMemory(),) * stack.num_layers, reach=most)
+        memory = KVCache((BlockKVCache(),) * stack.num_layers, reach=most)
         logits, memory = self._decode(params, {**batch, "masked_positions": last}, encoded, memory)
         kinds = [stack.layer_pattern[i % len(stack.layer_pattern)] for i in range(stack.num_layers)]
         sizes = [min(stack.window, most) if kind == "local" else most for kind in kinds]
@@ -135,7 +135,7 @@ class CachedModel:
         positions = state.positions + 1
         batch = {"tokens": tokens, "positions": positions, "segment_ids": state.segment_ids}
         ids = state.encoded_segment_ids
-        encoded = None if ids is None else Encoded(None, ids)
+        encoded = None if ids is None else EncoderOutput(None, ids)
         logits, memory = self._decode(params, {name: x[:, None] for name, x in batch.items()}, encoded, state.memory)
         return logits, state.replace(memory=memory, positions=positions)
 
@@ -150,8 +150,8 @@ class CachedModel:
         )
 
     def _decode(
-        self, params: PyTree, batch: Batch, encoded: Optional[Encoded], memory: Memory
-    ) -> tuple[jax.Array, Memory]:
+        self, params: PyTree, batch: Batch, encoded: Optional[EncoderOutput], memory: KVCache
+    ) -> tuple[jax.Array, KVCache]:
         """Returns the logits at the single requested position, [B, V] float32, and the KV cache.
 
         The vocabulary axis of the logits is not sharded.

@@ -94,10 +94,10 @@ def generate(
             room_after(examples[-1], loaded)
         except UserError as e:
             raise UserError(f"prompt {first + number + 1}: {e}" if len(prompts) > 1 else str(e)) from e
-    return write(loaded, examples, sampling, on_text, first, batch_size, rates)
+    return generate_examples(loaded, examples, sampling, on_text, first, batch_size, rates)
 
 
-def write(
+def generate_examples(
     loaded: LoadedModel,
     examples: Sequence[Example],
     sampling: Sampling,
@@ -111,11 +111,11 @@ def write(
     with jax.set_mesh(loaded.mesh):
         for start in range(0, len(examples), batch_size):
             job = _Job(loaded, examples[start : start + batch_size], sampling, first + start)
-            texts += (job.search if sampling.num_beams > 1 else job.write)(on_text, rates or Rates())
+            texts += (job.search if sampling.num_beams > 1 else job.generate_examples)(on_text, rates or Rates())
     return texts
 
 
-class Writer:
+class Generator:
     """The compiled generation functions of a model, shared by all checkpoints of a run."""
 
     def __init__(self, loaded: LoadedModel):
@@ -133,7 +133,7 @@ class Writer:
 
 
 def stepping_params(loaded: LoadedModel) -> PyTree:
-    """Returns the parameters in the form that the functions of a `Writer` take."""
+    """Returns the parameters in the form that the functions of a `Generator` take."""
     return CachedModel(loaded).params
 
 
@@ -142,7 +142,7 @@ class _Job:
 
     def __init__(self, loaded: LoadedModel, prompts: Sequence[Example], sampling: Sampling, first: int):
         self.loaded, self.prompts, self.sampling, self.first = loaded, prompts, sampling, first
-        self.writer, self.params = loaded.keep_compiled(Writer), loaded.keep(stepping_params)
+        self.writer, self.params = loaded.cached_across_checkpoints(Generator), loaded.keep(stepping_params)
         vocabulary = loaded.tokenizer.vocabulary
         self.end = vocabulary.separator
         self.rules = rules_of(loaded, sampling)
@@ -154,7 +154,7 @@ class _Job:
         batch = batch_of([*prompts, *[prompts[-1]] * rows], vocabulary.pad or 0, most)
         self.batch = put_batch(batch, loaded.mesh)
 
-    def write(self, on_text: Optional[OnText], rates: Rates) -> list[Generated]:
+    def generate_examples(self, on_text: Optional[OnText], rates: Rates) -> list[Generated]:
         """Generates greedily or by sampling."""
         sampling = self.sampling
         copies = sampling.num_return
@@ -163,7 +163,7 @@ class _Job:
         limits = np.repeat(self.limits, copies)
         clock = _Clock(rates, sum(map(tokens_of, self.prompts)))
         params = self.params
-        written: token_loop.Written = self.writer.begin(
+        written: token_loop.GenerationState = self.writer.begin(
             params, self.batch, self.rules, keys, limits, copies=copies, room=self.room
         )
         texts = [
@@ -203,7 +203,7 @@ class _Job:
             if count == 1:
                 search = clock.compiled(self.writer.search_on(params, search, self.rules, penalty, 0))
             search = self.writer.search_on(params, search, self.rules, penalty, _CHUNK)
-        finished: beam_search.Texts = jax.device_get(search.finished)
+        finished: beam_search.BeamSequences = jax.device_get(search.finished)
         texts = []
         for number in range(len(self.prompts)):
             for place in range(sampling.num_return):

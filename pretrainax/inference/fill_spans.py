@@ -14,9 +14,9 @@ import numpy as np
 from pretrainax.config import UserError
 from pretrainax.data.batch import Example, has_prefix, is_encoder_decoder
 from pretrainax.data.objectives import DecoderOnly, Denoising, FillInTheMiddle, Objective, SpanCorruption
-from pretrainax.inference.beam_search import Texts
+from pretrainax.inference.beam_search import BeamSequences
 from pretrainax.inference.constraints import FORBIDDEN, Automaton
-from pretrainax.inference.decoding import Writer, stepping_params
+from pretrainax.inference.decoding import Generator, stepping_params
 from pretrainax.inference.framing import before_text, check_length, longest, trained_by
 from pretrainax.inference.holes import Holes, with_marks
 from pretrainax.inference.loaded import LoadedModel
@@ -29,14 +29,14 @@ _BEAMS = 8  # at least
 Ids: TypeAlias = list[int]
 
 
-class Question(NamedTuple):
+class SpanPrompt(NamedTuple):
     """The model input for the next hole, and the id that ends its span."""
 
     example: Example
     end: int
 
 
-Ask: TypeAlias = Callable[[Sequence[Ids]], Question]  # takes the spans of the previous holes
+Ask: TypeAlias = Callable[[Sequence[Ids]], SpanPrompt]  # takes the spans of the previous holes
 
 
 def find_spans(loaded: LoadedModel, holes: Holes, top: int, longest_span: int) -> list[list[tuple[Ids, float]]]:
@@ -58,7 +58,7 @@ def find_spans(loaded: LoadedModel, holes: Holes, top: int, longest_span: int) -
     return spans
 
 
-def _search(loaded: LoadedModel, example: Example, end: int, beams: int, limit: int) -> Texts:
+def _search(loaded: LoadedModel, example: Example, end: int, beams: int, limit: int) -> BeamSequences:
     """Returns the most likely continuations of an example: ordinary tokens, then `end`, at most `limit` tokens."""
     vocabulary, max_length = loaded.tokenizer.vocabulary, longest(loaded)
     if max_length is not None:
@@ -68,7 +68,7 @@ def _search(loaded: LoadedModel, example: Example, end: int, beams: int, limit: 
     rules = _spans_until(end, limit, loaded)
     ((_, batch),) = batches([example], loaded.mesh, max_length, vocabulary.pad)
     limits = np.full(len(batch["tokens"]), limit, np.int32)
-    writer, params, room = loaded.keep_compiled(Writer), loaded.keep(stepping_params), bucket(limit)
+    writer, params, room = loaded.cached_across_checkpoints(Generator), loaded.keep(stepping_params), bucket(limit)
     with jax.set_mesh(loaded.mesh):
         search = writer.begin_search(params, put_batch(batch, loaded.mesh), rules, 0.0, limits, beams=beams, room=room)
         search = writer.search_on(params, search, rules, 0.0, room)
@@ -125,9 +125,9 @@ def _with_sentinels(loaded: LoadedModel, holes: Holes, objective: Objective) -> 
     if not len(parts[-1]):  # no text follows, so training has no further sentinel
         ends[-1] = vocabulary.eos
 
-    def ask(spans: Sequence[Ids]) -> Question:
+    def ask(spans: Sequence[Ids]) -> SpanPrompt:
         written = [i for mark, span in zip(marks, spans, strict=False) for i in (mark, *span)]
-        return Question(_continued(prompt, [*written, marks[len(spans)]]), ends[len(spans)])
+        return SpanPrompt(_continued(prompt, [*written, marks[len(spans)]]), ends[len(spans)])
 
     return ask
 
@@ -140,11 +140,11 @@ def _with_masks(loaded: LoadedModel, holes: Holes, objective: Denoising) -> Ask:
         raise UserError(f"two holes of the text stand side by side, {loaded.origin} fills them as one: leave one out")
     prompt = objective.prompt(with_marks(parts, [vocabulary.mask] * len(holes)), vocabulary)
 
-    def ask(spans: Sequence[Ids]) -> Question:
+    def ask(spans: Sequence[Ids]) -> SpanPrompt:
         written = [i for part, span in zip(parts, spans, strict=False) for i in (*part.tolist(), *span)]
         before, after = (parts[len(spans) + n].tolist() for n in (0, 1))
         end = after[0] if after else vocabulary.eos
-        return Question(_continued(prompt, [vocabulary.bos, *written, *before]), end)
+        return SpanPrompt(_continued(prompt, [vocabulary.bos, *written, *before]), end)
 
     return ask
 
@@ -158,7 +158,7 @@ def _with_both_sides(loaded: LoadedModel, holes: Holes, objective: FillInTheMidd
     (before, after), (first, second, third) = holes.ids(), vocabulary.sentinels[:3]
     start = before_text(loaded.experiment, vocabulary, is_needed=False)
     tokens = np.concatenate([start, [first], before, [second], after, [third]]).astype(np.int32)
-    return lambda _: Question(objective.prompt(tokens, vocabulary), vocabulary.separator)
+    return lambda _: SpanPrompt(objective.prompt(tokens, vocabulary), vocabulary.separator)
 
 
 def _continued(prompt: Example, ids: Sequence[int]) -> Example:

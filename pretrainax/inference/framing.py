@@ -7,7 +7,7 @@ import numpy as np
 
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Example, is_encoder_decoder
-from pretrainax.data.framing import frame_of as frame_of_texts
+from pretrainax.data.framing import special_token_frame as frame_of_texts
 from pretrainax.data.objectives import CausalLM, Objective
 from pretrainax.data.row_stream import default_packing
 from pretrainax.data.sources import NoSource
@@ -100,7 +100,7 @@ def check_length(
 
     Args:
       tokens: length of `what`, including special tokens.
-      special: number of special tokens in it; None: those of `frame_of`.
+      special: number of special tokens in it; None: those of `special_token_frame`.
     """
     limit = longest(loaded)
     if limit is not None and tokens > limit:

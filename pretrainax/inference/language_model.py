@@ -10,12 +10,12 @@ import numpy as np
 from pretrainax.config import ModelConfig, UserError, nearest
 from pretrainax.data.batch import HostBatch
 from pretrainax.files.json_files import JsonObject
-from pretrainax.inference.answers import predict, task_of
 from pretrainax.inference.decoding import Generated, OnText, generate
 from pretrainax.inference.embed import Pooling, embed
 from pretrainax.inference.fill import Filled, Order, fill
 from pretrainax.inference.framing import framed_prompt, framed_rows, longest, read_example
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.predictions import predict, task_of
 from pretrainax.inference.prompts import batch_of
 from pretrainax.inference.request import Sampling
 from pretrainax.sharding.param_paths import parameter_names

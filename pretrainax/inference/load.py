@@ -18,7 +18,7 @@ from pretrainax.interop import start
 from pretrainax.interop.directories import check_rows, evaluation_of
 from pretrainax.interop.origin import Origin, find_origin
 from pretrainax.interop.weights import DirectoryWeights, verify_files
-from pretrainax.layers.compute import Compute, for_this_machine
+from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.models import electra
 from pretrainax.sharding.mesh import Device, make_mesh
 from pretrainax.sharding.param_paths import PyTree
@@ -153,5 +153,5 @@ def default_mesh(params: PyTree, devices: Sequence[Device], room: Optional[int] 
 def _compute(experiment: Experiment, dtype: Optional[DType], mesh: jax.sharding.Mesh) -> Compute:
     """Returns the compute settings for this machine, independent of the machine of the training."""
     with jax.set_mesh(mesh):
-        train = for_this_machine(experiment.train)
+        train = resolve_auto(experiment.train)
     return Compute(dtype=dtype or train.dtype, scan_unroll=train.scan_unroll)

@@ -83,7 +83,7 @@ class LoadedModel:
     def _cache(self) -> Callable[[Callable[["LoadedModel"], object]], object]:
         return functools.cache(lambda make: make(self))
 
-    def keep_compiled(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
+    def cached_across_checkpoints(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
         """Returns `make(model)` from a cache that all checkpoints of a run share.
 
         `make` gets this model without parameters and returns compiled functions that take the parameters.
@@ -99,7 +99,7 @@ class LoadedModel:
         """Clears the cache of `keep`, which is as large as the parameters once the model has generated text."""
         self.__dict__.pop("_cache", None)
 
-    def compiled_as(self, other: Self) -> Self:
+    def share_compiled(self, other: Self) -> Self:
         """Returns this model with the compiled functions of `other`, another checkpoint of the same run."""
         self.__dict__["_compiled"], self.__dict__["_shared_cache"] = other._compiled, other._shared_cache
         return self
@@ -124,7 +124,7 @@ class LoadedModel:
 
     @functools.cached_property
     def _compiled(self) -> Callable[[Callable[..., PyTree]], Callable[..., PyTree]]:
-        model = self.model  # not `self`: `compiled_as` would hold its parameters in memory
+        model = self.model  # not `self`: `share_compiled` would hold its parameters in memory
         return functools.cache(lambda work: jax.jit(functools.partial(work, model)))
 
 

@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple, Optional
 
 from pretrainax.config import Choice, Experiment, UserError
 from pretrainax.data import files
-from pretrainax.data.line_ends import plain
+from pretrainax.data.line_ends import normalize_line_ends
 from pretrainax.data.sources import Csv, JsonLines, Source, Tsv
 from pretrainax.data.sources.base import Record
 from pretrainax.data.sources.records import RecordLines
@@ -28,7 +28,7 @@ _NAMED = 20  # maximum number of bad records in the log
 _READERS = {reader.__name__: reader for reader in (JsonLines, Tsv, Csv)}
 
 
-class Asked(NamedTuple):
+class InputRecord(NamedTuple):
     """An input record."""
 
     where: str  # file and line
@@ -50,25 +50,25 @@ class Input:
         if self._source.path != STANDARD:
             if problems := list(self._source.problems(experiment)):
                 raise UserError(problems[0])
-            self._paths = files.find(self._source, "train", self._source.endings)
+            self._paths = files.find_files(self._source, "train", self._source.endings)
 
-    def records(self, task: Task) -> Iterator[Asked]:
+    def records(self, task: Task) -> Iterator[InputRecord]:
         """Yields the records; a bad record raises UserError with file and line, or is logged and counted in `bad`."""
         for path in self._paths:
-            shard = files.Part(path, 0, None)
+            shard = files.FileShard(path, 0, None)
             for number, row in self._source.rows(shard):
                 where = self._source.where(shard, number)
                 try:
                     fields = self._source.parse(row)
-                    record = task.ask(fields)
-                    texts = tuple(plain(text, collections.Counter()) for text in record.texts)
+                    record = task.read_unlabeled(fields)
+                    texts = tuple(normalize_line_ends(text, collections.Counter()) for text in record.texts)
                     "".join(texts).encode()  # fails for half of a surrogate pair
                 except (ValueError, RecursionError) as e:
                     if not self._skip_bad:
                         raise UserError(f"{where}: {e}; --skip_bad leaves out and counts bad records") from e
                     self._leave_out(f"{where}: {e}")
                     continue
-                yield Asked(where, fields, Record(texts, record.note))
+                yield InputRecord(where, fields, Record(texts, record.note))
 
     def _leave_out(self, line: str) -> None:
         self.bad += 1
@@ -104,7 +104,7 @@ class Output:
         self._file, self._format = file, format
         self._columns: Optional[list[str]] = None  # of a table: the columns of the first record
 
-    def add(self, asked: Asked, said: JsonObject) -> None:
+    def add(self, asked: InputRecord, said: JsonObject) -> None:
         """Writes the fields of a record together with its prediction."""
         if duplicates := [name for name in said if name in asked.fields]:
             raise UserError(
@@ -113,7 +113,7 @@ class Output:
         line = self._row(asked, said) if self._format == "csv" else _json(asked.fields | said)
         self._file.write(f"{line}\n".encode("utf-8", "backslashreplace"))  # for halves of surrogate pairs, as in JSON
 
-    def _row(self, asked: Asked, prediction: JsonObject) -> str:
+    def _row(self, asked: InputRecord, prediction: JsonObject) -> str:
         row = {name: value for name, value in asked.fields.items()}
         for name, value in prediction.items():
             row |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}

@@ -69,7 +69,7 @@ def history_of(tokens: jax.Array, is_read: jax.Array, rules: Rules) -> History:
 # --- penalties and constraints ---------------------------------------------------------------------------------------
 
 
-def limited(logits: jax.Array, rules: Rules, history: History) -> jax.Array:
+def processed_logits(logits: jax.Array, rules: Rules, history: History) -> jax.Array:
     """Returns the logits or log-probabilities [B, V] after penalties, with -inf for forbidden tokens."""
     if rules.repetition_penalty is not None:
         assert history.seen is not None
@@ -151,7 +151,7 @@ def keep_typical(logits: jax.Array, mass: Number) -> jax.Array:
     return jnp.where(distance > farthest, -jnp.inf, logits)
 
 
-def cut(logits: jax.Array, rules: Rules) -> jax.Array:
+def truncate_logits(logits: jax.Array, rules: Rules) -> jax.Array:
     """Returns the logits [B, V] to sample from, after temperature and truncation."""
     assert rules.temperature is not None
     logits = logits / rules.temperature
@@ -177,8 +177,8 @@ def row_keys(seed: int, prompts: jax.typing.ArrayLike, copies: jax.typing.ArrayL
 
 def choose(logits: jax.Array, rules: Rules, history: History, keys: jax.Array, number: jax.Array) -> jax.Array:
     """Returns the next token of each row, int32 [B]: argmax, or a sample with the row's key for token `number`."""
-    logits = limited(logits, rules, history)
+    logits = processed_logits(logits, rules, history)
     if rules.temperature is None:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     sample = lambda key, row: jax.random.categorical(jax.random.fold_in(key, number), row)  # noqa: E731
-    return jax.vmap(sample)(keys, cut(logits, rules)).astype(jnp.int32)
+    return jax.vmap(sample)(keys, truncate_logits(logits, rules)).astype(jnp.int32)

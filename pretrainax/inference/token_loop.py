@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.data.batch import Batch
-from pretrainax.inference.sampling import History, Rules, choose, history_of, limited
+from pretrainax.inference.sampling import History, Rules, choose, history_of, processed_logits
 from pretrainax.inference.stepper import State, Stepper
 from pretrainax.sharding.param_paths import PyTree
 
 
-class Written(NamedTuple):
+class GenerationState(NamedTuple):
     """The generation state of R rows, with room for N tokens each."""
 
     state: State
@@ -40,7 +40,7 @@ def begin(
     *,
     copies: int,
     room: int,
-) -> Written:
+) -> GenerationState:
     """Reads prompts [B, T] and generates the first token of R = B · `copies` rows; copies of a prompt are adjacent.
 
     Args:
@@ -54,15 +54,15 @@ def begin(
         logits, state, history = logits[rows], stepper.take(state, rows), history.take(rows)
     count, lengths = jnp.zeros((), jnp.int32), jnp.zeros_like(limits)
     tokens = jnp.zeros((len(logits), room), jnp.int32)
-    empty = Written(state, history, keys, limits, count, tokens, jnp.zeros(tokens.shape), lengths, limits <= 0)
+    empty = GenerationState(state, history, keys, limits, count, tokens, jnp.zeros(tokens.shape), lengths, limits <= 0)
     return _write(empty, logits, rules)
 
 
-def go_on(stepper: Stepper, params: PyTree, written: Written, rules: Rules, most: int) -> Written:
+def go_on(stepper: Stepper, params: PyTree, written: GenerationState, rules: Rules, most: int) -> GenerationState:
     """Generates up to `most` more tokens for each row."""
     until = written.count + most
 
-    def step(written: Written) -> Written:
+    def step(written: GenerationState) -> GenerationState:
         last = jax.lax.dynamic_index_in_dim(written.tokens, written.count - 1, axis=1, keepdims=False)  # [R]
         logits, state = stepper.step(params, written.state, last)
         return _write(written._replace(state=state), logits, rules)
@@ -70,11 +70,11 @@ def go_on(stepper: Stepper, params: PyTree, written: Written, rules: Rules, most
     return jax.lax.while_loop(lambda w: (w.count < until) & ~jnp.all(w.ended), step, written)
 
 
-def _write(written: Written, logits: jax.Array, rules: Rules) -> Written:
+def _write(written: GenerationState, logits: jax.Array, rules: Rules) -> GenerationState:
     """Appends a token to each row that has not ended; ends rows without any allowed token."""
     position, ended = written.count, written.ended
     if rules.automata:
-        ended |= jnp.all(limited(logits, rules, written.history) == -jnp.inf, axis=-1)
+        ended |= jnp.all(processed_logits(logits, rules, written.history) == -jnp.inf, axis=-1)
     tokens = jnp.where(ended, 0, choose(logits, rules, written.history, written.keys, position))
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=-1)[:, 0]
     lengths = written.lengths + ~ended

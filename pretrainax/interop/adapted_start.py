@@ -9,7 +9,7 @@ import jax
 from pretrainax import models
 from pretrainax.checkpoints.params import Params
 from pretrainax.config import ModelConfig, UserError
-from pretrainax.interop.adaptations import Adaptation, Way
+from pretrainax.interop.adaptations import Adaptation, ParameterRule
 from pretrainax.interop.origin import Origin
 from pretrainax.interop.start import Fit, fit_of, model_at
 from pretrainax.sharding.param_paths import PyTree, flat, nested
@@ -20,7 +20,7 @@ class AdaptedStart(NamedTuple):
 
     model: ModelConfig  # of the start, whose parameters are read
     fit: Fit  # of `model` and the start
-    ways: dict[str, Way]  # rule of each parameter of the new model, by path
+    ways: dict[str, ParameterRule]  # rule of each parameter of the new model, by path
     left_out: tuple[str, ...]  # unused paths of the start
     effects: tuple[str, ...]  # of each adaptation, on the function of the model
 
@@ -47,7 +47,7 @@ class AdaptedStart(NamedTuple):
 
     def without(self, lacking: Sequence[str]) -> "AdaptedStart":
         """Returns the plan if the start lacks some parameters: those that depend on them are initialized."""
-        ways = {path: Way(None) if way.source in lacking else way for path, way in self.ways.items()}
+        ways = {path: ParameterRule(None) if way.source in lacking else way for path, way in self.ways.items()}
         return self._replace(ways=ways)
 
     def take(self, params: Params, shardings: PyTree, drawn: Mapping[str, jax.Array]) -> Params:
@@ -91,10 +91,10 @@ def adapted_start(
             raise UserError(f"config.checkpoint.init_from={origin.description}: {'; '.join(problems)}")
         stages.insert(0, adaptation.before(stages[0], theirs))
     shapes = [_shapes(stage) for stage in stages]
-    ways, effects = {path: Way(path) for path in shapes[0]}, []
+    ways, effects = {path: ParameterRule(path) for path in shapes[0]}, []
     for i, adaptation in enumerate(adaptations):
         before, ours = stages[i : i + 2]
-        rules = {path: adaptation.way(path, before, ours).after(ways) for path in shapes[i + 1]}
+        rules = {path: adaptation.parameter_rule(path, before, ours).after(ways) for path in shapes[i + 1]}
         ways = {path: way for path, way in rules.items() if way is not None}
         effects.append(f"{adaptation}: {adaptation.effect(before, ours)}")
     missing = [path for path, x in shapes[-1].items() if path not in ways or not _fits(ways[path], shapes[0], x)]
@@ -110,7 +110,7 @@ def adapted_start(
     return start.without(fit.lacking)
 
 
-def _fits(way: Way, shapes: Mapping[str, jax.ShapeDtypeStruct], target: jax.ShapeDtypeStruct) -> bool:
+def _fits(way: ParameterRule, shapes: Mapping[str, jax.ShapeDtypeStruct], target: jax.ShapeDtypeStruct) -> bool:
     return way.source is None or jax.eval_shape(way.applied, shapes[way.source]).shape == target.shape
 
 

@@ -33,14 +33,14 @@ from pretrainax.interop.architectures import described_model, read_config_json
 from pretrainax.interop.directories import describe_export, evaluation_of
 from pretrainax.interop.origin import AS_TRAINED, Origin, find_origin
 from pretrainax.interop.safetensors_files import Reader, Writer
-from pretrainax.interop.start import experiment_of, find_known_start, remember_start
+from pretrainax.interop.start import experiment_of, load_recorded_start, record_start
 from pretrainax.interop.weights import DirectoryWeights
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.param_paths import nested
-from pretrainax.storage.places import here
+from pretrainax.storage.places import local_path
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
-from pretrainax.zoo.convert import places, rows_of
+from pretrainax.zoo.convert import rows_of, tensor_locations
 from pretrainax.zoo.family import HuggingFace, Part, Row
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -80,7 +80,7 @@ def _modules(table: Sequence[Row], model: ModelConfig) -> dict[str, list[_Place]
     rows, found = rows_of(table, models.abstract_params(model)), {}
     for matrix in matrices_of(models.abstract_params(model)):
         row, shape = rows[f"{matrix.path}/kernel"]
-        for name, index in places(row, shape):
+        for name, index in tensor_locations(row, shape):
             place = _Place(matrix.path, *(index or (0,)), row.part)
             found.setdefault(name.removesuffix(".weight"), []).append(place)
     return found
@@ -282,7 +282,7 @@ def export_adapter(
             "peft format does not support: leave out --adapter to export the whole model"
         )
     tokenizer = load_tokenizer(os.path.join(workdir, "tokenizer"))
-    start = find_known_start(workdir)
+    start = load_recorded_start(workdir)
     family = _family_of(start, experiment, tokenizer)
     if isinstance(tuning, LoRA):
         described, tensors = lora_to_peft(tuning, trained, family.names(model), model)
@@ -336,7 +336,7 @@ def import_adapter(directory: str, base: str | None, workdir: str) -> str:
     Args:
       base: the base model: a run, a Hugging Face directory or a hub model; None: the base model in adapter_config.json.
     """
-    directory = here(directory)
+    directory = local_path(directory)
     described = read_object(os.path.join(directory, CONFIG))
     named = cast("str | None", described.get("base_model_name_or_path"))
     if base is None and not (named and os.path.isdir(named)):
@@ -368,7 +368,7 @@ def import_adapter(directory: str, base: str | None, workdir: str) -> str:
         tokenizer.save(os.path.join(workdir, "tokenizer"))
         extra = {"tokenizer": tokenizer.fingerprint}
         write_params(workdir, abstract, lambda path, index: trained[path][index], extra)
-        remember_start(workdir, origin)
+        record_start(workdir, origin)
         write_atomically(os.path.join(workdir, "config.json"), config.dump(experiment))
     count = sum(x.size for x in trained.values())
     return f"{count:,} parameters of {experiment.tuning} imported to {workdir}, for {origin.description}"

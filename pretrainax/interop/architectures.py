@@ -6,7 +6,7 @@ from typing import Optional
 
 from pretrainax import models, zoo
 from pretrainax.config import ModelConfig, UserError, nearest
-from pretrainax.config.values import MOST_LAYERS
+from pretrainax.config.values import MAX_LAYERS
 from pretrainax.files.json_files import read_object
 from pretrainax.zoo.convert import rows_of
 from pretrainax.zoo.family import ConfigJson, HuggingFace, biases
@@ -62,8 +62,8 @@ def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
         if family.model_type == model_type:
             try:
                 config = family.read_config(config_json)
-                if (layers := max(stack.num_layers for stack in config.stacks.values())) > MOST_LAYERS:
-                    raise UserError(f"config.json has {layers} layers, at most {MOST_LAYERS} are supported")
+                if (layers := max(stack.num_layers for stack in config.stacks.values())) > MAX_LAYERS:
+                    raise UserError(f"config.json has {layers} layers, at most {MAX_LAYERS} are supported")
                 models.abstract_params(config)
                 return family, config
             except UserError as e:

@@ -51,7 +51,7 @@ from pretrainax.interop.elmo_files import ElmoFiles, is_elmo
 from pretrainax.interop.origin import find_origin
 from pretrainax.interop.safetensors_files import Tensors, Writer
 from pretrainax.interop.sentence_transformers import write_modules
-from pretrainax.interop.start import load_run, remember_start
+from pretrainax.interop.start import load_run, record_start
 from pretrainax.interop.weights import DirectoryWeights, verify_files
 from pretrainax.models import electra
 from pretrainax.optim.optimizers import AdamW
@@ -59,14 +59,14 @@ from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import flat
-from pretrainax.storage.places import here
+from pretrainax.storage.places import local_path
 from pretrainax.tasks import Classification, ExtractiveQA, MultipleChoice, Regression, TokenClassification
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 from pretrainax.tokenization.chat import read_template, write_template
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.tokenization.huggingface_export import write_tokenizer
-from pretrainax.zoo.convert import Rows, places, rows_of, stacked_axes, their_shape, view
+from pretrainax.zoo.convert import Rows, as_ours, rows_of, stacked_axes, tensor_locations, their_shape
 from pretrainax.zoo.family import ConfigJson, HuggingFace, differences
 
 _DIFFERENCE = "embedding_difference/"  # paths of the difference between the embeddings of discriminator and generator
@@ -88,7 +88,7 @@ def _import(source_name: str, workdir: str) -> str:
         raise UserError(f"--workdir={workdir} holds a run already: set another --workdir")
     if os.path.exists(os.path.join(workdir, "checkpoints", "0")):
         raise UserError(f"--workdir={workdir} holds an import that was cut short: remove it, or set another --workdir")
-    directory = here(source_name)
+    directory = local_path(source_name)
     if is_elmo(directory):
         source = ElmoFiles(directory)
         tokenizer = source.tokenizer
@@ -103,7 +103,7 @@ def _import(source_name: str, workdir: str) -> str:
     if isinstance(source, DirectoryWeights):
         _save_original(source, workdir)
     if is_hub(source_name):
-        remember_start(workdir, find_origin(source_name))
+        record_start(workdir, find_origin(source_name))
     folder = os.path.abspath(f"{workdir}/tokenizer")
     experiment = evaluation_of(source.config, tokenizer.vocabulary, folder, source.labels)
     write_atomically(os.path.join(workdir, "config.json"), config.dump(experiment))
@@ -159,7 +159,7 @@ def export_workdir(
             _write_json(os.path.join(staging, GENERATION), generation)
         write_tokenizer(tokenizer, staging, model, read_template(os.path.join(workdir, "tokenizer")))
         write_modules(staging, model)
-        manifest.seal(staging)
+        manifest.write_manifest(staging)
         finish(staging)
         if os.path.isdir(to):
             os.rmdir(to)
@@ -185,7 +185,7 @@ def _run_to_export(workdir: str, to: str) -> str:
 
 def _read_run(path: str, steps: Sequence[str]) -> Experiment:
     """Reads the training config of checkpoints; raises UserError if a tuning cannot be merged."""
-    experiment = config.trained_as(config.load(path), list(map(step_of, steps)))
+    experiment = config.config_at_checkpoint(config.load(path), list(map(step_of, steps)))
     if experiment.tuning is not None and not cast(Tuning, experiment.tuning).is_mergeable:
         raise UserError(f"{path} is of a run with {experiment.tuning}, so there is no plain model to export")
     return experiment
@@ -220,7 +220,7 @@ def _tensors(family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Call
     """Returns the dtype and shape of each exported tensor, by name."""
     tensors = {}
     for row, shape in rows.values():
-        for name, index in places(row, shape):
+        for name, index in tensor_locations(row, shape):
             tensors[name] = dtype_of(name), their_shape(row, shape[len(index) :])
     for name, shape in family.zeros(model).items() if model.head is None else ():
         tensors[name] = dtype_of(name), shape
@@ -261,11 +261,11 @@ def _fill(files: Writer, rows: Rows, parameters: _Parameters, part: Optional[str
             continue
         row, shape = rows[path]
         if stacked_axes(row):
-            for name, (layer, *rest) in places(row, shape):
+            for name, (layer, *rest) in tensor_locations(row, shape):
                 if start <= layer < start + len(block):
-                    view(row, files[name], shape[1 + len(rest) :])[...] = block[(layer - start, *rest)]
+                    as_ours(row, files[name], shape[1 + len(rest) :])[...] = block[(layer - start, *rest)]
         else:
-            target = view(row, files[row.name], shape)[start : start + len(block)]
+            target = as_ours(row, files[row.name], shape)[start : start + len(block)]
             # The discriminator's table is the sum of two parts, which come in any order; it starts as zeros.
             target[...] = target + block if part == "discriminator" and path in disentangled else block
 

@@ -31,15 +31,15 @@ from pretrainax.checkpoints.steps import (
     find_checkpoint,
     last_steps,
     list_steps,
-    not_used,
-    of_parameters,
+    parameter_files,
+    skipped_messages,
     step_of,
 )
 from pretrainax.config import UserError, load
 from pretrainax.files.paths import is_hub, path_problem
 from pretrainax.interop.architectures import is_huggingface_directory, read_config_json
-from pretrainax.storage.hub import exact_name
-from pretrainax.storage.places import here, named
+from pretrainax.storage.hub import pinned_name
+from pretrainax.storage.places import local_path, with_urls
 
 BEST, AVERAGE, AS_TRAINED = "best", "average", "trained"
 NAMES = (
@@ -68,17 +68,17 @@ def find_origin(name: str) -> Origin:
         validation loss.
     """
     resolved = _resolved(name)
-    return dataclasses.replace(resolved, description=named(resolved.description))
+    return dataclasses.replace(resolved, description=with_urls(resolved.description))
 
 
 def _resolved(name: str) -> Origin:
     if problem := path_problem(name, takes_hub=True):
         raise UserError(f"{name}: {problem}")
     if is_hub(name):
-        directory, exact = here(name), exact_name(name)
+        directory, exact = local_path(name), pinned_name(name)
         commit = "" if name == exact else f" (commit {exact.rpartition('@')[2][:12]})"
         return Origin(directory, (), f"{name}{commit}", hub=exact)
-    directory, which = parted(here(os.path.expanduser(name)))
+    directory, which = split_selector(local_path(os.path.expanduser(name)))
     if is_huggingface_directory(directory):
         if which:
             raise UserError(f"{directory} is a Hugging Face directory, which has no checkpoints: leave out @{which}")
@@ -87,7 +87,7 @@ def _resolved(name: str) -> Origin:
     if which == BEST:
         return _best(directory)
     match = _WHICH.fullmatch(which)
-    assert match is not None  # `parted` raises UserError for other selectors
+    assert match is not None  # `split_selector` raises UserError for other selectors
     kind, number = match[1], int(match[2]) if match[2] else None
     if kind == AVERAGE:
         return _average(directory, number)
@@ -96,7 +96,7 @@ def _resolved(name: str) -> Origin:
     return _of_step(directory, checkpoint, f"{directory}, step {step_of(checkpoint):,}", parameters)
 
 
-def parted(name: str) -> tuple[str, str]:
+def split_selector(name: str) -> tuple[str, str]:
     """Splits a name into the folder and the checkpoint selector; the selector is empty if the whole name is a folder.
 
     The revision of a hub model, after its @, stays part of the name.
@@ -153,7 +153,7 @@ def _best(workdir: str) -> Origin:
 
 def _required(parameters: str) -> Callable[[str], bool]:
     """Returns the predicate for required files of a checkpoint; parameters: AS_TRAINED or EMA."""
-    return of_parameters(EMA if parameters == EMA else TRAINED)
+    return parameter_files(EMA if parameters == EMA else TRAINED)
 
 
 def _of_step(workdir: str, checkpoint: str, description: str, parameters: str) -> Origin:
@@ -184,7 +184,9 @@ def _average(workdir: str, newest: Optional[int] = None) -> Origin:
     if newest is None and (early := [f"{step:,}" for step in valid if step not in steps]):
         logging.warning("%s: the mean excludes earlier checkpoints: steps %s", workdir, ", ".join(early))
     steps = steps[-newest:] if newest else steps
-    for line in not_used(directory, {step: ", ".join(problems) for step, problems in faults_of.items() if problems}):
+    for line in skipped_messages(
+        directory, {step: ", ".join(problems) for step, problems in faults_of.items() if problems}
+    ):
         logging.warning("%s: %s", workdir, line)
     listed = f"steps {', '.join(f'{step:,}' for step in steps)}" if len(steps) > 1 else f"the one step {steps[0]:,}"
     return Origin(workdir, tuple(os.path.join(directory, str(step)) for step in steps), f"{workdir}, mean of {listed}")

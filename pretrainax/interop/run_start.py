@@ -14,18 +14,18 @@ from pretrainax.distill import TEACHER, Distillation
 from pretrainax.interop.adaptations import Adaptation, WiderVocabulary
 from pretrainax.interop.adapted_start import AdaptedStart, adapted_start
 from pretrainax.interop.origin import Origin, find_origin
-from pretrainax.interop.same_ids import check_tokenizer_of, has_tokenizer
 from pretrainax.interop.start import (
     TEACHER_START,
-    answers_redrawn,
-    answers_taken,
-    find_known_start,
+    load_recorded_start,
     load_start,
     placed_start,
-    remember_start,
+    record_start,
+    reinitialized_head_paths,
+    task_head_paths,
     zeros_of,
 )
 from pretrainax.interop.teacher import find_teacher, teacher_of
+from pretrainax.interop.tokenizer_check import check_tokenizer_of, has_tokenizer
 from pretrainax.models import AnyModel
 from pretrainax.runtime.agreement import check_same
 from pretrainax.sharding.rules import tree_shardings
@@ -52,7 +52,7 @@ class TrainedStart(Start):
         origin = find_origin(os.path.expanduser(checkpoint.init_from))
         start = _start_for_run(origin, experiment)
         changed = [f"config.model.{name}" for name in start.fit.changed]
-        answers = [path for path in answers_taken(start.fit, experiment.model) if path not in start.drawn]
+        answers = [path for path in task_head_paths(start.fit, experiment.model) if path not in start.drawn]
         listed = {
             "fresh": _modules(start.drawn),
             "with its answers": _modules(answers),
@@ -71,7 +71,7 @@ class TrainedStart(Start):
         if run.experiment.distill is not None:
             _read_teacher(run, workdir, is_new)
         if run.experiment.tuning is not None and not is_new:
-            _trained(run, _load_whole(find_known_start(workdir), run))
+            _trained(run, _load_whole(load_recorded_start(workdir), run))
 
     def params(self, run: Run, workdir: str) -> Optional[Params]:
         """Reads the trained parameters, freezes the others in the run, and records the start in `workdir` unless ""."""
@@ -79,7 +79,7 @@ class TrainedStart(Start):
         if not init_from:
             return None
         if run.experiment.tuning is not None and run.frozen is not None:  # a rollback uses the recorded start
-            return _trained(run, _load_whole(find_known_start(workdir), run))
+            return _trained(run, _load_whole(load_recorded_start(workdir), run))
         start = find_origin(os.path.expanduser(init_from))
         _check_commit("config.checkpoint.init_from", start)
         if has_tokenizer(start):
@@ -87,12 +87,12 @@ class TrainedStart(Start):
             check_tokenizer_of(start, run.prepared.tokenizer, "config.checkpoint.init_from:", may_grow)
         remembers = run.is_primary and bool(workdir)
         if run.experiment.checkpoint.adapt and remembers:
-            remember_start(workdir, start, adapted=_start_for_run(start, run.experiment).report)
+            record_start(workdir, start, adapted=_start_for_run(start, run.experiment).report)
         elif start.hub and run.experiment.tuning is None and remembers:  # a branch may move
-            remember_start(workdir, start)
+            record_start(workdir, start)
         params = _trained(run, _load_whole(start, run))
         if run.experiment.tuning is not None and remembers:
-            remember_start(workdir, start)
+            record_start(workdir, start)
         return params
 
 
@@ -100,7 +100,7 @@ def _start_for_run(origin: Origin, experiment: Experiment) -> AdaptedStart:
     """Returns the adapted start of a run; label outputs with another meaning in this run are initialized."""
     model, adaptations = experiment.model, cast(tuple[Adaptation, ...], experiment.checkpoint.adapt)
     start = adapted_start(origin, model, adaptations, experiment.draws_heads)
-    return start.without(answers_redrawn(origin, start.fit, experiment))
+    return start.without(reinitialized_head_paths(origin, start.fit, experiment))
 
 
 def _adaptation_rows(start: AdaptedStart) -> list[tuple[str, str]]:
@@ -132,7 +132,7 @@ def _read_teacher(run: Run, workdir: str, is_new: bool) -> None:
     """
     distillation, teacher = cast(Distillation, run.experiment.distill), run.work.teacher
     assert teacher is not None and run.abstract_frozen is not None  # set by distillation
-    origin = find_teacher(distillation) if is_new else find_known_start(workdir, TEACHER_START)
+    origin = find_teacher(distillation) if is_new else load_recorded_start(workdir, TEACHER_START)
     _check_commit("config.distill.teacher", origin)
     check_tokenizer_of(origin, run.prepared.tokenizer, "the teacher")
     abstract = run.abstract_frozen[TEACHER]
@@ -140,7 +140,7 @@ def _read_teacher(run: Run, workdir: str, is_new: bool) -> None:
     params = load_start(origin, teacher, abstract, None if distillation.soft else zeros_of(abstract))
     run.freeze({TEACHER: params})
     if is_new and run.is_primary:
-        remember_start(workdir, origin, TEACHER_START)
+        record_start(workdir, origin, TEACHER_START)
 
 
 def _check_commit(field: str, origin: Origin) -> None:

@@ -22,7 +22,7 @@ from pretrainax.config import UserError
 from pretrainax.files.json_files import read_object
 from pretrainax.files.object_names import name_problem
 from pretrainax.files.regular_files import check_regular
-from pretrainax.storage.hub import how_to_convert
+from pretrainax.storage.hub import conversion_command
 from pretrainax.storage.places import complete
 
 INDEX = "model.safetensors.index.json"
@@ -165,7 +165,8 @@ def _no_weights(directory: str) -> str:
     if pickled:
         return (
             f"{directory} holds {', '.join(pickled)} and no {SINGLE}; pickles are not supported because they can "
-            f"run code. If you trust the files, convert them with transformers: {how_to_convert(directory, directory)}"
+            "run code. If you trust the files, convert them with transformers: "
+            f"{conversion_command(directory, directory)}"
         )
     return f"{directory} holds neither {SINGLE} nor {INDEX}"
 

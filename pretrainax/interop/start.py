@@ -17,10 +17,10 @@ import jax.numpy as jnp
 
 from pretrainax import adapt, config, models
 from pretrainax.checkpoints.manifest import MANIFEST
-from pretrainax.checkpoints.params import TRAINED, Fresh, Params, load_steps
+from pretrainax.checkpoints.params import TRAINED, Initializer, Params, load_steps
 from pretrainax.checkpoints.run_json import stored_shapes
-from pretrainax.checkpoints.steps import find_checkpoint, of_parameters, step_of
-from pretrainax.config import Classify, Experiment, HeadConfig, ModelConfig, UserError, trained_as
+from pretrainax.checkpoints.steps import find_checkpoint, parameter_files, step_of
+from pretrainax.config import Classify, Experiment, HeadConfig, ModelConfig, UserError, config_at_checkpoint
 from pretrainax.distill.distilled import MAPS, without_maps
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import read_object
@@ -34,10 +34,10 @@ from pretrainax.models.heads.base import head_modules, heads_of
 from pretrainax.sharding.param_paths import PyTree, flat, nested, parameter_names
 from pretrainax.sharding.rules import divided_shardings, tree_shardings, with_shardings
 from pretrainax.storage.copies import url_of_old_copy
-from pretrainax.storage.places import complete, here, named
+from pretrainax.storage.places import complete, local_path, with_urls
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
-from pretrainax.zoo.family import Classifier, differences, without_heads
+from pretrainax.zoo.family import TaskClass, differences, without_heads
 
 # Files in the folder of a run that record which parameters of other models it needs.
 START, TEACHER_START = "start.json", "teacher.json"
@@ -50,12 +50,12 @@ _NEEDS = {
 # --- the start of a config -------------------------------------------------------------------------------------------
 
 
-class Beginning(NamedTuple):
+class StartModel(NamedTuple):
     """A trained model as the start of another config."""
 
     model: ModelConfig  # without pretraining heads
     tokenizer: TokenizerConfig
-    classes: tuple[Classifier, ...]  # classes of transformers with task heads, for this family
+    classes: tuple[TaskClass, ...]  # classes of transformers with task heads, for this family
 
     def with_head(self, usual: HeadConfig) -> ModelConfig:
         """Returns the model with the task head of its transformers class, or with `usual` if there is no such class.
@@ -70,7 +70,7 @@ class Beginning(NamedTuple):
         return dataclasses.replace(changed if fits else self.model, head=dataclasses.replace(classifier.head))
 
 
-def beginning_of(name: str) -> Beginning:
+def start_model_of(name: str) -> StartModel:
     """Returns the model, tokenizer and classes to start from; `name` is a name of `interop.origin`.
 
     Raises:
@@ -87,13 +87,13 @@ def beginning_of(name: str) -> Beginning:
         (family, model), folder = described_model(read_config_json(origin.directory)), origin.directory
     classes = () if family is None else tuple(family.classifiers)
     path = name if is_hub(name) else os.path.abspath(folder)
-    return Beginning(without_heads(model), PretrainedTokenizer(path=path), classes)
+    return StartModel(without_heads(model), PretrainedTokenizer(path=path), classes)
 
 
 def experiment_of(origin: Origin) -> Experiment:
     """Returns the config with which the checkpoints of a run were trained, without phases."""
     experiment = config.load(path := os.path.join(origin.directory, "config.json"))
-    experiment = trained_as(experiment, list(map(step_of, origin.steps)))
+    experiment = config_at_checkpoint(experiment, list(map(step_of, origin.steps)))
     try:
         models.abstract_params(experiment.model)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
@@ -193,7 +193,7 @@ def _has_pooler(model: ModelConfig) -> bool:
     return isinstance(model.head, Classify) and (model.head.hidden, model.head.pooling) == ("tanh", "cls")
 
 
-def answers_taken(fit: Fit, model: ModelConfig) -> list[str]:
+def task_head_paths(fit: Fit, model: ModelConfig) -> list[str]:
     """Returns the paths of a task head, except the pooler, that come from the start, so that predictions agree."""
     heads = {name for head in heads_of(model) if head.loss_name == "label_loss" for name in head.modules(model)}
     return [
@@ -203,18 +203,18 @@ def answers_taken(fit: Fit, model: ModelConfig) -> list[str]:
     ]
 
 
-def answers_redrawn(origin: Origin, fit: Fit, experiment: Experiment) -> list[str]:
-    """Returns the paths of `answers_taken` if the task of this run has another kind or other labels; otherwise []."""
+def reinitialized_head_paths(origin: Origin, fit: Fit, experiment: Experiment) -> list[str]:
+    """Returns the paths of `task_head_paths` if the task of this run has another kind or other labels; otherwise []."""
     theirs, ours = labels_of(origin), tuple(getattr(experiment.objective, "labels", ()))
     kinds = [(type(model.head), getattr(model.head, "kind", "")) for model in (model_at(origin), experiment.model)]
     is_same = kinds[0] == kinds[1] and (theirs is None or theirs == ours)
-    return [] if is_same else answers_taken(fit, experiment.model)
+    return [] if is_same else task_head_paths(fit, experiment.model)
 
 
 # --- loading ---------------------------------------------------------------------------------------------------------
 
 
-def load_start(origin: Origin, model: ModelConfig, abstract: PyTree, fresh: Optional[Fresh] = None) -> Params:
+def load_start(origin: Origin, model: ModelConfig, abstract: PyTree, fresh: Optional[Initializer] = None) -> Params:
     """Reads the parameters of a plain model that a run starts from; each device reads its shards.
 
     Args:
@@ -261,7 +261,7 @@ def load_run(
     trained = jax.eval_shape(lambda params: model.start(params, jax.random.key(0)), placed)
     trained = load_steps(steps, _placed(trained, mesh), folder)
     fresh = zeros_of(placed) if experiment.draws_heads else None  # the heads are trained in this case
-    frozen = model.frozen(load_start(find_known_start(workdir), experiment.model, placed, fresh))
+    frozen = model.frozen(load_start(load_recorded_start(workdir), experiment.model, placed, fresh))
     return model.merged(trained, frozen)[1]
 
 
@@ -287,7 +287,7 @@ def placed_start(params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
     return with_shardings(params, divided_shardings(mesh, params))
 
 
-def zeros_of(abstract: PyTree) -> Fresh:
+def zeros_of(abstract: PyTree) -> Initializer:
     """Returns an initializer of zeros, for heads that are initialized later or unused.
 
     Args:
@@ -300,7 +300,7 @@ def zeros_of(abstract: PyTree) -> Fresh:
 # --- recorded starts -------------------------------------------------------------------------------------------------
 
 
-def remember_start(workdir: str, start: Origin, name: str = START, adapted: Optional[dict] = None) -> None:
+def record_start(workdir: str, start: Origin, name: str = START, adapted: Optional[dict] = None) -> None:
     """Records the start or the teacher of a run in its folder, with a digest.
 
     The record has the name and commit of a hub model, and the URL of a run in an object store.
@@ -309,13 +309,13 @@ def remember_start(workdir: str, start: Origin, name: str = START, adapted: Opti
       adapted: source of each parameter, if an adaptation converted the start.
     """
     start = dataclasses.replace(start, directory=os.path.abspath(start.directory))
-    where = {"directory": start.hub or named(start.directory), "steps": list(map(step_of, start.steps))}
+    where = {"directory": start.hub or with_urls(start.directory), "steps": list(map(step_of, start.steps))}
     content = {**where, "folder": start.folder, "sha256": _digest(start)}
     content |= {} if adapted is None else {"adapted": adapted}
     write_atomically(os.path.join(workdir, name), json.dumps(content, indent=1) + "\n")
 
 
-def find_known_start(workdir: str, name: str = START) -> Origin:
+def load_recorded_start(workdir: str, name: str = START) -> Origin:
     """Returns the recorded start or teacher of a run.
 
     Raises:
@@ -329,8 +329,8 @@ def find_known_start(workdir: str, name: str = START) -> Origin:
     description = f"step {' and '.join(map(str, steps))} of {directory}" if steps else directory
     requirement = f"{workdir} {_NEEDS[name]} {description}"
     try:
-        local = here(url_of_old_copy(directory) or directory)
-        checkpoints = tuple(find_checkpoint(local, step, of_parameters(folder)) for step in steps)
+        local = local_path(url_of_old_copy(directory) or directory)
+        checkpoints = tuple(find_checkpoint(local, step, parameter_files(folder)) for step in steps)
         start = Origin(local, checkpoints, description, folder, directory if is_hub(directory) else None)
         digest = _digest(start)
     except (UserError, OSError) as e:
@@ -349,7 +349,7 @@ def _digest(start: Origin) -> str:
         files = sorted(name for name in os.listdir(start.directory) if name.endswith(".safetensors"))
         names = [os.path.join(start.directory, name) for name in ("config.json", *files)]
     elif experiment_of(start).tuning is not None:
-        digest.update(_digest(find_known_start(start.directory)).encode())
+        digest.update(_digest(load_recorded_start(start.directory)).encode())
     for name in names:
         with open(name, "rb") as f:
             digest.update(hashlib.file_digest(f, "sha256").digest())

@@ -12,7 +12,7 @@ import numpy as np
 
 from pretrainax import models
 from pretrainax.checkpoints import manifest
-from pretrainax.checkpoints.params import Fresh, Index
+from pretrainax.checkpoints.params import Index, Initializer
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.interop.adaptations import suggested
 from pretrainax.interop.architectures import described_model, read_config_json
@@ -20,13 +20,15 @@ from pretrainax.interop.safetensors_files import INDEX, SINGLE, Reader
 from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.param_paths import PyTree, flat, parameter_names
 from pretrainax.storage.places import complete
-from pretrainax.zoo.convert import Rows, places, rows_of, shape_problems, stacked_axes, view
+from pretrainax.zoo.convert import Rows, as_ours, rows_of, shape_problems, stacked_axes, tensor_locations
 from pretrainax.zoo.family import ConfigJson, Row, differences
 
 _MOST_FIELDS = 6  # maximum number of differing fields in an error message
 
 
-def load_params(directory: str, model: ModelConfig, abstract_params: PyTree, fresh: Optional[Fresh] = None) -> PyTree:
+def load_params(
+    directory: str, model: ModelConfig, abstract_params: PyTree, fresh: Optional[Initializer] = None
+) -> PyTree:
     """Reads the parameters of a Hugging Face directory, each device reading its own shards.
 
     Args:
@@ -277,13 +279,13 @@ class DirectoryWeights:
         """Reads the block of a parameter at `index` as float32; raises UserError for non-finite numbers."""
         row, shape = self._rows[path]
         stacked = stacked_axes(row)
-        names = np.array([name for name, _ in places(row, shape)], object).reshape(shape[:stacked])
+        names = np.array([name for name, _ in tensor_locations(row, shape)], object).reshape(shape[:stacked])
         tensor_names = np.asarray(names[tuple(index[:stacked])])
         blocks = [self._block(row, name, shape[stacked:], index[stacked:]) for name in tensor_names.flat]
         return np.stack(blocks).reshape(*tensor_names.shape, *blocks[0].shape)
 
     def _block(self, row: Row, name: str, shape: tuple[int, ...], index: Index) -> np.ndarray:
-        block = np.ascontiguousarray(view(row, self._tensor(name), shape)[index], np.float32)
+        block = np.ascontiguousarray(as_ours(row, self._tensor(name), shape)[index], np.float32)
         if not np.isfinite(block).all():
             # checks all tensors only after the first failure
             broken = [x for x in self._theirs if self._is_float(x) and not np.isfinite(self._tensor(x)).all()]
@@ -294,4 +296,4 @@ class DirectoryWeights:
 
 def _names(rows: Rows) -> set[str]:
     """Returns the names of all tensors of `rows`."""
-    return {name for row, shape in rows.values() for name, _ in places(row, shape)}
+    return {name for row, shape in rows.values() for name, _ in tensor_locations(row, shape)}

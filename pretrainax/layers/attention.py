@@ -18,7 +18,7 @@ from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, pa
 from pretrainax.layers.attention_spec import AttentionSpec, Backend, Work
 from pretrainax.layers.attention_work import all_pairs
 from pretrainax.layers.gpu_attention import cudnn, cudnn_obstacle, cudnn_work
-from pretrainax.layers.made_again import kept
+from pretrainax.layers.rematerialization import saved_residual
 from pretrainax.layers.sequence_parallel import ring_attention
 from pretrainax.layers.tpu_attention import (
     LANES,
@@ -52,7 +52,7 @@ def attention(
       bias: [1 or B, H, T, S], added to the scaled logits; gradients flow to it.
       scale: 1/sqrt(K) for most models, 1 for T5.
       logit_cap: scaled logits x become cap · tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2).
-      implementation: a name from `choose_implementation`.
+      implementation: a name from `choose_backend`.
 
     Returns:
       [B, T, H, V] in q's dtype.
@@ -83,7 +83,7 @@ class Weights(NamedTuple):
 _UNCHANGED = Weights()
 
 
-def attention_of_weights(
+def attention_with_weights(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -118,7 +118,7 @@ def _check_shapes(q, k, v, mask: Mask, bias) -> None:
     mask.check_shapes(b, t, s)
 
 
-def choose_implementation(requested: str, platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
+def choose_backend(requested: str, platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
     """Returns the backend for `config.train.attention = requested`, and a warning if a faster backend is unavailable.
 
     Args:
@@ -166,7 +166,7 @@ def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, changed=_UNCHANGED):
         return ring_attention(q, k, v, mask, bias, scale, logit_cap)
     logits = masked_logits(q, k, mask, bias, scale, logit_cap)
     if logit_cap is None:  # with a cap, the gradient needs the product itself, which is saved instead
-        logits = kept(logits)
+        logits = saved_residual(logits)
     # The softmax divides after the product with v, which has K instead of S numbers per row.
     largest, sink_weight = jax.lax.stop_gradient(logits.max(-1, keepdims=True)), 0.0
     if sinks is not None:

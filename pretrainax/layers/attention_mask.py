@@ -37,7 +37,7 @@ class Mask:
     key_positions: Optional[jax.Array] = None  # [S] or [B, S] int32; None: 0 … S-1
     layer: Optional[jax.Array] = None  # [] int32, layer number, if the visible keys depend on it (RandomBlocks)
     # Each row has one segment, which starts at index 0, and padding after it. Its length replaces the segment ids.
-    one_text: bool = flax.struct.field(pytree_node=False, default=False)
+    single_segment: bool = flax.struct.field(pytree_node=False, default=False)
 
     @property
     def has_positions(self) -> bool:
@@ -53,8 +53,8 @@ class Mask:
 
     @property
     def lengths(self) -> Optional[tuple[jax.Array, jax.Array]]:
-        """Returns the numbers of queries and keys in each row's segment, [B] int32 each; None unless `one_text`."""
-        if not self.one_text:
+        """Returns the numbers of queries and keys per row, [B] int32 each; None unless `single_segment`."""
+        if not self.single_segment:
             return None
         queries, keys = ((ids > 0).sum(1, dtype=jnp.int32) for ids in (self.query_segment_ids, self.key_segment_ids))
         return queries, keys

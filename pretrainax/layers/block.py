@@ -12,17 +12,17 @@ import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask
-from pretrainax.layers.cache import BlockMemory
+from pretrainax.layers.cache import BlockKVCache
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.convolution import Branch
 from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.feed_forward import feed_forwards_of
-from pretrainax.layers.made_again import kept
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import PositionTerms
+from pretrainax.layers.rematerialization import saved_residual
 from pretrainax.layers.self_attention import self_attention_of
-from pretrainax.layers.sums import Sums, added
+from pretrainax.layers.sums import Sums, add_sums
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.param_paths import PyTree
 
@@ -76,7 +76,7 @@ class Block(nn.Module):
         x: jax.Array,
         layer: Layer,
         context: Context,
-        state: Optional[BlockMemory] = None,
+        state: Optional[BlockKVCache] = None,
         branch: Optional[Branch] = None,
         source: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, SideOutputs]:
@@ -98,7 +98,7 @@ class Block(nn.Module):
             mask = mask.replace(layer=layer.number)
         positions = context.positions.in_block(config, layer.is_local, layer.number, context.deterministic)
         x = constrain(x)
-        cache = BlockMemory() if state is None else state
+        cache = BlockKVCache() if state is None else state
         attend = self_attention_of(config)(config, self.compute, context.deterministic, name="self_attention")
         ring = None if context.index is None else cache.own
         real = None if mask.query_segment_ids is None else mask.query_segment_ids > 0
@@ -121,12 +121,12 @@ class Block(nn.Module):
             sums: Sums = {}
             for feed_forward in feed_forwards:
                 x, new_sums = sublayer(str(feed_forward.name), x, lambda y, run=feed_forward: run(y, real))
-                sums = added(sums, new_sums)
+                sums = add_sums(sums, new_sums)
         x = constrain(x)
         if branch is not None:
             x = jnp.where(layer.is_first, branch.join(x, config), x)
         self.sow("intermediates", "hidden", x)  # available with model.apply(…, mutable=["intermediates"])
-        return x, SideOutputs(None if state is None else BlockMemory(own_cache, cross_cache), sums)
+        return x, SideOutputs(None if state is None else BlockKVCache(own_cache, cross_cache), sums)
 
     @nn.nowrap  # keeps the method's name out of the scopes
     def _sublayer(
@@ -138,17 +138,19 @@ class Block(nn.Module):
         dropout = Dropout(config.dropout_rate, deterministic=deterministic)
         if config.norm_at in ("post", "after"):
             y, side = function(x)
-            return norm(kept(x + dropout(y))) if config.norm_at == "post" else kept(x + dropout(norm(y))), side
+            return norm(saved_residual(x + dropout(y))) if config.norm_at == "post" else saved_residual(
+                x + dropout(norm(y))
+            ), side
         y = norm(x)
         if config.norm_starts_stream and name == "self_attention":
             x = jnp.where(layer.is_first, y, x)
         y, side = function(y)
         y = Norm(config, name=f"{name}_post_norm")(y) if config.norm_at == "both" else y
-        return kept(x + dropout(y)), side
+        return saved_residual(x + dropout(y)), side
 
     @nn.nowrap
     def _cross_attend(
-        self, x: jax.Array, cache: BlockMemory, context: Context, sublayer: Callable
+        self, x: jax.Array, cache: BlockKVCache, context: Context, sublayer: Callable
     ) -> tuple[jax.Array, PyTree]:
         """Returns the stream after attention to an encoded sequence, and the KV cache of that sequence."""
         cross = MultiHeadAttention(self.config, self.compute, context.deterministic, name="cross_attention")

@@ -21,7 +21,7 @@ _EMPTY_SLOT = jnp.iinfo(jnp.int32).max // 2  # position of an empty slot's key: 
 
 
 @flax.struct.dataclass
-class KeysAndValues:
+class KeyValues:
     """The keys and values of S tokens, [B, G, S, K] each. Heads come before the length, as the products require.
 
     With one row, the arrays are [G, S, K]. XLA drops an axis of size 1 in the products. It would store a ring buffer
@@ -32,7 +32,7 @@ class KeysAndValues:
     values: Optional[jax.Array]  # None: the keys include the values, as in latent attention
 
     @classmethod
-    def of(cls, k: jax.Array, v: Optional[jax.Array]) -> "KeysAndValues":
+    def of(cls, k: jax.Array, v: Optional[jax.Array]) -> "KeyValues":
         """Returns the cache of keys and values [B, S, G, K] from a call of attention."""
         return jax.tree.map(lambda x: x.swapaxes(1, 2), cls(k, v))._squeezed()
 
@@ -41,28 +41,30 @@ class KeysAndValues:
         keys, *values = jax.tree.leaves(jax.tree.map(lambda x: x.swapaxes(1, 2), self._batched()))
         return keys, values[0] if values else keys
 
-    def take(self, rows: jax.Array) -> "KeysAndValues":
+    def take(self, rows: jax.Array) -> "KeyValues":
         """Returns the cache of `rows` [B'], indices into B."""
         return jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), self._batched())._squeezed()._sharded()
 
     # --- as a ring buffer: S is C ---
 
-    def ring(self, lengths: jax.Array, size: int) -> "KeysAndValues":
+    def ring(self, lengths: jax.Array, size: int) -> "KeyValues":
         """Returns the ring buffer of prompts of `lengths` [B], padded on the right to S; the next index is S."""
         whole = self._batched()
         padded = whole.keys.shape[2]
-        index = padded - 1 - behind(padded - 1, size)  # [C], index of the token in each slot; below 0: empty
+        index = padded - 1 - slot_distance(padded - 1, size)  # [C], index of the token in each slot; below 0: empty
         source = jnp.maximum(index[None, :] - (padded - lengths)[:, None], 0)[:, None, :, None]  # [B, 1, C, 1]
         ring = jax.tree.map(lambda x: jnp.take_along_axis(x, source, axis=2, mode="clip"), whole)
         return ring._squeezed()._sharded()
 
-    def written(self, token: "KeysAndValues", index: jax.Array) -> "KeysAndValues":
+    def append(self, token: "KeyValues", index: jax.Array) -> "KeyValues":
         """Returns the ring buffer with one more token, in the slot of `index` []."""
         slot = index % self.keys.shape[-2]
         write = lambda buffer, x: jax.lax.dynamic_update_slice_in_dim(buffer, x, slot, buffer.ndim - 2)  # noqa: E731
         return jax.tree.map(write, self, token)
 
-    def seen_from(self, index: jax.Array, mask: Mask, bias: Optional[jax.Array]) -> tuple[Mask, Optional[jax.Array]]:
+    def mask_for_query(
+        self, index: jax.Array, mask: Mask, bias: Optional[jax.Array]
+    ) -> tuple[Mask, Optional[jax.Array]]:
         """Returns the mask and the bias of a query on the slots.
 
         Args:
@@ -70,44 +72,44 @@ class KeysAndValues:
           mask: with `query_positions` [B, 1], the query's position in its segment.
           bias: [1, H, 1, N] on the N >= C tokens that end with the query's token, or None.
         """
-        distance = behind(index, self.keys.shape[-2])[None, :]
+        distance = slot_distance(index, self.keys.shape[-2])[None, :]
         positions = mask.query_positions - distance  # [B, 1], [1, C] -> [B, C]
         mask = mask.replace(key_positions=jnp.where(positions < 0, _EMPTY_SLOT, positions))
         if bias is not None:
             bias = jnp.roll(bias[..., -distance.shape[1] :], index + 1, axis=3)  # [1, H, 1, C]
         return mask, bias
 
-    def _squeezed(self) -> "KeysAndValues":
+    def _squeezed(self) -> "KeyValues":
         return jax.tree.map(lambda x: x.reshape(x.shape[1:]) if x.shape[0] == 1 else x, self)
 
-    def _batched(self) -> "KeysAndValues":
+    def _batched(self) -> "KeyValues":
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[-3:]), self)
 
-    def _sharded(self) -> "KeysAndValues":
+    def _sharded(self) -> "KeyValues":
         """Shards the cache over the mesh like the maps that compute it: by rows and heads."""
         heads = "num_kv_heads" if self.keys.shape[-3] > 1 else None  # a single head is replicated
         spec = P(*logical_spec("batch", heads)[4 - self.keys.ndim :])
         return jax.tree.map(lambda x: constrain(x, spec), self)
 
 
-def behind(index: int | jax.Array, size: int) -> jax.Array:
+def slot_distance(index: int | jax.Array, size: int) -> jax.Array:
     """Returns the distance from the token of `index` back to the token in each slot of a ring buffer, [C]."""
     return (index - jnp.arange(size, dtype=jnp.int32)) % size
 
 
 @flax.struct.dataclass
-class BlockMemory:
+class BlockKVCache:
     """The KV cache of a block; empty before the first token."""
 
-    own: Optional[KeysAndValues] = None  # of self-attention: of a prompt, then a ring buffer
-    read: Optional[KeysAndValues] = None  # of cross-attention: of the encoded sequence
+    own: Optional[KeyValues] = None  # of self-attention: of a prompt, then a ring buffer
+    read: Optional[KeyValues] = None  # of cross-attention: of the encoded sequence
 
 
 @flax.struct.dataclass
-class Memory:
+class KVCache:
     """The KV cache of the L blocks of a decoder, and the index of the next token."""
 
-    blocks: tuple[BlockMemory, ...]
+    blocks: tuple[BlockKVCache, ...]
     index: Optional[jax.Array] = None  # [] int32, of the next token, in all rows; None: no ring buffers yet
     reach: Optional[int] = flax.struct.field(pytree_node=False, default=None)  # maximum length of the rows, in tokens
 
@@ -116,7 +118,7 @@ class Memory:
         """Returns the number of slots of the longest ring buffer."""
         return max(block.own.keys.shape[-2] for block in self.blocks if block.own is not None)
 
-    def rings(self, lengths: jax.Array, sizes: list[int]) -> "Memory":
+    def rings(self, lengths: jax.Array, sizes: list[int]) -> "KVCache":
         """Returns the cache of prompts of `lengths` [B], padded on the right, as ring buffers of `sizes` [L]."""
         first = self.blocks[0].own
         assert first is not None
@@ -125,7 +127,7 @@ class Memory:
         )
         return self.replace(blocks=blocks, index=jnp.asarray(first.keys.shape[-2], jnp.int32))
 
-    def take(self, rows: jax.Array) -> "Memory":
+    def take(self, rows: jax.Array) -> "KVCache":
         """Returns the cache of `rows` [B'], indices into B."""
-        is_cache = lambda x: isinstance(x, KeysAndValues)  # noqa: E731
+        is_cache = lambda x: isinstance(x, KeyValues)  # noqa: E731
         return self.replace(blocks=jax.tree.map(lambda cache: cache.take(rows), self.blocks, is_leaf=is_cache))

@@ -13,10 +13,10 @@ class Compute:
 
     dtype: str = "float32"  # of activations and matrix products; parameters, norms and softmax are float32
     attention: str = "auto"  # backend of layers.attention
-    # Residuals of a block that are saved for the backward. none: the policy of layers.made_again, on a CPU all. block:
-    # the inputs of the block. dots: products of linear maps.
+    # Residuals of a block that are saved for the backward. none: the policy of layers.rematerialization, on a CPU all.
+    # block: the inputs of the block. dots: products of linear maps.
     remat: str = "none"
-    pipeline_parts: int = 0  # microbatches of a pipeline; 0: one per row
+    pipeline_microbatches: int = 0  # microbatches of a pipeline; 0: one per row
     scan_unroll: int = 1  # blocks in each iteration of the scan over layers; 0: chosen for the devices
 
 
@@ -27,10 +27,10 @@ _MOST_UNROLLED = 24
 _CPU_UNROLLED = 4
 
 
-def for_this_machine(train: TrainConfig) -> TrainConfig:
+def resolve_auto(train: TrainConfig) -> TrainConfig:
     """Returns `train` with each "auto" and 0 replaced by a value for the devices of `jax.set_mesh`.
 
-    `scan_unroll` stays as it is, because its value depends on the blocks: see `blocks_in_a_turn`.
+    `scan_unroll` stays as it is, because its value depends on the blocks: see `blocks_per_iteration`.
     """
     on_cpu = platform() == "cpu"
     return dataclasses.replace(
@@ -42,11 +42,11 @@ def for_this_machine(train: TrainConfig) -> TrainConfig:
 
 
 def compute_for(train: TrainConfig) -> Compute:
-    """Returns the fields that layers read, from the result of `for_this_machine`."""
+    """Returns the fields that layers read, from the result of `resolve_auto`."""
     return Compute(**{f.name: getattr(train, f.name) for f in dataclasses.fields(Compute)})
 
 
-def blocks_in_a_turn(compute: Compute, num_layers: int, on: Optional[str] = None) -> int:
+def blocks_per_iteration(compute: Compute, num_layers: int, on: Optional[str] = None) -> int:
     """Returns the number of blocks in each iteration of the scan over layers.
 
     Args:

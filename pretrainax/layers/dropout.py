@@ -18,11 +18,11 @@ class Dropout(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, deterministic: Optional[bool] = None) -> jax.Array:
         deterministic = nn.merge_param("deterministic", self.deterministic, deterministic)
-        return x if deterministic or not self.rate else dropped(self.rate, x, self.make_rng("dropout"))
+        return x if deterministic or not self.rate else apply_dropout(self.rate, x, self.make_rng("dropout"))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def dropped(rate: float, x: jax.Array, key: jax.Array) -> jax.Array:
+def apply_dropout(rate: float, x: jax.Array, key: jax.Array) -> jax.Array:
     """Sets a share `rate` of x's numbers to 0 and divides the others by 1 - rate; keeps x's shape and dtype."""
     return _apply_dropout(rate, x, key)
 
@@ -32,7 +32,7 @@ def _apply_dropout(rate: float, x: jax.Array, key: jax.Array) -> jax.Array:
     return jnp.where(mask, x.astype(jnp.float32) / (1.0 - rate), 0.0).astype(x.dtype)
 
 
-dropped.defvjp(
+apply_dropout.defvjp(
     lambda rate, x, key: (_apply_dropout(rate, x, key), key),
     lambda rate, key, gradient: (_apply_dropout(rate, gradient, key), None),
 )

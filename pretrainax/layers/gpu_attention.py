@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from pretrainax.layers.attention_mask import Mask
 from pretrainax.layers.attention_spec import AttentionSpec, Work, kernel_obstacle
 from pretrainax.layers.attention_work import all_pairs, seen_pairs
-from pretrainax.layers.made_again import kept
+from pretrainax.layers.rematerialization import saved_residual
 from pretrainax.layers.sequence_parallel import on_each_device
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import GPUS
@@ -91,7 +91,7 @@ def _cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
         array = Mask(False, mask.query_segment_ids, mask.key_segment_ids).materialize(q.shape[1], k.shape[1])
     bias = None if bias is None else bias.astype(q.dtype)
     if array is not None:  # computed once for all blocks
-        array = kept(jnp.where(array, 0.0, _HIDDEN).astype(q.dtype))
+        array = saved_residual(jnp.where(array, 0.0, _HIDDEN).astype(q.dtype))
         bias = array if bias is None else array + bias
     # A row without tokens counts one token of padding, because the softmax divides by a sum.
     queries, keys = (None, None) if lengths is None else (jnp.maximum(length, 1) for length in lengths)

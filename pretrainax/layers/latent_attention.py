@@ -18,12 +18,12 @@ import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask
-from pretrainax.layers.cache import KeysAndValues
+from pretrainax.layers.cache import KeyValues
 from pretrainax.layers.linear import Linear, normal_init
-from pretrainax.layers.made_again import kept
 from pretrainax.layers.multi_head import Attention, register_attention, scale_of
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import PositionTerms
+from pretrainax.layers.rematerialization import saved_residual
 
 
 @register_attention
@@ -60,19 +60,19 @@ class MultiHeadLatentAttention(Attention):
     def __call__(
         self,
         x: jax.Array,
-        source: jax.Array | KeysAndValues,
+        source: jax.Array | KeyValues,
         mask: Mask,
         positions: PositionTerms,
-        ring: Optional[KeysAndValues] = None,
+        ring: Optional[KeyValues] = None,
         index: Optional[jax.Array] = None,
-    ) -> tuple[jax.Array, KeysAndValues]:
+    ) -> tuple[jax.Array, KeyValues]:
         """Attends to the tokens of `source` [B, S, D]; arguments and results as in MultiHeadAttention.
 
         The cache is [B, 1, S, R + P]: the latents and the rotated keys.
         """
         chex.assert_equal_shape((x, source), custom_message="latent attention is self-attention: x must be source")
         config, settings = self.config, self.config.latent_attention
-        assert settings is not None and not isinstance(source, KeysAndValues)
+        assert settings is not None and not isinstance(source, KeyValues)
         plain = config.dim_per_head - settings.rotary_dim
         query = self._queries(x)
         # [B, S, D] -> [B, S, R + P] -> [B, S, R], [B, S, 1, P]
@@ -87,18 +87,18 @@ class MultiHeadLatentAttention(Attention):
             use_bias=False,
             name="key_value_up",
         )
-        cache = KeysAndValues.of(jnp.concatenate([latent[:, :, None], rotated_key], axis=-1), None)
+        cache = KeyValues.of(jnp.concatenate([latent[:, :, None], rotated_key], axis=-1), None)
         attended = functools.partial(self.attended, bias=None, positions=positions, scale=scale_of(config, positions))
         if ring is None:
             # [B, S, R] -> [B, S, H, N + V]
-            keys_and_values = kept(up(latent))
+            keys_and_values = saved_residual(up(latent))
             key_per_head = jnp.broadcast_to(rotated_key, (*keys_and_values.shape[:3], settings.rotary_dim))
             k = jnp.concatenate([keys_and_values[..., :plain], key_per_head], axis=-1)
-            q = kept(jnp.concatenate([query[..., :plain], rotated_query], axis=-1))
+            q = saved_residual(jnp.concatenate([query[..., :plain], rotated_query], axis=-1))
             return self.out(attended(q, k, keys_and_values[..., plain:], mask)), cache
         assert index is not None
-        cache = ring.written(cache, index)
-        mask, _ = cache.seen_from(index, mask, None)
+        cache = ring.append(cache, index)
+        mask, _ = cache.mask_for_query(index, mask, None)
         kernel = up.get_variable("params", "kernel").astype(x.dtype)  # [R, H, N + V]
         # [B, 1, H, N] -> [B, 1, H, R]
         latent_query = jnp.einsum("BTHN,RHN->BTHR", query[..., :plain], kernel[..., :plain])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.nn.initializers import Initializer
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.made_again import converted
+from pretrainax.layers.rematerialization import cast_kernel
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size
 
@@ -91,7 +91,7 @@ def _matrix(kernel: jax.Array, summed: int, dtype: jnp.dtype) -> jax.Array:
 
 
 def _project_forward(x, kernel, summed):
-    kernel = converted(kernel, x.dtype)
+    kernel = cast_kernel(kernel, x.dtype)
     # `_product`, not `project`: remat's policy "dots" would not see the product inside `project`
     return _product(x, kernel, summed), (x, kernel)
 

@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.attention import Mask, Weights, attention, attention_of_weights, choose_implementation
+from pretrainax.layers.attention import Mask, Weights, attention, attention_with_weights, choose_backend
 from pretrainax.layers.attention_spec import report_attention, spec_of
-from pretrainax.layers.cache import KeysAndValues
+from pretrainax.layers.cache import KeyValues
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.linear import Linear, normal_init
-from pretrainax.layers.made_again import kept
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.positions import PositionTerms, positions_of
+from pretrainax.layers.positions import PositionTerms, positions_for
+from pretrainax.layers.rematerialization import saved_residual
 from pretrainax.sharding.mesh import platform
 from pretrainax.sharding.rules import add_partition_rules
 
@@ -73,10 +73,10 @@ class Attention(nn.Module):
         report_attention(spec)  # always the spec of training
         spec = dataclasses.replace(spec, dropout_rate=0.0) if self.deterministic else spec
         # The header of a run chooses by the same spec and prints the warning.
-        implementation, _ = choose_implementation(self.compute.attention if fused else "xla", platform(), spec)
+        implementation, _ = choose_backend(self.compute.attention if fused else "xla", platform(), spec)
         if spec.dropout_rate or spec.has_sinks:
             drop = Dropout(spec.dropout_rate, deterministic=False) if spec.dropout_rate else None
-            return attention_of_weights(q, k, v, weights=Weights(drop, sinks), scale=scale, **logits)
+            return attention_with_weights(q, k, v, weights=Weights(drop, sinks), scale=scale, **logits)
         return attention(q, k, v, scale=scale, implementation=implementation, **logits)
 
     @nn.nowrap
@@ -122,12 +122,12 @@ class MultiHeadAttention(Attention):
     def __call__(
         self,
         x: jax.Array,
-        source: jax.Array | KeysAndValues,
+        source: jax.Array | KeyValues,
         mask: Mask,
         positions: PositionTerms,
-        ring: Optional[KeysAndValues] = None,
+        ring: Optional[KeyValues] = None,
         index: Optional[jax.Array] = None,
-    ) -> tuple[jax.Array, KeysAndValues]:
+    ) -> tuple[jax.Array, KeyValues]:
         """Attends with queries from x [B, T, D] to keys and values -> [B, T, D], and the KV cache for later queries.
 
         Args:
@@ -137,7 +137,7 @@ class MultiHeadAttention(Attention):
           index: [], index of the token x.
         """
         chex.assert_rank(x, 3, custom_message="x is [B, T, D]")
-        is_cached = isinstance(source, KeysAndValues)
+        is_cached = isinstance(source, KeyValues)
         if not is_cached:
             message = "source is [B, S, E] with B of x [B, T, D]"
             chex.assert_shape(source, (x.shape[0], None, None), custom_message=message)
@@ -160,12 +160,12 @@ class MultiHeadAttention(Attention):
         if config.qk_norm:
             q, k = self._normed("query_norm", q), k if is_cached else self._normed("key_norm", k)
         q, k = positions.rotate(q, k)
-        q, k, v = kept(q), kept(k), kept(v)
-        cache = KeysAndValues.of(k, v)
+        q, k, v = saved_residual(q), saved_residual(k), saved_residual(v)
+        cache = KeyValues.of(k, v)
         if ring is not None:
-            cache = ring.written(cache, index)
+            cache = ring.append(cache, index)
             k, v = cache.heads_last()
-            mask, bias = cache.seen_from(index, mask, bias)
+            mask, bias = cache.mask_for_query(index, mask, bias)
         y = self.attended(q, k, v, mask, bias, positions, scale, fused=not is_cached and ring is None)
         return self.out(y), cache
 
@@ -186,4 +186,4 @@ def scale_of(config: ModelConfig, positions: PositionTerms) -> float:
     """
     if config.attention_scale is not None:
         return config.attention_scale
-    return (positions.logit_terms * config.dim_per_head) ** -0.5 * positions_of(config).logit_gain
+    return (positions.logit_terms * config.dim_per_head) ** -0.5 * positions_for(config).logit_gain

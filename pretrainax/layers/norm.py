@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.made_again import apart, kept
+from pretrainax.layers.rematerialization import barrier, saved_residual
 
 
 class Norm(nn.Module):
@@ -52,7 +52,7 @@ def _normalised(centred, epsilon, x, scale, bias):
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1) + epsilon)
     z = y * inverse[..., None] * _expanded(x, scale)
     z = (z if bias is None else z + _expanded(x, bias)).astype(x.dtype)
-    return z, (x, scale, bias, None if mean is None else kept(mean), kept(inverse))
+    return z, (x, scale, bias, None if mean is None else saved_residual(mean), saved_residual(inverse))
 
 
 def _expanded(x: jax.Array, vector: jax.Array) -> jax.Array:
@@ -67,7 +67,7 @@ def _normalised_backward(centred, epsilon, residuals, gradient):
     write, normalized copies in float32.
     """
     x, scale, bias, mean, inverse = residuals
-    y, gradient = apart(x).astype(jnp.float32), gradient.astype(jnp.float32)
+    y, gradient = barrier(x).astype(jnp.float32), gradient.astype(jnp.float32)
     if centred:
         y -= mean[..., None]
     y *= inverse[..., None]

@@ -28,7 +28,15 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.layers.block import Context, Layer
-from pretrainax.layers.pipeline import Keys, Stage, between_stages, cut, gathered, of_part, own_spec
+from pretrainax.layers.pipeline import (
+    Keys,
+    Stage,
+    between_stages,
+    gather_param,
+    microbatch_keys,
+    shard_spec,
+    split_microbatches,
+)
 from pretrainax.layers.sums import Sums
 from pretrainax.sharding.axes import BATCH_AXES, PIPELINE_AXIS
 from pretrainax.sharding.mesh import axis_size
@@ -38,7 +46,7 @@ from pretrainax.sharding.rules import param_specs
 Loss: TypeAlias = tuple[jax.Array, Sums]  # the objective and the metric sums of some tokens, to be added up
 
 
-class Ending(NamedTuple):
+class LossStage(NamedTuple):
     """Computes the loss from the stream that leaves the last block."""
 
     run: Callable[[PyTree, jax.Array, dict[str, jax.Array]], Loss]  # (params, stream [1, n, D], tokens [1, n]) -> loss
@@ -66,16 +74,23 @@ class _State(NamedTuple):
 
 
 def one_forward_one_backward(
-    stage: Stage, ending: Ending, params: PyTree, x: jax.Array, layers: Layer, context: Context, keys: Keys, parts: int
+    stage: Stage,
+    ending: LossStage,
+    params: PyTree,
+    x: jax.Array,
+    layers: Layer,
+    context: Context,
+    keys: Keys,
+    parts: int,
 ) -> Loss:
     """Returns the loss of all rows and computes its gradients in the same pass, under the mesh of `jax.set_mesh`.
 
     Context arrays with a row axis depend on the batch alone and have no gradient. A bias that rows share has a
-    gradient. The other arguments are the same as in `layers.pipeline.pipelined`.
+    gradient. The other arguments are the same as in `layers.pipeline.run_pipeline`.
     """
     trained = {"blocks": params, "ending": ending.params}
     specs = param_specs(trained)
-    shards, rows = jax.tree.map(own_spec, specs), P(BATCH_AXES)
+    shards, rows = jax.tree.map(shard_spec, specs), P(BATCH_AXES)
     leaves, structure = jax.tree.flatten(context)
     arrays = dict(enumerate(leaves))
     by_row = {i for i, a in arrays.items() if a.ndim > 1 and a.shape[0] == len(x)}
@@ -83,14 +98,14 @@ def one_forward_one_backward(
     fixed = {i: a for i, a in arrays.items() if i not in shared}
 
     def on_stage(trained, x, shared, fixed, layers, tokens, keys):
-        whole, scatter = jax.vjp(lambda params: jax.tree.map(gathered, params, specs), trained)
-        fixed = {i: cut(a, parts) if i in by_row else a for i, a in fixed.items()}
-        tokens = {name: _stage_share(cut(a, parts)) for name, a in tokens.items()}
+        whole, scatter = jax.vjp(lambda params: jax.tree.map(gather_param, params, specs), trained)
+        fixed = {i: split_microbatches(a, parts) if i in by_row else a for i, a in fixed.items()}
+        tokens = {name: _stage_share(split_microbatches(a, parts)) for name, a in tokens.items()}
 
         def run(params, shared, x, number):
             array_at = shared | {i: a[number] if i in by_row else a for i, a in fixed.items()}
             context = jax.tree.unflatten(structure, [array_at[i] for i in range(len(array_at))])
-            return stage(params, x, layers, context, of_part(keys, number))
+            return stage(params, x, layers, context, microbatch_keys(keys, number))
 
         def end(params, stream, number):
             return ending.run(params, stream[None], {name: a[number][None] for name, a in tokens.items()})

@@ -39,7 +39,7 @@ Keys: TypeAlias = dict[str, jax.Array]  # one random key per use
 Stage: TypeAlias = Callable[[PyTree, jax.Array, Layer, Context, Keys], jax.Array]
 
 
-def pipelined(
+def run_pipeline(
     stage: Stage, params: PyTree, x: jax.Array, layers: Layer, context: Context, keys: Keys, parts: int
 ) -> jax.Array:
     """Computes the stream [B, T, D] after all layers, under the mesh of `jax.set_mesh`; BATCH_AXES must divide B.
@@ -52,14 +52,14 @@ def pipelined(
       parts: M, the maximum number of microbatches; 0: one per row.
     """
     specs = param_specs({"blocks": params})["blocks"]
-    shards = jax.tree.map(own_spec, specs)
+    shards = jax.tree.map(shard_spec, specs)
     rows, has_rows = P(BATCH_AXES), jax.tree.map(lambda a: a.ndim > 1 and a.shape[0] == len(x), context)
 
     def on_stage(params, x, layers, context, keys):
-        whole = jax.tree.map(gathered, params, specs)
+        whole = jax.tree.map(gather_param, params, specs)
         run = functools.partial(_ticks, lambda *part: stage(whole, *part), layers, keys, has_rows)
-        by_part = jax.tree.map(lambda a, by_row: cut(a, parts) if by_row else a, context, has_rows)
-        return run(cut(x, parts), by_part)
+        by_part = jax.tree.map(lambda a, by_row: split_microbatches(a, parts) if by_row else a, context, has_rows)
+        return run(split_microbatches(x, parts), by_part)
 
     contexts = jax.tree.map(lambda by_row: rows if by_row else P(), has_rows)
     run = jax.shard_map(
@@ -72,12 +72,12 @@ def pipelined(
     return run(params, x, layers, context, keys)
 
 
-def own_spec(spec: P) -> P:
+def shard_spec(spec: P) -> P:
     """Returns the spec of a parameter inside a `jax.shard_map` over the axes that split rows."""
     return P(*(name if name in BATCH_AXES else None for name in spec))
 
 
-def gathered(x: jax.Array, spec: P) -> jax.Array:
+def gather_param(x: jax.Array, spec: P) -> jax.Array:
     """Gathers a parameter along `fsdp`; the backward scatters its gradient along `fsdp`."""
     if FSDP_AXIS not in spec:
         return x
@@ -98,13 +98,13 @@ def between_stages(collective: Callable[..., jax.Array], x: jax.Array, **how: bo
     return collective(wide, PIPELINE_AXIS, **how).astype(x.dtype)
 
 
-def cut(x: jax.Array, parts: int) -> jax.Array:
+def split_microbatches(x: jax.Array, parts: int) -> jax.Array:
     """Gathers the rows of all stages and splits them into microbatches, [n, …] -> [M, P · n / M, …]."""
     x = between_stages(jax.lax.all_gather, x, tiled=True)  # [n, …] -> [P · n, …]
     return x.reshape(count_parts(parts, len(x)), -1, *x.shape[1:])
 
 
-def of_part(keys: Keys, number: jax.Array) -> Keys:
+def microbatch_keys(keys: Keys, number: jax.Array) -> Keys:
     """Returns keys that are unique to this microbatch and device."""
     device = jax.lax.axis_index(BATCH_AXES)
     return {use: jax.random.fold_in(jax.random.fold_in(key, device), number) for use, key in keys.items()}
@@ -118,7 +118,7 @@ def _ticks(stage: Callable, layers: Layer, keys: Keys, has_rows: PyTree, x: jax.
         # This microbatch; in the bubble any microbatch, as no stage reads the result
         number = jnp.clip(t - stage_index, 0, parts - 1)
         own_context = jax.tree.map(lambda a, by_row: a[number] if by_row else a, context, has_rows)
-        y = stage(jnp.where(stage_index == 0, x[number], received), layers, own_context, of_part(keys, number))
+        y = stage(jnp.where(stage_index == 0, x[number], received), layers, own_context, microbatch_keys(keys, number))
         return jax.lax.ppermute(y, PIPELINE_AXIS, [(i, i + 1) for i in range(stages - 1)]), y
 
     _, outputs = jax.lax.scan(tick, jnp.zeros_like(x[0]), jnp.arange(parts + stages - 1))

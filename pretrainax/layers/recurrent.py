@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from pretrainax.config import ModelConfig, Recurrent
 from pretrainax.layers.attention import Mask
 from pretrainax.layers.block import Block, Context, Layer, SideOutputs
-from pretrainax.layers.compute import Compute, blocks_in_a_turn
+from pretrainax.layers.compute import Compute, blocks_per_iteration
 from pretrainax.layers.convolution import Branch
 from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.positions import PositionTerms
-from pretrainax.layers.stack import layers_of, scanned
+from pretrainax.layers.stack import layer_flags, scan_blocks
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import FSDP_AXIS, add_axis, logical_spec
 from pretrainax.sharding.param_paths import PyTree
@@ -158,8 +158,8 @@ class RecurrentStack(nn.Module):
         """Returns the stream after the last layer, and the stream of each layer as state, [L, B, T, 2 D]."""
         context = Context(Mask(False, segment_ids, segment_ids), PositionTerms(), deterministic=deterministic)
         config, compute, count = self.config, self.compute, self.num_layers
-        blocks = scanned(RecurrentBlock, config, compute, count, blocks_in_a_turn(compute, count))
+        blocks = scan_blocks(RecurrentBlock, config, compute, count, blocks_per_iteration(compute, count))
         both = jnp.concatenate([x, x], axis=-1)
-        x, side = blocks(config, compute, name="blocks")(both, layers_of(config, count), context, None, None)
+        x, side = blocks(config, compute, name="blocks")(both, layer_flags(config, count), context, None, None)
         self.sow("intermediates", "output", x)
         return x, side

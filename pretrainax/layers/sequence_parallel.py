@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, pad, padded_segments, weighted_sum
-from pretrainax.layers.made_again import kept
+from pretrainax.layers.rematerialization import saved_residual
 from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TENSOR_AXIS
 from pretrainax.sharding.mesh import axis_size, free_axes
 
@@ -78,7 +78,7 @@ def _bias_spec(bias: Optional[jax.Array], q: jax.Array, k: jax.Array) -> Optiona
 
 
 def _mask_spec(mask: Mask, query: P, key: P) -> Mask:
-    specs = Mask(mask.causal, query, key, mask.window, P(), key, one_text=mask.one_text)
+    specs = Mask(mask.causal, query, key, mask.window, P(), key, single_segment=mask.single_segment)
     return jax.tree.map(
         lambda spec, x: None if x is None else spec, specs, mask, is_leaf=lambda x: x is None or isinstance(x, P)
     )
@@ -111,7 +111,11 @@ def _ring_forward(settings: _Settings, q, k, v, bias, mask):
         return new, normaliser * rescale + weights.sum(-1), total
 
     largest, normaliser, total = _scan_ring(settings, attend, empty, _kv_block(k, v, mask))
-    largest, normaliser, total = kept(largest), kept(normaliser), kept(total / normaliser[..., None])
+    largest, normaliser, total = (
+        saved_residual(largest),
+        saved_residual(normaliser),
+        saved_residual(total / normaliser[..., None]),
+    )
     out = heads_last(total).astype(q.dtype)
     return out, (q, k, v, bias, mask, total, largest, normaliser)
 

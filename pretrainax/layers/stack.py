@@ -17,17 +17,17 @@ import jax.numpy as jnp
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask
 from pretrainax.layers.block import Block, Context, Layer, SideOutputs
-from pretrainax.layers.cache import Memory
-from pretrainax.layers.compute import Compute, blocks_in_a_turn
+from pretrainax.layers.cache import KVCache
+from pretrainax.layers.compute import Compute, blocks_per_iteration
 from pretrainax.layers.convolution import Branch, InputConvolution
-from pretrainax.layers.feed_forward import kinds_of_layers
-from pretrainax.layers.made_again import converted_saveable, products_saveable
+from pretrainax.layers.feed_forward import layer_groups
 from pretrainax.layers.mask_decoder import MaskDecoderBlock, decode_again
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.one_forward_one_backward import Ending, one_forward_one_backward
-from pretrainax.layers.pipeline import Keys, pipelined
-from pretrainax.layers.positions import Places, positions_of
-from pretrainax.layers.sums import Sums, added, over_layers
+from pretrainax.layers.one_forward_one_backward import LossStage, one_forward_one_backward
+from pretrainax.layers.pipeline import Keys, run_pipeline
+from pretrainax.layers.positions import AttentionPositions, positions_for
+from pretrainax.layers.rematerialization import converted_saveable, products_saveable
+from pretrainax.layers.sums import Sums, add_sums, sum_over_layers
 from pretrainax.sharding.axes import BATCH_AXES, PIPELINE_AXIS
 from pretrainax.sharding.mesh import axis_size, platform
 from pretrainax.sharding.param_paths import PyTree
@@ -49,7 +49,7 @@ _IN_AXES = (0, nn.broadcast, 0, nn.broadcast)
 
 
 @flax.struct.dataclass
-class Encoded:
+class EncoderOutput:
     """An encoded sequence for a decoder to read."""
 
     x: Optional[jax.Array]  # [B, S, D]; None: it is in the KV cache of the decoder's blocks
@@ -71,7 +71,7 @@ class Blocks(nn.Module):
         self, x: jax.Array, layers: Layer, context: Context, state: PyTree, branch: Optional[Branch]
     ) -> tuple[jax.Array, SideOutputs]:
         """Returns the stream after the last layer and the side outputs of each layer, [L, …]; layers: [L] each."""
-        blocks = scanned(self.block, self.config, self.compute, self.num_layers, self.unroll)
+        blocks = scan_blocks(self.block, self.config, self.compute, self.num_layers, self.unroll)
         return blocks(self.config, self.compute, name="blocks")(x, layers, context, state, branch)
 
 
@@ -111,8 +111,8 @@ class Stack(nn.Module):
         segment_ids: jax.Array,
         *,
         prefix_mask: Optional[jax.Array] = None,
-        encoded: Optional[Encoded] = None,
-        ending: Union[jax.Array, Ending, None] = None,
+        encoded: Optional[EncoderOutput] = None,
+        ending: Union[jax.Array, LossStage, None] = None,
         state: PyTree = None,
         deterministic: bool,
     ) -> tuple[jax.Array, SideOutputs]:
@@ -125,28 +125,28 @@ class Stack(nn.Module):
             single segment of each row.
           prefix_mask: [B, T], 1 at tokens that their whole segment sees, in a causal stack or in a stack with windows.
           encoded: the encoder's output, in an encoder-decoder.
-          ending: [B, T, D], absolute positions for the last block, which becomes a mask decoder. Or an `Ending`, a loss
-            on pipeline stages: its objective [] is returned instead of the stream, with its sums.
-          state: of each block, stacked [L, …]; a `Memory` if the parameters are a tuple of layers. Returned likewise.
+          ending: [B, T, D], absolute positions for the last block, which becomes a mask decoder. Or a `LossStage`, a
+            loss on pipeline stages: the call returns its objective [] instead of the stream, with its sums.
+          state: of each block, stacked [L, …]; a `KVCache` if the parameters are a tuple of layers. Returned likewise.
         """
         config = self.config
         chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
-        segment_ids, one_text = _segments(segment_ids, x.shape[1])
+        segment_ids, single_segment = _segments(segment_ids, x.shape[1])
         chex.assert_shape((positions, segment_ids), x.shape[:2], custom_message="positions and segment_ids are [B, T]")
-        index = state.index if isinstance(state, Memory) else None
+        index = state.index if isinstance(state, KVCache) else None
         before = 0 if index is None else state.longest - 1
-        places = Places(positions, before, state.reach if isinstance(state, Memory) else None)
-        whole = Mask(self.causal, segment_ids, segment_ids, one_text=one_text, prefix=prefix_mask)
+        places = AttentionPositions(positions, before, state.reach if isinstance(state, KVCache) else None)
+        whole = Mask(self.causal, segment_ids, segment_ids, single_segment=single_segment, prefix=prefix_mask)
         mask = whole if index is None else Mask(self.causal, query_positions=positions)
         context = Context(
             mask=mask.replace(window=config.window if "local" in config.layer_pattern else None),
-            positions=positions_of(config).terms(places, causal=self.causal, dtype=x.dtype),
+            positions=positions_for(config).terms(places, causal=self.causal, dtype=x.dtype),
             encoded=None if encoded is None else encoded.x,
-            cross_mask=None if encoded is None else _cross_mask(segment_ids, one_text, encoded),
+            cross_mask=None if encoded is None else _cross_mask(segment_ids, single_segment, encoded),
             index=index,
             deterministic=deterministic,
         )
-        if isinstance(ending, Ending):
+        if isinstance(ending, LossStage):
             return self._loss_on_stages(x, context, ending)
         branch = None
         if config.input_convolution is not None:
@@ -170,27 +170,27 @@ class Stack(nn.Module):
     ) -> tuple[jax.Array, SideOutputs]:
         """Returns the stream after the last block and the side outputs, from parameters stacked [L, …]."""
         config, compute, name = self.config, self.compute, str(self.name)
-        dense, others = kinds_of_layers(config, self.num_layers)
+        dense, others = layer_groups(config, self.num_layers)
         unroll = self._unroll()
-        layers, early = layers_of(config, self.num_layers), None
+        layers, early = layer_flags(config, self.num_layers), None
         if dense.numbers:
             (early_layers, early_state), (layers, state) = _split((layers, state), len(dense.numbers))
             blocks = Blocks(dense.config, compute, len(dense.numbers), unroll, self.block, name=dense.part)
             x, early = blocks(x, early_layers, context, early_state, branch)
         if absolute is None:
-            blocks = scanned(self.block, config, compute, len(others.numbers), unroll)
+            blocks = scan_blocks(self.block, config, compute, len(others.numbers), unroll)
             x, side = blocks(config, compute, name="blocks")(x, layers, context, state, branch)
         else:
-            blocks = scanned(MaskDecoderBlock, config, compute, len(others.numbers), unroll, nn.broadcast)
+            blocks = scan_blocks(MaskDecoderBlock, config, compute, len(others.numbers), unroll, nn.broadcast)
             carry, side = blocks(config, compute, name="blocks")((x, x), layers, context, state, branch, absolute)
             rngs = {} if context.deterministic else {"dropout": self.make_rng("dropout")}
             x, second = decode_again(config, compute, self.variables["params"]["blocks"], carry, layers, context, rngs)
         if config.share_layers:
             side = jax.tree.map(lambda s: s[:, 0], side)  # [L, 1, …] -> [L, …]
-        sums = over_layers(side.sums, name, others.numbers)
+        sums = sum_over_layers(side.sums, name, others.numbers)
         if absolute is not None:
             once = jax.tree.map(lambda s: s[None], second.sums)
-            sums = added(sums, over_layers(once, f"{name}_again", others.numbers))
+            sums = add_sums(sums, sum_over_layers(once, f"{name}_again", others.numbers))
         return x, SideOutputs(side.state if early is None else _concatenate(early.state, side.state), sums)
 
     @nn.nowrap
@@ -202,24 +202,24 @@ class Stack(nn.Module):
         It is one scan over n periods of k layers. Parameters of each kind are stacked as everywhere, [l, …]; a period
         uses l / n of them.
         """
-        compute, (dense, mixed) = self.compute, kinds_of_layers(self.config, self.num_layers)
+        compute, (dense, mixed) = self.compute, layer_groups(self.config, self.num_layers)
         periods, unroll = len(mixed.numbers), self._unroll()
         early = Blocks(dense.config, compute, len(dense.numbers) // periods, unroll, self.block, name=dense.part)
-        last = scanned(self.block, mixed.config, compute, 1, unroll)(mixed.config, compute, name="blocks")
+        last = scan_blocks(self.block, mixed.config, compute, 1, unroll)(mixed.config, compute, name="blocks")
         # [l, …] -> [n, l / n, …], and back
         cut = functools.partial(jax.tree.map, lambda a: a.reshape(periods, -1, *a.shape[1:]))
         join = functools.partial(jax.tree.map, lambda a: a.reshape(-1, *a.shape[2:]))
         unrolled_periods = periods if unroll is None else max(1, unroll * periods // self.num_layers)
         run = nn.scan(Turn, **_PER_LAYER, in_axes=_IN_AXES, length=periods, unroll=unrolled_periods)
         run = nn.map_variables(run, "params", cut, join, init=self.is_initializing())
-        layers = layers_of(self.config, self.num_layers)
+        layers = layer_flags(self.config, self.num_layers)
         x, side = run(early, last, name="turns")(x, cut(layers), context, cut(state), branch)
-        return x, SideOutputs(join(side.state), over_layers(join(side.sums), str(self.name), mixed.numbers))
+        return x, SideOutputs(join(side.state), sum_over_layers(join(side.sums), str(self.name), mixed.numbers))
 
     @nn.nowrap
     def _unroll(self) -> Optional[int]:
         """Returns the number of blocks in each iteration of the loop over layers; None: no loop."""
-        unroll = blocks_in_a_turn(self.compute, self.num_layers)
+        unroll = blocks_per_iteration(self.compute, self.num_layers)
         return unroll if unroll < self.num_layers else None
 
     @nn.nowrap
@@ -235,11 +235,11 @@ class Stack(nn.Module):
     @nn.nowrap
     def _pipelined(self, x: jax.Array, context: Context) -> jax.Array:
         """Returns the stream after the last block, from parameters that the mesh splits by layers."""
-        return pipelined(self._stage, *self._on_stages(x, context))
+        return run_pipeline(self._stage, *self._on_stages(x, context))
 
     @nn.nowrap
-    def _loss_on_stages(self, x: jax.Array, context: Context, ending: Ending) -> tuple[jax.Array, SideOutputs]:
-        """Returns the objective of the `Ending` after the last block, and its sums."""
+    def _loss_on_stages(self, x: jax.Array, context: Context, ending: LossStage) -> tuple[jax.Array, SideOutputs]:
+        """Returns the objective of the `LossStage` after the last block, and its sums."""
         params = {name: tree for name, tree in self.variables["params"].items() if name == "final_norm"}
 
         def run(params, x, tokens):
@@ -247,7 +247,7 @@ class Stack(nn.Module):
                 x = Norm(self.config, parent=None).apply({"params": params["final_norm"]}, x)
             return ending.run(params, x, tokens)
 
-        own = Ending(run, {**ending.params, **params}, ending.tokens)
+        own = LossStage(run, {**ending.params, **params}, ending.tokens)
         objective, sums = one_forward_one_backward(self._stage, own, *self._on_stages(x, context))
         return objective, SideOutputs(sums=sums)
 
@@ -255,7 +255,7 @@ class Stack(nn.Module):
     def _stage(self, params: PyTree, x: jax.Array, layers: Layer, context: Context, keys: Keys) -> jax.Array:
         """Returns the stream after the blocks of a stage."""
         count = len(layers.number)
-        run = scanned(self.block, self.config, self.compute, count, blocks_in_a_turn(self.compute, count))
+        run = scan_blocks(self.block, self.config, self.compute, count, blocks_per_iteration(self.compute, count))
         blocks = run(self.config, self.compute, parent=None, name="blocks")
         return blocks.apply({"params": params}, x, layers, context, None, None, rngs=keys)[0]
 
@@ -263,15 +263,15 @@ class Stack(nn.Module):
     def _on_stages(self, x: jax.Array, context: Context) -> tuple[PyTree, jax.Array, Layer, Context, Keys, int]:
         """Returns the arguments of a pipeline: parameters, stream, layers, context, keys, number of microbatches."""
         keys = {} if context.deterministic else {"dropout": self.make_rng("dropout")}
-        layers = layers_of(self.config, self.num_layers)
-        return self.get_variable("params", "blocks"), x, layers, context, keys, self.compute.pipeline_parts
+        layers = layer_flags(self.config, self.num_layers)
+        return self.get_variable("params", "blocks"), x, layers, context, keys, self.compute.pipeline_microbatches
 
     @nn.nowrap
     def _unrolled(
-        self, x: jax.Array, context: Context, memory: Optional[Memory], branch: Optional[Branch]
+        self, x: jax.Array, context: Context, memory: Optional[KVCache], branch: Optional[Branch]
     ) -> tuple[jax.Array, SideOutputs]:
         """Computes the same as `_scanned` from the tuple of `layer_by_layer`, without dropout."""
-        layers, kinds = layers_of(self.config, self.num_layers), kinds_of_layers(self.config, self.num_layers)
+        layers, kinds = layer_flags(self.config, self.num_layers), layer_groups(self.config, self.num_layers)
         states: list[PyTree] = [None] * self.num_layers
         sums = []
         for i in range(self.num_layers):
@@ -287,7 +287,7 @@ class Stack(nn.Module):
         if memory is not None:
             memory = memory.replace(blocks=tuple(states), index=None if memory.index is None else memory.index + 1)
         stacked = jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *sums)
-        return x, SideOutputs(memory, over_layers(stacked, str(self.name), kinds[1].numbers))
+        return x, SideOutputs(memory, sum_over_layers(stacked, str(self.name), kinds[1].numbers))
 
 
 def _segments(segment_ids: jax.Array, length: int) -> tuple[jax.Array, bool]:
@@ -301,13 +301,13 @@ def _segments(segment_ids: jax.Array, length: int) -> tuple[jax.Array, bool]:
     return (jnp.arange(length)[None] < segment_ids[:, None]).astype(jnp.int32), True
 
 
-def _cross_mask(segment_ids: jax.Array, one_text: bool, encoded: Encoded) -> Mask:
+def _cross_mask(segment_ids: jax.Array, single_segment: bool, encoded: EncoderOutput) -> Mask:
     """Returns the mask of a decoder's tokens [B, T] on an encoded sequence."""
     read, alone = _segments(encoded.segment_ids, 0 if encoded.x is None else encoded.x.shape[1])
-    return Mask(False, segment_ids, read, one_text=one_text and alone)
+    return Mask(False, segment_ids, read, single_segment=single_segment and alone)
 
 
-def scanned(
+def scan_blocks(
     block: type[Block], config: ModelConfig, compute: Compute, length: int, unroll: Optional[int], *own_axes: object
 ) -> type[nn.Module]:
     """Returns the class of `length` blocks, called with (carry, layers, context, state, branch) and further arguments.
@@ -337,7 +337,7 @@ def scanned(
     )
 
 
-def layers_of(config: ModelConfig, count: int) -> Layer:
+def layer_flags(config: ModelConfig, count: int) -> Layer:
     """Returns the flags and numbers of a stack's layers; [L] each."""
     pattern = config.layer_pattern
     return Layer(

@@ -8,13 +8,13 @@ from pretrainax.layers.by_layer import BY_LAYER
 Sums = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), float32 scalars
 
 
-def added(one: Sums, other: Sums) -> Sums:
+def add_sums(one: Sums, other: Sums) -> Sums:
     """Returns the sums of both dictionaries; sums with the same name are added."""
     both = {name: jax.tree.map(jnp.add, one[name], other[name]) for name in one.keys() & other.keys()}
     return {**one, **other, **both}
 
 
-def over_layers(sums: Sums, stack: str, numbers: range) -> Sums:
+def sum_over_layers(sums: Sums, stack: str, numbers: range) -> Sums:
     """Adds the sums [l, …] of a stack over its layers; BY_LAYER sums keep their layer axis.
 
     The name of a BY_LAYER sum gets the stack, the first layer and the step: layers/decoder/0:1/expert_tokens.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from pretrainax.layers.attention_mask import Mask, pad, padded_segments
 from pretrainax.layers.attention_spec import AttentionSpec, Work, kernel_obstacle
 from pretrainax.layers.attention_work import seen_pairs
-from pretrainax.layers.made_again import kept
+from pretrainax.layers.rematerialization import saved_residual
 from pretrainax.layers.sequence_parallel import on_each_device
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size
@@ -176,7 +176,7 @@ def tpu_flash(q, k, v, mask: Mask, bias, scale, logit_cap):
 
     # Row by row, because the kernel expects the bias as [B, H, T, S]: a shared bias stays [1, H, T, S] in memory.
     shared = bias is not None and bias.shape[0] == 1
-    bias = bias if bias is None or shared else kept(bias)
+    bias = bias if bias is None or shared else saved_residual(bias)
     bias_axis = None if shared else 0
     out = jax.vmap(one_row, in_axes=(0, 0, 0, bias_axis, 0))(*heads_first, bias[0] if shared else bias, segments)
     # [B, H, T', K] -> [B, T, H, K]

@@ -6,7 +6,7 @@ import jax
 
 from pretrainax.config import ModelConfig
 from pretrainax.models import abstract_params
-from pretrainax.models.electra import models_of
+from pretrainax.models.electra import component_configs
 from pretrainax.models.heads import HEADS
 from pretrainax.sharding.rules import axes_of_leaves
 
@@ -23,7 +23,7 @@ def active_parameters(config: ModelConfig) -> int:
 
 def predicted_vocabulary(config: ModelConfig) -> int:
     """Returns the number of vocabulary logits per predicted token; 0 for a classifier."""
-    return sum(model.vocab_size for model in models_of(config) if HEADS["lm"].is_in(model))
+    return sum(model.vocab_size for model in component_configs(config) if HEADS["lm"].is_in(model))
 
 
 def describe_experts(config: ModelConfig) -> str:

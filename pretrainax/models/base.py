@@ -17,8 +17,8 @@ from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.embedding import Embedding
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.positions import positions_of
-from pretrainax.layers.sums import added
+from pretrainax.layers.positions import positions_for
+from pretrainax.layers.sums import add_sums
 from pretrainax.models.heads import heads_of
 from pretrainax.models.heads.base import modules_of_heads
 from pretrainax.models.outputs import Outputs
@@ -83,7 +83,7 @@ class Model(AnyFamily):
     def setup(self):
         config = self.config
         self.token_embedding = token_table(config)
-        self.position_embedding = positions_of(config).embedding()
+        self.position_embedding = positions_for(config).embedding()
         if config.num_token_types:
             self.token_type_embedding = table(config, config.num_token_types)
         if config.embedding_norm:
@@ -98,7 +98,7 @@ class Model(AnyFamily):
         self.dropout = Dropout(config.dropout_rate)
 
     @property
-    def written_embedding(self) -> Embedding:
+    def output_embedding(self) -> Embedding:
         """Returns the embedding table of the output tokens, to which the output matrix may be tied."""
         return self.decoder_token_embedding if self.config.separate_embeddings else self.token_embedding
 
@@ -121,10 +121,10 @@ class Model(AnyFamily):
         ids = (tokens, positions) if token_types is None else (tokens, positions, token_types)
         chex.assert_rank(ids, 2, custom_message="tokens, positions and token_types are [B, T]")
         chex.assert_equal_shape(ids, custom_message="tokens, positions and token_types are [B, T]")
-        x = (self.written_embedding if side else self.token_embedding)(tokens)
+        x = (self.output_embedding if side else self.token_embedding)(tokens)
         if config.scale_embeddings:
             x *= math.sqrt(config.d_model)
-        x = positions_of(config).embed(x, positions, getattr(self, f"{side}position_embedding"))
+        x = positions_for(config).embed(x, positions, getattr(self, f"{side}position_embedding"))
         if config.num_token_types:
             x += self.token_type_embedding(jnp.zeros_like(tokens) if token_types is None else token_types)
         if config.embedding_norm:
@@ -145,7 +145,7 @@ class Model(AnyFamily):
         outputs, sums = {}, side.sums
         for head in heads_of(self.config):
             outputs[head.name] = head.answer(self, x, batch, deterministic=deterministic)
-            sums = added(sums, head.of_blocks(outputs[head.name]))
+            sums = add_sums(sums, head.of_blocks(outputs[head.name]))
         return Outputs(outputs, sums, side.state)
 
 

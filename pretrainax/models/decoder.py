@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch, segments_of
 from pretrainax.layers.block import SideOutputs
-from pretrainax.layers.one_forward_one_backward import Ending, Loss
+from pretrainax.layers.one_forward_one_backward import Loss, LossStage
 from pretrainax.layers.stack import Stack
 from pretrainax.models.base import Model, register_model
 from pretrainax.models.outputs import Outputs
@@ -35,7 +35,7 @@ class Decoder(Model):
         x, side = self._through_stack(batch, state, deterministic=deterministic)
         return self.answer(x, side, batch, deterministic=deterministic)
 
-    def turned_round(self, batch: Batch, loss: Callable[[Outputs, Batch], Loss]) -> Loss:
+    def one_forward_one_backward_loss(self, batch: Batch, loss: Callable[[Outputs, Batch], Loss]) -> Loss:
         """Returns the training loss of a batch; a pipeline computes each microbatch's gradients right after its loss.
 
         Args:
@@ -51,11 +51,11 @@ class Decoder(Model):
         def run(params, x, tokens):
             return loss(cast(Outputs, answer({"params": params}, x, SideOutputs(), tokens)), tokens)
 
-        objective, side = self._through_stack(batch, ending=Ending(run, params, tokens), deterministic=False)
+        objective, side = self._through_stack(batch, ending=LossStage(run, params, tokens), deterministic=False)
         return objective, side.sums
 
     def _through_stack(
-        self, batch: Batch, state: PyTree = None, ending: Optional[Ending] = None, *, deterministic: bool
+        self, batch: Batch, state: PyTree = None, ending: Optional[LossStage] = None, *, deterministic: bool
     ) -> tuple[jax.Array, SideOutputs]:
         return self.decoder(
             self.embed(batch["tokens"], batch["positions"], deterministic=deterministic),

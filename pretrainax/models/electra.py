@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from pretrainax.config import Generator, ModelConfig, UserError
 from pretrainax.data.batch import Batch, has_loss, is_gathered
 from pretrainax.layers.compute import Compute
-from pretrainax.layers.sums import added
+from pretrainax.layers.sums import add_sums
 from pretrainax.models.base import register_model
 from pretrainax.models.encoder import Encoder
 from pretrainax.models.heads.language_model import LanguageModelOutput
@@ -40,7 +40,7 @@ SHARED = {
 _SAMPLE_CHUNK = 4096  # number of tokens whose vocabulary logits exist at a time when replacements are sampled
 
 
-def models_of(config: ModelConfig) -> list[ModelConfig]:
+def component_configs(config: ModelConfig) -> list[ModelConfig]:
     """Returns the configs of the models in a config: the config itself, or a generator and its discriminator."""
     return [config] if config.generator is None else [generator_config(config), discriminator_config(config)]
 
@@ -183,13 +183,13 @@ class Electra:
         generated = run(1, generator, batch)
         if not has_loss(batch):  # without a loss, only the generator runs
             return generated
-        tokens, replaced = replace(generated.heads["lm"], batch, sample)
+        tokens, replaced = sample_replacements(generated.heads["lm"], batch, sample)
         detected = run(0, discriminator, {**batch, "tokens": tokens})
         replaced_output = detected.heads["replaced"].replace(
             replaced=replaced, weight=_generator_of(self.config).loss_weight
         )
         heads = {**generated.heads, **detected.heads, "replaced": replaced_output}
-        return Outputs(heads, added(generated.sums, detected.sums))
+        return Outputs(heads, add_sums(generated.sums, detected.sums))
 
 
 def _folded(keys: PyTree, number: int) -> PyTree:
@@ -197,7 +197,7 @@ def _folded(keys: PyTree, number: int) -> PyTree:
     return jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)
 
 
-def replace(
+def sample_replacements(
     generated: LanguageModelOutput, batch: Batch, sample: Optional[jax.Array] = None
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the tokens with the generator's replacements, and the mask of replaced tokens.

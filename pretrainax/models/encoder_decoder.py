@@ -7,9 +7,9 @@ import jax
 from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch, segments_of
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.positions import positions_of
-from pretrainax.layers.stack import Encoded, Stack
-from pretrainax.layers.sums import added
+from pretrainax.layers.positions import positions_for
+from pretrainax.layers.stack import EncoderOutput, Stack
+from pretrainax.layers.sums import add_sums
 from pretrainax.models.base import Model, register_model, token_table
 from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.param_paths import PyTree
@@ -33,7 +33,7 @@ class EncoderDecoder(Model):
         encoder, decoder = self.config.stacks.values()
         if self.config.separate_embeddings:
             self.decoder_token_embedding = token_table(decoder)
-        self.decoder_position_embedding = positions_of(decoder).embedding()
+        self.decoder_position_embedding = positions_for(decoder).embedding()
         if decoder.embedding_norm:
             self.decoder_embedding_norm = Norm(decoder)
         self.encoder = Stack(encoder, self.compute, causal=False, num_layers=encoder.num_layers)
@@ -42,14 +42,14 @@ class EncoderDecoder(Model):
     def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
         return self.decode(batch, self.encode(batch, deterministic=deterministic), deterministic=deterministic)
 
-    def encode(self, batch: Batch, *, deterministic: bool) -> Encoded:
+    def encode(self, batch: Batch, *, deterministic: bool) -> EncoderOutput:
         """Returns the encoded `encoder_tokens`, which the decoder reads at every step."""
         positions, segment_ids = batch["encoder_positions"], segments_of(batch, "encoder_")
         x = self.embed(batch["encoder_tokens"], positions, deterministic=deterministic)
         x, side = self.encoder(x, positions, segment_ids, deterministic=deterministic)
-        return Encoded(self._drop(x, deterministic), segment_ids, side.sums)
+        return EncoderOutput(self._drop(x, deterministic), segment_ids, side.sums)
 
-    def decode(self, batch: Batch, encoded: Encoded, state: PyTree = None, *, deterministic: bool) -> Outputs:
+    def decode(self, batch: Batch, encoded: EncoderOutput, state: PyTree = None, *, deterministic: bool) -> Outputs:
         """Returns the outputs for each token, with the updated `state` of the decoder's blocks [L, …]."""
         x, side = self.decoder(
             self.embed(batch["tokens"], batch["positions"], side="decoder_", deterministic=deterministic),
@@ -59,7 +59,7 @@ class EncoderDecoder(Model):
             state=state,
             deterministic=deterministic,
         )
-        both = dataclasses.replace(side, sums=added(encoded.sums, side.sums))
+        both = dataclasses.replace(side, sums=add_sums(encoded.sums, side.sums))
         return self.answer(self._drop(x, deterministic), both, batch, deterministic=deterministic)
 
     def _drop(self, x: jax.Array, deterministic: bool) -> jax.Array:

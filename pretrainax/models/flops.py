@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Optional
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.attention import BACKENDS, choose_implementation
+from pretrainax.layers.attention import BACKENDS, choose_backend
 from pretrainax.layers.attention_spec import PRODUCTS, AttentionSpec, Work
-from pretrainax.layers.feed_forward import feed_forwards_of, kinds_of_layers
+from pretrainax.layers.feed_forward import feed_forwards_of, layer_groups
 from pretrainax.layers.feed_forward.mixture import Mixture
 from pretrainax.layers.multi_head import MultiHeadAttention
-from pretrainax.layers.positions import positions_of
+from pretrainax.layers.positions import positions_for
 from pretrainax.layers.self_attention import self_attention_of
 from pretrainax.models.base import model_of
-from pretrainax.models.electra import models_of
+from pretrainax.models.electra import component_configs
 from pretrainax.models.heads import heads_of
 
 
@@ -64,11 +64,13 @@ def flops_per_step(
       passes: number of products with each matrix, `Experiment.passes`. Matrices that a tuning adds are not counted.
     """
     attention = attention_flops(config, inputs, targets, lambda one: PRODUCTS * one.queries * one.keys)
-    total = batch_size * (mapped(passes, *other_flops(config, inputs, targets)) + attended(passes) * attention)
+    total = batch_size * (
+        matrix_flops(passes, *other_flops(config, inputs, targets)) + attention_fraction(passes) * attention
+    )
     return total if teacher is None else total + flops_per_step(teacher, batch_size, inputs, targets) / 3
 
 
-def flops_done(
+def executed_flops(
     config: ModelConfig,
     batch_size: float,
     inputs: int,
@@ -79,11 +81,13 @@ def flops_done(
 ) -> float:
     """Returns the FLOPs of `flops_per_step` without query-key pairs that the attention skips, by `work`."""
     attention = attention_flops(config, inputs, targets, lambda one: PRODUCTS * work(one).pairs.sum())
-    total = batch_size * (mapped(passes, *other_flops(config, inputs, targets)) + attended(passes) * attention)
-    return total if teacher is None else total + flops_done(teacher, batch_size, inputs, targets, work) / 3
+    total = batch_size * (
+        matrix_flops(passes, *other_flops(config, inputs, targets)) + attention_fraction(passes) * attention
+    )
+    return total if teacher is None else total + executed_flops(teacher, batch_size, inputs, targets, work) / 3
 
 
-def mapped(passes: int, blocks: float, around: float) -> float:
+def matrix_flops(passes: int, blocks: float, around: float) -> float:
     """Returns the FLOPs of a step's products with matrices, from the forward FLOPs in and around the blocks.
 
     If only the heads are trained (one pass), the heads have a backward pass and the blocks have none.
@@ -91,7 +95,7 @@ def mapped(passes: int, blocks: float, around: float) -> float:
     return passes * blocks + (3 if passes == 1 else passes) * around
 
 
-def attended(passes: int) -> float:
+def attention_fraction(passes: int) -> float:
     """Returns the fraction of the attention products that a step computes: 1/3 without a backward pass."""
     return 1.0 if passes > 1 else 1 / 3
 
@@ -111,7 +115,7 @@ def attention_flops(config: ModelConfig, inputs: int, targets: int, products: Ca
 def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, float]:
     """Returns the other forward FLOPs of one example: in the blocks, and before and after the blocks."""
     if config.generator is not None:
-        parts = (other_flops(part, inputs, targets) for part in models_of(config))
+        parts = (other_flops(part, inputs, targets) for part in component_configs(config))
         blocks, around = map(sum, zip(*parts, strict=True))
         return blocks, around
     if (own := model_of(config).flops(config, inputs, targets)) is not None:
@@ -138,7 +142,7 @@ def expert_flops(config: ModelConfig, inputs: int, targets: int) -> float:
     return sum(
         len(kind.numbers) * part.kind.flops(part.config, length)
         for stack, length in stacks
-        for kind in kinds_of_layers(stack, stack.num_layers)
+        for kind in layer_groups(stack, stack.num_layers)
         for part in feed_forwards_of(kind.config)
         if issubclass(part.kind, Mixture)
     )
@@ -146,10 +150,10 @@ def expert_flops(config: ModelConfig, inputs: int, targets: int) -> float:
 
 def _blocks(config: ModelConfig, layers: int, length: int) -> int:
     """Returns the forward FLOPs of one example in feed-forwards, positions and self-attention projections."""
-    attention = self_attention_of(config).flops(config, length, length) + positions_of(config).flops(length, length)
+    attention = self_attention_of(config).flops(config, length, length) + positions_for(config).flops(length, length)
     return layers * attention + sum(
         len(kind.numbers) * part.kind.flops(part.config, length)
-        for kind in kinds_of_layers(config, layers)
+        for kind in layer_groups(config, layers)
         for part in feed_forwards_of(kind.config)
     )
 
@@ -160,7 +164,7 @@ def _blocks(config: ModelConfig, layers: int, length: int) -> int:
 def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Attention]:
     """Yields all attentions of a model, in groups."""
     if config.generator is not None:
-        for part in models_of(config):
+        for part in component_configs(config):
             yield from attentions(part, inputs, targets)
         return
     if model_of(config).flops(config, inputs, targets) is not None:  # the model has no attention of this package
@@ -192,7 +196,7 @@ def implementation_of(specs: Sequence[AttentionSpec], requested: str, platform: 
 
     Args:
       specs: specs from a trace of the model, possibly with other sequence lengths.
-      requested, platform: as in `choose_implementation`.
+      requested, platform: as in `choose_backend`.
     """
 
     def implementation(one: Attention) -> tuple[str, AttentionSpec]:
@@ -201,7 +205,7 @@ def implementation_of(specs: Sequence[AttentionSpec], requested: str, platform: 
         # With other lengths, cross-attention may get the encoder's spec; no kernel skips pairs in either.
         traced = next((spec for spec in candidates if spec.lengths == lengths), candidates[0])
         traced = dataclasses.replace(traced, query_length=one.queries, key_length=one.keys)
-        name, _ = choose_implementation(requested, platform, traced)  # all layers of a stack use the same
+        name, _ = choose_backend(requested, platform, traced)  # all layers of a stack use the same
         return name, dataclasses.replace(traced, window=one.window)
 
     return implementation

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pretrainax.data.batch import Batch
 from pretrainax.layers.sums import Sums
-from pretrainax.sharding.param_paths import PyTree, over_parts
+from pretrainax.sharding.param_paths import PyTree, map_parts
 
 TOKENS = "tokens"  # unit of sums over all tokens that a model reads, see `count_tokens`
 
@@ -28,7 +28,7 @@ class Outputs:
         """Returns float32 logits: [B, N, V] of a language model, [B, T] of a replaced-token discriminator."""
         return self.heads["lm"].logits() if "lm" in self.heads else self.heads["replaced"].logits
 
-    def joined(
+    def combined_objective(
         self, own: jax.Array, counts: Mapping[str, jax.Array], total_counts: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, Sums]:
         """Returns the training objective, and additional sums to report.
@@ -55,7 +55,7 @@ def hidden_states(intermediates: PyTree) -> dict[str, jax.Array]:
         return x.reshape(-1, *x.shape[-3:])  # shared layers and alternating kinds of layers: [L, 1, …] -> [L, …]
 
     return {
-        name: over_parts(sown, hidden)
+        name: map_parts(sown, hidden)
         for name, sown in intermediates.items()
         if isinstance(sown, Mapping) and "blocks" in sown
     }

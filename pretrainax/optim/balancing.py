@@ -13,14 +13,16 @@ import jax.numpy as jnp
 
 from pretrainax.config import LayersConfig, MixtureOfExperts
 from pretrainax.layers.by_layer import BY_LAYER, EXPERT_TOKENS
-from pretrainax.optim.layers import trained
+from pretrainax.optim.layers import trained_mask
 from pretrainax.optim.matrices import tree_of_names
 from pretrainax.sharding.param_paths import PyTree
 
 _BIAS = "/blocks/mlp/router/balance"
 
 
-def steered(settings: Optional[MixtureOfExperts], layers: LayersConfig, params: PyTree, sums: Mapping) -> PyTree:
+def update_balance_biases(
+    settings: Optional[MixtureOfExperts], layers: LayersConfig, params: PyTree, sums: Mapping
+) -> PyTree:
     """Returns the parameters with router biases moved by `bias_rate`; the biases of frozen layers do not move.
 
     A bias moves up if its expert got fewer tokens than the mean expert of its layer, and down if it got more.
@@ -40,4 +42,4 @@ def steered(settings: Optional[MixtureOfExperts], layers: LayersConfig, params: 
         )
         return x + settings.bias_rate * jnp.where(on, jnp.sign(tokens.mean(axis=-1, keepdims=True) - tokens), 0.0)
 
-    return jax.tree.map(moved, tree_of_names(params), params, trained(layers, params))
+    return jax.tree.map(moved, tree_of_names(params), params, trained_mask(layers, params))

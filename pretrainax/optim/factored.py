@@ -5,7 +5,7 @@ from typing import Optional
 
 import optax
 
-from pretrainax.optim.matrices import on_each_matrix
+from pretrainax.optim.matrices import map_matrices
 from pretrainax.optim.optimizers import Chain
 
 
@@ -17,37 +17,37 @@ class Adafactor(Chain):
         u = g / sqrt(v); u /= max(1, RMS(u) / clip_rms)
         w -= rate(step) · (max(1e-3, RMS(w)) · u + weight_decay · w)
 
-    For a matrix with sides of at least `least_factored`, v is the product of the means of its rows and its columns.
+    For a matrix with sides of at least `min_factored_size`, v is the product of the means of its rows and its columns.
     """
 
     learning_rate: float = 1e-2  # peak of the schedule
     decay_exponent: float = 0.8  # the second moment decays by 1 - updates^-decay_exponent
     clip_rms: Optional[float] = 1.0  # maximum RMS of the update of a matrix; None: no clipping
     scale_by_parameter_rms: bool = True  # updates relative to the RMS of each matrix
-    least_factored: int = 128  # matrices with a smaller side have an unfactored second moment
+    min_factored_size: int = 128  # matrices with a smaller side have an unfactored second moment
     weight_decay: float = 0.0  # decoupled, times the learning rate; biases and norms do not decay
     clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 
     @property
-    def is_relative(self) -> bool:
+    def is_scale_invariant(self) -> bool:
         return self.scale_by_parameter_rms
 
     def directions(self, params_shape):
         parts = [
-            optax.scale_by_factored_rms(decay_rate=self.decay_exponent, min_dim_size_to_factor=self.least_factored)
+            optax.scale_by_factored_rms(decay_rate=self.decay_exponent, min_dim_size_to_factor=self.min_factored_size)
         ]
         if self.clip_rms is not None:
             parts.append(optax.clip_by_block_rms(self.clip_rms))
         if self.scale_by_parameter_rms:
             parts.append(optax.scale_by_param_block_rms(min_scale=1e-3))
-        yield on_each_matrix(optax.chain(*parts), params_shape)
+        yield map_matrices(optax.chain(*parts), params_shape)
 
     def problems(self, experiment):
         yield from super().problems(experiment)
         if not 0 < self.decay_exponent <= 1:
             yield f"config.optimizer.decay_exponent is {self.decay_exponent}, it must be in (0, 1]"
-        if self.least_factored < 1:
-            yield f"config.optimizer.least_factored is {self.least_factored}, it must be at least 1"
+        if self.min_factored_size < 1:
+            yield f"config.optimizer.min_factored_size is {self.min_factored_size}, it must be at least 1"
 
 
 @dataclasses.dataclass
@@ -66,4 +66,4 @@ class SM3(Chain):
     clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 
     def directions(self, params_shape):
-        yield on_each_matrix(optax.scale_by_sm3(self.b1, eps=0.0), params_shape)
+        yield map_matrices(optax.scale_by_sm3(self.b1, eps=0.0), params_shape)

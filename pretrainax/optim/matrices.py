@@ -32,7 +32,7 @@ def rms(stacked: int, x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.mean(jnp.square(x), axis=tuple(range(stacked, x.ndim)), keepdims=True))
 
 
-def scale_by_size(factor: Callable[[jax.Array, jax.Array], jax.Array]) -> optax.GradientTransformation:
+def scale_by_rms_ratio(factor: Callable[[jax.Array, jax.Array], jax.Array]) -> optax.GradientTransformation:
     """Returns the transformation update × factor(RMS of the parameter, RMS of the update), per matrix."""
 
     def scale(stacked: int, update: jax.Array, param: jax.Array) -> jax.Array:
@@ -52,7 +52,7 @@ def first_output(axes: tuple[str, ...]) -> int:
     return len(axes) - (2 if axes[-1] == "head_dim" else 1)
 
 
-def on_each_matrix(
+def map_matrices(
     transformation: optax.GradientTransformation, params_shape: PyTree
 ) -> optax.GradientTransformationExtraArgs:
     """Returns `transformation`, which treats each leaf as one matrix, applied to each matrix of the model separately.

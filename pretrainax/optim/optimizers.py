@@ -11,7 +11,7 @@ import optax
 
 from pretrainax.config import Experiment, kinds
 from pretrainax.optim.decay import decay_mask
-from pretrainax.optim.matrices import rms, scale_by_size, stacked_axes
+from pretrainax.optim.matrices import rms, scale_by_rms_ratio, stacked_axes
 from pretrainax.optim.schedules import Rate
 from pretrainax.sharding.param_paths import PyTree
 
@@ -22,12 +22,14 @@ class Optimizer(kinds.Optimizer):
     """Base class of optimizers. A subclass is a dataclass with a `learning_rate` that implements `build`."""
 
     learning_rate: float  # peak of the schedule
-    asks_for_gradients: ClassVar[bool] = False  # `update` takes `gradients_at`, parameters -> gradients of the batch
+    needs_gradient_function: ClassVar[bool] = (
+        False  # `update` takes `gradients_at`, parameters -> gradients of the batch
+    )
     # `update` takes `factors`, a tree of factors of the rate (optim/layers.py); updates of others are scaled by it
     takes_factors: ClassVar[bool] = False
 
     @property
-    def is_relative(self) -> bool:
+    def is_scale_invariant(self) -> bool:
         """Returns True if one learning rate fits models of all sizes.
 
         Then an update is relative to the size of its matrix, or to the sizes of all previous gradients.
@@ -40,7 +42,7 @@ class Optimizer(kinds.Optimizer):
         return 1.0
 
     @property
-    def moves_the_gradient(self) -> bool:
+    def has_gradient_point(self) -> bool:
         """Returns True if the gradient is taken at other parameters than the model's; both sets need memory."""
         return type(self).gradient_point is not Optimizer.gradient_point
 
@@ -155,12 +157,12 @@ class AdamW(Chain):
     bias_correction: BiasCorrection = "moments"
 
     @property
-    def is_relative(self) -> bool:
+    def is_scale_invariant(self) -> bool:
         return self.scale_by_parameter_rms
 
     def directions(self, params_shape):
         yield scale_by_adam(self.b1, self.b2, self.epsilon, self.bias_correction)
-        yield scale_by_size(_parameter_rms) if self.scale_by_parameter_rms else optax.identity()
+        yield scale_by_rms_ratio(_parameter_rms) if self.scale_by_parameter_rms else optax.identity()
 
 
 @dataclasses.dataclass
@@ -184,7 +186,7 @@ class Lamb(Chain):
     bias_correction: BiasCorrection = "moments"  # as for AdamW; "none": as in ALBERT
 
     @property
-    def is_relative(self) -> bool:
+    def is_scale_invariant(self) -> bool:
         return True
 
     def build(self, schedule, params_shape):
@@ -192,7 +194,7 @@ class Lamb(Chain):
             self.clipping(),
             scale_by_adam(self.b1, self.b2, self.epsilon, self.bias_correction),
             self.decaying(params_shape),
-            optax.masked(scale_by_size(_norm_ratio), decay_mask(params_shape)),
+            optax.masked(scale_by_rms_ratio(_norm_ratio), decay_mask(params_shape)),
             scale_by_rate_of_step(schedule),
         )
 
@@ -238,7 +240,8 @@ class AdEMAMix(Chain):
 
         w -= rate(step) · ((m̂ + alpha · m2) / (sqrt(v̂) + epsilon) + weight_decay · w)
 
-    m2 = b3 m2 + (1 - b3) g. Over `rise_steps`, alpha grows from 0, and the half-life of b3 grows from that of b1.
+    m2 = b3 m2 + (1 - b3) g. Over `alpha_warmup_steps`, alpha grows from 0, and the half-life of b3 from
+    the one of b1.
     """
 
     learning_rate: float = 1e-3  # peak of the schedule
@@ -246,15 +249,17 @@ class AdEMAMix(Chain):
     b2: float = 0.999  # decay rate of the second moment
     b3: float = 0.9999  # decay rate of the slow first moment
     alpha: float = 8.0  # weight of the slow first moment
-    rise_steps: int = 0  # steps over which alpha and b3 rise; the paper uses all steps of the run, config.train.steps
+    alpha_warmup_steps: int = (
+        0  # steps over which alpha and b3 rise; the paper uses all steps of the run, config.train.steps
+    )
     epsilon: float = 1e-8  # added to the square root of the second moment
     weight_decay: float = 0.1  # decoupled, times the learning rate; biases and norms do not decay
     clip_norm: Optional[float] = 1.0  # maximum global norm of the gradient; None: no clipping
 
     def directions(self, params_shape):
-        if self.rise_steps:
-            alpha = optax.linear_schedule(0.0, self.alpha, self.rise_steps)
-            half_life = optax.linear_schedule(_half_life(self.b1), _half_life(self.b3), self.rise_steps)
+        if self.alpha_warmup_steps:
+            alpha = optax.linear_schedule(0.0, self.alpha, self.alpha_warmup_steps)
+            half_life = optax.linear_schedule(_half_life(self.b1), _half_life(self.b3), self.alpha_warmup_steps)
         else:
             alpha, half_life = self.alpha, optax.constant_schedule(_half_life(self.b3))
         yield optax.contrib.scale_by_ademamix(
@@ -263,13 +268,14 @@ class AdEMAMix(Chain):
 
     def problems(self, experiment):
         yield from super().problems(experiment)
-        for name in ("rise_steps", "alpha"):
+        for name in ("alpha_warmup_steps", "alpha"):
             if not getattr(self, name) >= 0:
                 yield f"config.optimizer.{name} is {getattr(self, name)}, it must be at least 0"
-        if self.rise_steps and not 0 < self.b1 <= self.b3:
+        if self.alpha_warmup_steps and not 0 < self.b1 <= self.b3:
             yield (
                 f"config.optimizer.b3 is {self.b3}, and rises from config.optimizer.b1 {self.b1} over "
-                f"config.optimizer.rise_steps {self.rise_steps}: b3 must be at least b1, and b1 must be above 0"
+                f"config.optimizer.alpha_warmup_steps {self.alpha_warmup_steps}: b3 must be at least b1, and b1 "
+                "must be above 0"
             )
 
 
@@ -291,7 +297,7 @@ class Adagrad(Chain):
     clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 
     @property
-    def is_relative(self) -> bool:
+    def is_scale_invariant(self) -> bool:
         return True
 
     def directions(self, params_shape):

@@ -27,8 +27,8 @@ class SOAP(Chain):
         w -= rate(step) · (P Adam(Pᵀ G Q) Qᵀ + weight_decay · w)
 
     One power iteration and a QR decomposition update the eigenvectors every `interval` updates. The first update only
-    initializes L and R, and is zero, as in the released code. A side longer than `longest` is not rotated; AdamW trains
-    biases and norms. The state of a square matrix is six times as large as the matrix; Adam's is twice as large.
+    initializes L and R, and is zero, as in the released code. A side longer than `max_side` is not rotated; AdamW
+    trains biases and norms. The state of a square matrix is six times as large as the matrix; Adam's is twice as large.
 
     NOTE The rank of the first gradient is below the longer side of a matrix. As in the released code, rounding decides
     the basis of the remaining directions, so a run starts with other steps on another mesh. On one mesh a run repeats
@@ -43,7 +43,7 @@ class SOAP(Chain):
     b3: float = 0.95  # decay rate of L and R
     epsilon: float = 1e-8  # added to the square root of the second moment
     interval: int = 10  # number of updates between changes of the eigenvectors
-    longest: int = 10_000  # maximum length of a side with eigenvectors
+    max_side: int = 10_000  # maximum length of a side with eigenvectors
     weight_decay: float = 0.01  # decoupled, times the learning rate; biases and norms do not decay
     clip_norm: Optional[float] = 1.0  # maximum global norm of the gradient; None: no clipping
 
@@ -59,7 +59,7 @@ class SOAP(Chain):
 
     def problems(self, experiment):
         yield from super().problems(experiment)
-        for name in ("interval", "longest"):
+        for name in ("interval", "max_side"):
             if getattr(self, name) < 1:
                 yield f"config.optimizer.{name} is {getattr(self, name)}, it must be at least 1"
 
@@ -72,7 +72,7 @@ class SOAP(Chain):
             if not name.endswith(("kernel", "embedding")) or outputs <= stacked:
                 return optax.MaskedNode()
             sides = math.prod(x.shape[stacked:outputs]), math.prod(x.shape[outputs:])
-            rotated = tuple(i for i, side in enumerate(sides) if side <= self.longest)
+            rotated = tuple(i for i, side in enumerate(sides) if side <= self.max_side)
             names = axes[stacked], axes[outputs]
             return (
                 _Matrix((*x.shape[:stacked], *sides), axes[:stacked], names, rotated) if rotated else optax.MaskedNode()

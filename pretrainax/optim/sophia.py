@@ -25,7 +25,7 @@ class Sophia(Chain):
     the released code; in the algorithm this is before the update. Random signs replace the paper's normal numbers.
     """
 
-    asks_for_gradients: ClassVar[bool] = True
+    needs_gradient_function: ClassVar[bool] = True
 
     learning_rate: float = 3e-4  # peak of the schedule
     b1: float = 0.965  # decay rate of the first moment

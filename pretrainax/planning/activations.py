@@ -24,10 +24,10 @@ from pretrainax.config import Experiment, MeshConfig, ModelConfig, TrainConfig
 from pretrainax.distill import Distillation
 from pretrainax.interop.run_start import TrainedStart
 from pretrainax.interop.teacher import teacher_of
-from pretrainax.layers.attention import choose_implementation
+from pretrainax.layers.attention import choose_backend
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
-from pretrainax.layers.compute import for_this_machine
-from pretrainax.layers.made_again import is_converted
+from pretrainax.layers.compute import resolve_auto
+from pretrainax.layers.rematerialization import is_cast_kernel
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.axes import AXES, BATCH_AXES, LENGTH_AXIS, mesh_axes
@@ -56,7 +56,7 @@ def saved_residuals(experiment: Experiment, mesh_sizes: dict[str, int], platform
       platform: "tpu", "gpu" or "cpu".
     """
     rows = micro_rows(experiment, mesh_sizes)
-    shard = local(experiment, mesh_sizes)
+    shard = shard_experiment(experiment, mesh_sizes)
     shard.train = dataclasses.replace(shard.train, global_batch_size=1, accumulate=1)
     key = config_key(shard)
     # The bytes of an array are a constant plus a multiple of the rows. Two traces give both terms.
@@ -75,7 +75,7 @@ def micro_rows(experiment: Experiment, mesh_sizes: dict[str, int]) -> float:
     return experiment.train.global_batch_size / (experiment.train.accumulate * parts)
 
 
-def local(experiment: Experiment, mesh_sizes: dict[str, int]) -> Experiment:
+def shard_experiment(experiment: Experiment, mesh_sizes: dict[str, int]) -> Experiment:
     """Returns the experiment of one device: its share of the heads and widths, as AXIS_RULES splits them.
 
     NOTE The heads and the width of a generator (ELECTRA) are not divided.
@@ -160,15 +160,15 @@ def _cached_shapes(key: str) -> dict[str, jax.ShapeDtypeStruct]:
     return batch_shapes(config_lib.from_json(Experiment, json.loads(key)))
 
 
-def train_on(experiment: Experiment, platform: str) -> TrainConfig:
+def resolved_train_config(experiment: Experiment, platform: str) -> TrainConfig:
     """Returns `config.train` with "auto" resolved for the platform."""
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
-        return for_this_machine(experiment.train)
+        return resolve_auto(experiment.train)
 
 
-def width_on(experiment: Experiment, platform: str) -> int:
+def compute_itemsize(experiment: Experiment, platform: str) -> int:
     """Returns the bytes per element of the compute dtype on the platform."""
-    return 2 if train_on(experiment, platform).dtype == "bfloat16" else 4
+    return 2 if resolved_train_config(experiment, platform).dtype == "bfloat16" else 4
 
 
 def config_key(experiment: Experiment) -> str:
@@ -183,10 +183,10 @@ def _trace(key: str, rows: int, platform: str, teacher: str) -> list[SavedResidu
         # A trace of cuDNN's attention requires cuDNN. The TPU kernels save the same arrays: queries, keys, values, the
         # result and the normalizer of each row. If some attentions of a model use cuDNN, all count as cuDNN.
         requested, specs = experiment.train.attention, _attention_specs(key, platform, teacher)
-        chosen = {choose_implementation(requested, platform, spec)[0] for spec in specs}
+        chosen = {choose_backend(requested, platform, spec)[0] for spec in specs}
         platform, experiment.train.attention = ("tpu", "auto") if "cudnn" in chosen else ("gpu", "xla")
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
-        train = for_this_machine(experiment.train)
+        train = resolve_auto(experiment.train)
         return list(_residuals_of(_build(experiment, train, teacher), train, shapes))
 
 
@@ -206,7 +206,7 @@ def _attention_specs(key: str, platform: str, teacher: str) -> tuple[AttentionSp
     mesh = abstract_mesh(dict.fromkeys(AXES, 1), platform)
     with jax.sharding.use_abstract_mesh(mesh), collect_attention_specs() as specs:
         untuned = dataclasses.replace(experiment, tuning=None)
-        model = _build(untuned, for_this_machine(experiment.train), teacher)
+        model = _build(untuned, resolve_auto(experiment.train), teacher)
         train_step.abstract_params(model, shapes_of(experiment))
     return tuple(specs)
 
@@ -223,9 +223,9 @@ def _residuals_of(
         if not isinstance(var, Literal) and _behind_reshapes(jaxpr, var) not in seen:
             seen.add(_behind_reshapes(jaxpr, var))
             equations = _producers(jaxpr, var)
-            if any(is_converted(eqn) for eqn in equations):
+            if any(is_cast_kernel(eqn) for eqn in equations):
                 continue  # copies of parameters: the memory estimate counts them separately
-            words = [word for eqn in equations for word in scopes(eqn) if word in modules]
+            words = [word for eqn in equations for word in name_stack_words(eqn) if word in modules]
             yield SavedResidual("/".join(words) or "loss", var.aval.shape, str(var.aval.dtype), bytes_of(var))
 
 
@@ -233,7 +233,7 @@ def forward_jaxpr(experiment: Experiment, rows: int, platform: str) -> tuple[Jax
     """Returns (jaxpr of the objective's forward pass for `rows` rows, names of the modules in its scopes)."""
     shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
-        train = for_this_machine(experiment.train)
+        train = resolve_auto(experiment.train)
         model = _build(experiment, train, "")
         return _objective_jaxpr(model, train, shapes, lambda objective, params: objective(params))
 
@@ -284,6 +284,6 @@ def _producers(jaxpr: Jaxpr, var: Var) -> list[JaxprEqn]:
     return [eqn]
 
 
-def scopes(eqn: JaxprEqn) -> list[str]:
+def name_stack_words(eqn: JaxprEqn) -> list[str]:
     """Returns the words of an equation's name stack, such as jvp(Decoder)/decoder/transpose(jvp(blocks))."""
     return re.findall(r"\w+", str(eqn.source_info.name_stack))

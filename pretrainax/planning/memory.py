@@ -20,18 +20,18 @@ from pretrainax.planning.activations import (
     SavedResidual,
     abstract_frozen,
     abstract_state,
+    compute_itemsize,
     micro_rows,
+    resolved_train_config,
     saved_residuals,
     shapes_of,
-    train_on,
-    width_on,
 )
 from pretrainax.runtime.chips import Chip
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.axes import FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
 from pretrainax.sharding.mesh import abstract_mesh
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names, stack_of
-from pretrainax.sharding.stages import Stages, stages_of
+from pretrainax.sharding.stages import Stages, pipeline_stages
 
 # The share of a chip's memory that an estimate may fill. The rest is for gaps in the compiler's buffer assignment and
 # for the padding of a TPU's rows to multiples of 128.
@@ -68,7 +68,7 @@ class Memory:
         """Returns the bytes of the arguments of the step: the state and the batch."""
         return self.parameters + self.optimizer + self.ema + self.frozen + self.batch
 
-    def exceeds_default(self, chip: Chip) -> bool:
+    def exceeds_default_share(self, chip: Chip) -> bool:
         """Returns True if a step needs more than 75 % of a GPU, JAX's default without MEM_FRACTION."""
         return not chip.is_tpu and self.total > 0.75 * chip.memory_bytes
 
@@ -91,9 +91,9 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     """
     platform = "cpu" if chip is None else chip.platform
     mesh = abstract_mesh(mesh_sizes, platform)
-    shapes, train = shapes_of(experiment), train_on(experiment, platform)
+    shapes, train = shapes_of(experiment), resolved_train_config(experiment, platform)
     state, frozen = abstract_state(experiment, mesh_sizes), abstract_frozen(experiment, mesh_sizes)
-    width = width_on(experiment, platform)
+    width = compute_itemsize(experiment, platform)
     arrays = saved_residuals(experiment, mesh_sizes, platform)
     items = {
         name: _bytes(x) for name, x in zip(parameter_names(state.params), jax.tree.leaves(state.params), strict=True)
@@ -101,7 +101,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     parameters = sum(items.values())
     stacked = sum(sum(_stack_bytes(tree).values()) for tree in (state.params, *frozen.values()))
     copies = stacked // 2 if width == 2 else 0
-    fsdp, stages = mesh.shape[FSDP_AXIS], stages_of(experiment, mesh_sizes)
+    fsdp, stages = mesh.shape[FSDP_AXIS], pipeline_stages(experiment, mesh_sizes)
     # Gathered parameters of one layer. A pipeline stage gathers all its layers and gradients at the first tick.
     layers = max(stack.num_layers for stack in experiment.model.stacks.values())
     gathered_layer = copies * fsdp / layers if fsdp > 1 and stages.count == 1 else 0
@@ -109,7 +109,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     rows = stages.rows / micro_rows(experiment, mesh_sizes)  # microbatch of the pipeline / rows of a device
     optimizer = experiment.optimizer
     # A gradient of gradients needs signs, a product with them, and tangents of the residuals; measured on a CPU.
-    second_order = optimizer.asks_for_gradients
+    second_order = optimizer.needs_gradient_function
     return Memory(
         parameters=parameters,
         optimizer=sum(map(_bytes, jax.tree.leaves(state.opt_state))),
@@ -121,7 +121,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
         * (3 if second_order else 1),
         logits=_logit_bytes(experiment, shapes, mesh_sizes, train.loss_chunk, width, platform),
         workspace=round(rows * _layer_workspace(experiment, mesh_sizes, platform) + gathered_layer),
-        copies=copies + gathered_stage + parameters * optimizer.moves_the_gradient,
+        copies=copies + gathered_stage + parameters * optimizer.has_gradient_point,
         largest=sorted(_largest_arrays(items, state.opt_state, arrays), key=lambda item: -item[1]),
     )
 
@@ -166,7 +166,7 @@ def _logit_bytes(
     Elements have `width` bytes. The gradient reuses the memory of the logits, except of logits with a cap: the backward
     pass reads these behind an optimization barrier.
     """
-    model, stages = experiment.model, stages_of(experiment, mesh_sizes)
+    model, stages = experiment.model, pipeline_stages(experiment, mesh_sizes)
     rows = stages.rows / stages.count if stages.again else micro_rows(experiment, mesh_sizes)
     predicted = rows * lengths_of(shapes).targets / mesh_sizes[LENGTH_AXIS]
     vocabulary = predicted_vocabulary(model) / mesh_sizes[TENSOR_AXIS]

@@ -62,10 +62,10 @@ def row(file: str, experiment: Experiment, topology: Topology) -> tuple[str, ...
         str(topology),
         "yes",
         candidate.flags(experiment).replace("--config.", ""),
-        byte_size(candidate.memory.total) + " †" * candidate.memory.exceeds_default(topology.chip),
+        byte_size(candidate.memory.total) + " †" * candidate.memory.exceeds_default_share(topology.chip),
         short_time(time.seconds),
         f"{time.mfu:.0%}",
-        f"{time.mfu_done:.0%}",
+        f"{time.mfu_executed:.0%}",
         f"{time.hours:,.1f}",
         "" if time.price is None else f"{time.price:,.0f}",
     )
@@ -74,7 +74,7 @@ def row(file: str, experiment: Experiment, topology: Topology) -> tuple[str, ...
 def proposal(experiment: Experiment, topology: Topology) -> tuple[Candidate | None, str]:
     """Returns (the unchanged run if it fits and divides, else the fastest remedy or None; reason for the change)."""
     try:
-        unchanged, reason = search.assess(experiment, topology), "too large"
+        unchanged, reason = search.estimate_run(experiment, topology), "too large"
     except UserError as e:
         unchanged, reason = None, str(e).partition(":")[0].replace("config.", "")
     if unchanged is not None and unchanged.fits:

@@ -10,8 +10,15 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from pretrainax import config as config_lib
 from pretrainax.config import Experiment
-from pretrainax.layers.made_again import PRODUCTS
-from pretrainax.planning.activations import bytes_of, config_key, forward_jaxpr, local, micro_rows, scopes
+from pretrainax.layers.rematerialization import PRODUCTS
+from pretrainax.planning.activations import (
+    bytes_of,
+    config_key,
+    forward_jaxpr,
+    micro_rows,
+    name_stack_words,
+    shard_experiment,
+)
 from pretrainax.sharding.axes import LENGTH_AXIS
 
 _PRODUCTS = PRODUCTS | {"pallas_call"}  # the kernel of experts; the trace uses "xla" for attention
@@ -23,7 +30,7 @@ def product_bytes(experiment: Experiment, mesh_sizes: dict[str, int], platform: 
     The count is per device. It excludes the products inside attention (queries with keys, weights with values), because
     a fused kernel does not write their operands and results.
     """
-    shard = dataclasses.replace(local(experiment, mesh_sizes), tuning=None, distill=None)
+    shard = dataclasses.replace(shard_experiment(experiment, mesh_sizes), tuning=None, distill=None)
     shard.train = dataclasses.replace(shard.train, global_batch_size=1, accumulate=1, remat="none")
     key = config_key(shard)
     two_rows, four_rows = (_trace_bytes(key, rows, platform) for rows in (2, 4))  # parameters cancel in the difference
@@ -42,7 +49,7 @@ def _trace_bytes(key: str, rows: int, platform: str) -> int:
 def _bytes_of_products(jaxpr: Jaxpr, modules: set[str], path: tuple[str, ...]) -> Iterator[int]:
     """Yields the bytes of each product in a jaxpr; `path` has the names of the enclosing modules."""
     for eqn in jaxpr.eqns:
-        scope = (*path, *(word for word in scopes(eqn) if word in modules))
+        scope = (*path, *(word for word in name_stack_words(eqn) if word in modules))
         if eqn.primitive.name in _PRODUCTS:
             if "blocks" in scope and not scope[-1].endswith("attention"):
                 yield sum(bytes_of(var) for var in (*eqn.invars, *eqn.outvars))

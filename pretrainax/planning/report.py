@@ -68,7 +68,7 @@ def _summary(
         off = needed / compiled.needed - 1
         yield "", f"{verdict} as compiled: {byte_size(compiled.needed)}; the estimate differs from it by {off:+.0%}"
     yield "", note
-    if candidate.memory.exceeds_default(chip):
+    if candidate.memory.exceeds_default_share(chip):
         yield "", f"JAX uses 75 % of a GPU by default, which is too little: set {MEM_FRACTION}"
     for phase, one in candidate.phases:
         yield phase.name, _phase(phase, one)
@@ -94,7 +94,9 @@ def _summary(
         one = candidate.largest
         # Between slices the compiled step has one all-reduce, without the share of the slow network.
         sent = compiled.collectives if topology.slices == 1 else one.collectives
-        compiled_time = roofline.expect(one.experiment, one.sizes, topology, one.memory, sent, moved=compiled.moved)
+        compiled_time = roofline.estimate_time(
+            one.experiment, one.sizes, topology, one.memory, sent, moved=compiled.moved
+        )
         yield "as compiled", _step(compiled_time)
         yield "", _memory_traffic_line(compiled.moved, chip)
         if not candidate.phases:  # only one phase is compiled
@@ -126,7 +128,7 @@ def _memory_traffic_line(moved: MemoryTraffic, chip: Chip) -> str:
 
 
 def _mfu(time: Roofline) -> str:
-    return f"{time.mfu:.0%} MFU" + (f" ({time.mfu_done:.0%} from executed FLOPs)" if time.done < time.flops else "")
+    return f"{time.mfu:.0%} MFU" + (f" ({time.mfu_executed:.0%} from executed FLOPs)" if time.done < time.flops else "")
 
 
 def _run(time: Roofline, experiment: Experiment, chip: Chip) -> str:
@@ -188,7 +190,7 @@ def _flags_to_add(candidate: Candidate, experiment: Experiment) -> str:
 
 def proposals(experiment: Experiment, topology: Topology) -> str:
     """Returns a table of changes that make a run fit, on the topology or on a larger one."""
-    larger, found = search.enough(experiment, topology)
+    larger, found = search.remedies_on_larger_topology(experiment, topology)
     title = "changes that make the run fit, simplest change first"
     if larger != topology:
         failure = f"no mesh of {topology}, rematerialization policy or accumulation makes the run fit"

@@ -6,7 +6,7 @@ All assumptions:
   take additional time to read and write: a third of the time of a product of width 768. A fused attention kernel skips
   masked blocks, which then take no time; "xla" does not skip them. Recomputation (by rematerialization, by the backward
   pass of fused attention) takes time and is in no MFU. `mfu` follows PaLM's convention, with attention in full;
-  `mfu_done` counts only executed FLOPs.
+  `mfu_executed` counts only executed FLOPs.
 - Between products, kernels read and write memory, and nothing overlaps: the residuals of blocks, logits and the train
   state, each as often as in compiled steps (PASSES). For a compiled step, the bytes are those of its kernels without
   products (`hlo.memory_traffic`), at the chip's full rate. On a TPU the products of a compiled step take the time of
@@ -33,19 +33,19 @@ from pretrainax.data.batch import lengths_of
 from pretrainax.interop.teacher import teacher_of
 from pretrainax.layers.attention_spec import PRODUCTS
 from pretrainax.layers.attention_work import all_pairs
-from pretrainax.layers.compute import blocks_in_a_turn, compute_for
+from pretrainax.layers.compute import blocks_per_iteration, compute_for
 from pretrainax.models.active import predicted_vocabulary
 from pretrainax.models.flops import (
     Attention,
     WorkOf,
-    attended,
     attention_flops,
+    attention_fraction,
     attentions,
+    executed_flops,
     expert_flops,
-    flops_done,
     flops_per_step,
     implementation_of,
-    mapped,
+    matrix_flops,
     other_flops,
     work_of,
 )
@@ -53,10 +53,10 @@ from pretrainax.planning.activations import (
     SavedResidual,
     abstract_state,
     attention_specs,
+    compute_itemsize,
     micro_rows,
     saved_residuals,
     shapes_of,
-    width_on,
 )
 from pretrainax.planning.hlo import MemoryTraffic
 from pretrainax.planning.memory import Memory, part_bytes
@@ -65,7 +65,7 @@ from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
 from pretrainax.sharding.param_paths import is_stacked, parameter_names, stack_of
-from pretrainax.sharding.stages import stages_of
+from pretrainax.sharding.stages import pipeline_stages
 
 # Share of the peak, by platform. GPU: a bfloat16 product of 8,192³ on an H100, 790 of 990 TFLOP/s, measured by others.
 ATTAINABLE = {"gpu": 0.8, "tpu": 0.62}
@@ -79,7 +79,7 @@ class Passes(NamedTuple):
     """Numbers of reads and writes per byte of each kind, by the kernels without products of compiled steps."""
 
     kept: float  # residuals of a block, except for attention
-    attended: float  # residuals of attention: queries, keys, values, results
+    attention_residuals: float  # residuals of attention: queries, keys, values, results
     pairs: float  # float32 logits of attention without a fused kernel; on a TPU also of attention with a bias
     dropped: float  # the same logits if dropout applies to the weights: the backward pass reads them again
     by_row: float  # logits with a position bias that differs by row, in addition
@@ -104,7 +104,7 @@ class Passes(NamedTuple):
 PASSES = {
     "gpu": Passes(
         kept=9.6,
-        attended=3.6,
+        attention_residuals=3.6,
         pairs=11.3,
         dropped=11.3,
         by_row=11.3,
@@ -119,7 +119,7 @@ PASSES = {
     ),
     "tpu": Passes(
         kept=4.5,
-        attended=4.5,
+        attention_residuals=4.5,
         pairs=7.7,
         dropped=4.9,
         by_row=47.7,
@@ -148,7 +148,7 @@ class Roofline:
     hidden: float  # seconds of communication that overlaps with compute and memory
     exposed: float  # seconds of communication that the devices wait for
     mfu: float  # model FLOPs utilization, from `flops`
-    mfu_done: float  # the same from `done`
+    mfu_executed: float  # the same from `done`
     hours: float  # of the run
     price: Optional[float]  # USD of the run; None if the chip's price is not public
     spread: tuple[float, float]  # SPREAD of the platform
@@ -164,7 +164,7 @@ class Roofline:
         return least * self.seconds, most * self.seconds
 
 
-def expect(
+def estimate_time(
     experiment: Experiment,
     mesh_sizes: dict[str, int],
     topology: Topology,
@@ -186,12 +186,12 @@ def expect(
     work = work_of(attention_specs(experiment, mesh_sizes, platform), train.attention, platform)
     step = experiment.model, experiment.rows_per_update, lengths.inputs, lengths.targets
     teacher = teacher_of(experiment)
-    stretch = stages_of(experiment, mesh_sizes).stretch
+    stretch = pipeline_stages(experiment, mesh_sizes).stretch
     passes = experiment.passes
-    flops, done = flops_per_step(*step, teacher, passes), flops_done(*step, work, teacher, passes)
+    flops, done = flops_per_step(*step, teacher, passes), executed_flops(*step, work, teacher, passes)
     compute = _product_flops(experiment, teacher, work, stretch) / (devices * chip.peak_flops * ATTAINABLE[platform])
     if moved is None:
-        memory_time = between_products(experiment, mesh_sizes, platform, memory) / chip.memory_rate
+        memory_time = memory_bytes_between_products(experiment, mesh_sizes, platform, memory) / chip.memory_rate
         operand_time = product_operands(experiment, mesh_sizes, platform) / chip.memory_rate
     else:
         memory_time = moved.besides_products / chip.memory_rate
@@ -203,7 +203,7 @@ def expect(
     links = {True: 0.0, False: 0.0}
     for one in sent:
         hidden = hidden_share(one)
-        seconds = one.total / rate(one.axis, mesh_sizes, topology)
+        seconds = one.total / link_rate(one.axis, mesh_sizes, topology)
         links[True] += hidden * seconds
         links[False] += (1 - hidden) * seconds
     seconds = max(compute + memory_time, links[True]) + links[False]
@@ -216,7 +216,7 @@ def expect(
         hidden=links[True],
         exposed=links[False],
         mfu=flops / (seconds * devices * chip.peak_flops),
-        mfu_done=done / (seconds * devices * chip.peak_flops),
+        mfu_executed=done / (seconds * devices * chip.peak_flops),
         hours=hours,
         price=chip.price and hours * devices * chip.price,
         spread=SPREAD[platform],
@@ -246,23 +246,25 @@ def _product_flops(experiment: Experiment, teacher: Optional[ModelConfig], work:
 
     def products(one: Attention) -> float:
         pairs, again = work(one)
-        count = PRODUCTS * attended(passes) + has_backward * again + 2 * makes_again
+        count = PRODUCTS * attention_fraction(passes) + has_backward * again + 2 * makes_again
         return count * pairs.max() * len(pairs)
 
     model = experiment.model, lengths.inputs, lengths.targets
     blocks, around = other_flops(*model)
     blocks += (1 / GROUPED - 1) * expert_flops(*model)
     again = (train.layer_forwards - 1) * blocks if has_backward else 0.0
-    teacher_flops = 0.0 if teacher is None else flops_done(teacher, 1, lengths.inputs, lengths.targets, work) / 3
-    layers = mapped(passes, blocks, 0.0) + again + attention_flops(*model, products)
-    return experiment.rows_per_update * (stretch * layers + mapped(passes, 0.0, around) + teacher_flops)
+    teacher_flops = 0.0 if teacher is None else executed_flops(teacher, 1, lengths.inputs, lengths.targets, work) / 3
+    layers = matrix_flops(passes, blocks, 0.0) + again + attention_flops(*model, products)
+    return experiment.rows_per_update * (stretch * layers + matrix_flops(passes, 0.0, around) + teacher_flops)
 
 
-def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> float:
+def memory_bytes_between_products(
+    experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory
+) -> float:
     """Estimates the bytes that the kernels without products of a step read and write, per device."""
     train, passes = experiment.train, PASSES[platform]
     plain = dataclasses.replace(experiment, train=dataclasses.replace(train, remat="none"))
-    width = width_on(experiment, platform)
+    width = compute_itemsize(experiment, platform)
     arrays = [
         x
         for x in saved_residuals(plain, mesh_sizes, platform)
@@ -275,10 +277,12 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
     attention = _of_attention(experiment, mesh_sizes, platform, rows / mesh_sizes[TENSOR_AXIS])
     layers += passes.dropped * attention.dropped
     if platform == "gpu" or train.remat == "block" or _layer_residuals(arrays) > _ROOM_FOR_A_LAYER:
-        layers += sum(x.bytes * (passes.attended if x.module.endswith("attention") else passes.kept) for x in arrays)
+        layers += sum(
+            x.bytes * (passes.attention_residuals if x.module.endswith("attention") else passes.kept) for x in arrays
+        )
         layers += passes.pairs * attention.pairs + passes.by_row * attention.by_row + passes.turned * attention.turned
     logits = rows * lengths.targets * predicted_vocabulary(experiment.model) / mesh_sizes[TENSOR_AXIS]
-    each = stages_of(experiment, mesh_sizes).stretch * layers + passes.logits * width * logits
+    each = pipeline_stages(experiment, mesh_sizes).stretch * layers + passes.logits * width * logits
     parts = _of_layers(experiment, mesh_sizes, platform)
     each += passes.layers * parts.unrolled + passes.looped * parts.looped + passes.experts * parts.experts
     state = passes.state * (memory.parameters + memory.optimizer + memory.ema + memory.gradients)
@@ -312,7 +316,7 @@ def _stacked_residuals(experiment: Experiment, mesh_sizes: dict[str, int], platf
 def _looped_stacks(experiment: Experiment, platform: str) -> list[str]:
     """Returns the names of the stacks whose layers run in a loop."""
     compute, stacks = compute_for(experiment.train), experiment.model.stacks.items()
-    return [name for name, one in stacks if blocks_in_a_turn(compute, one.num_layers, platform) < one.num_layers]
+    return [name for name, one in stacks if blocks_per_iteration(compute, one.num_layers, platform) < one.num_layers]
 
 
 class _Layers(NamedTuple):
@@ -355,12 +359,12 @@ def _of_attention(experiment: Experiment, mesh_sizes: dict[str, int], platform: 
             pairs += one.layers * layer
         by_row += (spec.bias == "by_row") * one.layers * layer
         if isinstance(model.position, RotaryPositions):
-            width = (one.heads + one.kv_heads) * model.position.turned(one.head_dim)
+            width = (one.heads + one.kv_heads) * model.position.rotated_dims(one.head_dim)
             turned += 4 * rows * one.layers * width * one.queries
     return _Attention(pairs, dropped, by_row, turned)
 
 
-def rate(axis: str, mesh_sizes: dict[str, int], topology: Topology) -> float:
+def link_rate(axis: str, mesh_sizes: dict[str, int], topology: Topology) -> float:
     """Returns the B/s that a device sends along one axis of the mesh, or several ("data+sequence")."""
     chip = topology.chip
     if axis == "slices":

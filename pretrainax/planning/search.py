@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Optional, get_args
 
-from pretrainax.config import Experiment, MeshConfig, RunPhase, UserError, naming, phases_of
+from pretrainax.config import Experiment, MeshConfig, RunPhase, UserError, phase_in_errors, phases_of
 from pretrainax.config.experiment import PipelineSchedule, Remat
 from pretrainax.planning import memory, roofline, traffic
 from pretrainax.planning.memory import Memory
@@ -57,13 +57,13 @@ class Candidate:
         return " ".join(changed)
 
 
-def settle_remat(experiment: Experiment, topology: Topology) -> None:
-    """Resolves `train.remat="auto"` to the policy that `assess` selects."""
+def resolve_remat(experiment: Experiment, topology: Topology) -> None:
+    """Resolves `train.remat="auto"` to the policy that `estimate_run` selects."""
     if experiment.train.remat == "auto":
-        experiment.train = assess(experiment, topology).experiment.train
+        experiment.train = estimate_run(experiment, topology).experiment.train
 
 
-def assess(experiment: Experiment, topology: Topology) -> Candidate:
+def estimate_run(experiment: Experiment, topology: Topology) -> Candidate:
     """Estimates memory, communication, time and price of `experiment` on its own mesh.
 
     `train.remat="auto"` becomes the first policy with which the run fits, or the last policy if none fits.
@@ -77,7 +77,7 @@ def assess(experiment: Experiment, topology: Topology) -> Candidate:
     if experiment.train.remat == "auto":
         assessed = None
         for policy in _POLICIES:
-            assessed = assess(_changed(experiment, experiment.mesh, remat=policy), topology)
+            assessed = estimate_run(_changed(experiment, experiment.mesh, remat=policy), topology)
             if assessed.fits:
                 break
         return assessed
@@ -85,7 +85,7 @@ def assess(experiment: Experiment, topology: Topology) -> Candidate:
         return _assess(experiment, topology, experiment.train.steps)
     assessed = []
     for phase in phases_of(experiment):
-        with naming(phase):
+        with phase_in_errors(phase):
             assessed.append((phase, _assess(phase.experiment, topology, phase.steps)))
     times = [one.roofline for _, one in assessed]
     prices = [time.price for time in times]
@@ -111,7 +111,7 @@ def _assess(experiment: Experiment, topology: Topology, steps: int) -> Candidate
     sizes = mesh_sizes(experiment.mesh, topology.num_devices, processes=topology.hosts)
     needed = memory.estimate(experiment, sizes, topology.chip)
     sent = traffic.collectives(experiment, sizes, topology)
-    time = roofline.expect(experiment, sizes, topology, needed, sent, steps)
+    time = roofline.estimate_time(experiment, sizes, topology, needed, sent, steps)
     return Candidate(experiment, sizes, needed, sent, time, needed.fits(topology.chip))
 
 
@@ -127,7 +127,7 @@ def best(experiment: Experiment, topology: Topology) -> list[Candidate]:
 
 def _best_on(experiment: Experiment, topology: Topology, mesh: MeshConfig) -> Optional[Candidate]:
     fitting = (_first_that_fits(experiment, topology, mesh, fields, _counts(experiment)) for fields in _ways(mesh))
-    unchanged = attempt(_changed(experiment, mesh), topology)
+    unchanged = try_estimate(_changed(experiment, mesh), topology)
     return min(filter(None, (unchanged, *fitting)), key=_rank, default=None)
 
 
@@ -176,7 +176,7 @@ def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
     return found
 
 
-def enough(experiment: Experiment, topology: Topology) -> tuple[Topology, list[Candidate]]:
+def remedies_on_larger_topology(experiment: Experiment, topology: Topology) -> tuple[Topology, list[Candidate]]:
     """Returns (topology, remedies): the first topology with remedies, from the given one to 16 times its size."""
     for _ in range(5):
         if found := remedies(experiment, topology):
@@ -190,7 +190,7 @@ def _first_that_fits(
 ) -> Optional[Candidate]:
     """Returns the candidate with the fewest microbatches that fits: more microbatches only send more."""
     for count in accumulations:
-        candidate = attempt(_changed(experiment, mesh, **fields, accumulate=count), topology)
+        candidate = try_estimate(_changed(experiment, mesh, **fields, accumulate=count), topology)
         if candidate is None or candidate.fits:
             return candidate  # more microbatches do not help if this number does not divide
     return None
@@ -200,10 +200,10 @@ def _changed(experiment: Experiment, mesh: MeshConfig, **train: str | int) -> Ex
     return dataclasses.replace(experiment, mesh=mesh, train=dataclasses.replace(experiment.train, **train))
 
 
-def attempt(experiment: Experiment, topology: Topology) -> Optional[Candidate]:
-    """Returns the result of `assess`, or None if the mesh does not divide the batch or the model."""
+def try_estimate(experiment: Experiment, topology: Topology) -> Optional[Candidate]:
+    """Returns the result of `estimate_run`, or None if the mesh does not divide the batch or the model."""
     try:
-        return assess(experiment, topology)
+        return estimate_run(experiment, topology)
     except UserError:
         return None
 

@@ -56,12 +56,12 @@ class _ByteTokenizer(Tokenizer):
 
 
 def _example(objective: Objective, lengths: Lengths, vocabulary: Vocabulary, counter: TextCounter) -> Example:
-    source, _ = objective.pair_room(lengths) if objective.unit == "pairs" else (lengths.raw // 2, None)
+    source, _ = objective.max_pair_lengths(lengths) if objective.unit == "pairs" else (lengths.raw // 2, None)
     tokens = np.full(lengths.raw, vocabulary.size - 1, np.int32)
     parts, note = np.array([source, len(tokens)]), None  # two sentences, or source and target
     if isinstance(objective, Task):
         parts, note = (
-            np.arange(1, objective.most_texts + 1) * lengths.raw // objective.most_texts,
+            np.arange(1, objective.max_texts + 1) * lengths.raw // objective.max_texts,
             objective.sample_note(),
         )
     text = Text(tokens, np.ones_like(tokens), parts, elsewhere=lambda rng: text, note=note)

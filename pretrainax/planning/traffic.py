@@ -19,8 +19,8 @@ import jax
 
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.batch import lengths_of
-from pretrainax.layers.feed_forward import feed_forwards_of, kinds_of_layers
-from pretrainax.planning.activations import abstract_frozen, abstract_state, micro_rows, shapes_of, width_on
+from pretrainax.layers.feed_forward import feed_forwards_of, layer_groups
+from pretrainax.planning.activations import abstract_frozen, abstract_state, compute_itemsize, micro_rows, shapes_of
 from pretrainax.planning.topologies import Topology
 from pretrainax.sharding.axes import (
     AXES,
@@ -33,7 +33,7 @@ from pretrainax.sharding.axes import (
     TOKEN_AXES,
 )
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names, stack_of
-from pretrainax.sharding.stages import stages_of
+from pretrainax.sharding.stages import pipeline_stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ def collectives(
     Args:
       topology: None ignores the replacements on slices that wrap around.
     """
-    width = width_on(experiment, "tpu")
+    width = compute_itemsize(experiment, "tpu")
     frozen = _parameters(experiment, mesh_sizes, abstract_frozen(experiment, mesh_sizes), width)
     estimates = [
         *_parameters(experiment, mesh_sizes, abstract_state(experiment, mesh_sizes).params, width),
@@ -103,7 +103,7 @@ def _sent(size: float, devices: int, factor: int = 1) -> int:
 
 def _passes(experiment: Experiment, sizes: dict[str, int]) -> int:
     """Returns how often a step gathers the parameters of a layer: for each forward pass and for the backward pass."""
-    return experiment.train.layer_forwards + 1 + bool(stages_of(experiment, sizes).again)
+    return experiment.train.layer_forwards + 1 + bool(pipeline_stages(experiment, sizes).again)
 
 
 def _parameters(experiment: Experiment, sizes: dict[str, int], params: PyTree, width: int) -> Iterator[Collective]:
@@ -150,7 +150,7 @@ def _stacks(experiment: Experiment) -> list[tuple[ModelConfig, int, int]]:
 
 def _rows_of_layers(experiment: Experiment, sizes: dict[str, int]) -> float:
     """Returns the rows that the layers of a device process, including the unused rows of pipeline bubbles."""
-    return micro_rows(experiment, sizes) * stages_of(experiment, sizes).seen
+    return micro_rows(experiment, sizes) * pipeline_stages(experiment, sizes).seen
 
 
 def _tensor(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
@@ -158,7 +158,7 @@ def _tensor(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterat
     rows, accumulate = _rows_of_layers(experiment, sizes), experiment.train.accumulate
     for stack, length, sublayers in _stacks(experiment):
         hidden_states = rows * length / sizes[LENGTH_AXIS] * stack.d_model * width
-        kinds = kinds_of_layers(stack, stack.num_layers)
+        kinds = layer_groups(stack, stack.num_layers)
         parallel_sublayers = sum(len(kind.numbers) * (len(feed_forwards_of(kind.config)) - 1) for kind in kinds)
         times = (sublayers * stack.num_layers + parallel_sublayers) * _passes(experiment, sizes) * accumulate
         sent = _sent(hidden_states, sizes[TENSOR_AXIS], 2)
@@ -185,7 +185,7 @@ def _experts(experiment: Experiment, sizes: dict[str, int], width: int) -> Itera
     for stack, length, _ in _stacks(experiment):
         tokens = settings.top_k * (settings.capacity or 1.0) * rows * length / sizes[LENGTH_AXIS]
         sent = _sent(tokens * stack.d_model * width, sizes[EXPERT_AXIS])
-        _, with_experts = kinds_of_layers(stack, stack.num_layers)
+        _, with_experts = layer_groups(stack, stack.num_layers)
         times = 2 * _passes(experiment, sizes) * len(with_experts.numbers) * accumulate
         yield Collective(EXPERT_AXIS, "all-to-all", sent, times, f"{stack.family}/blocks/mlp")
 
@@ -196,7 +196,7 @@ def _pipeline(experiment: Experiment, sizes: dict[str, int], width: int) -> Iter
     The ends transfer all microbatches at once, or with the 1F1B schedule each microbatch separately. Gradients take the
     same paths back.
     """
-    stages, accumulate = stages_of(experiment, sizes), experiment.train.accumulate
+    stages, accumulate = pipeline_stages(experiment, sizes), experiment.train.accumulate
     if stages.count == 1:
         return
     for stack, length, _ in _stacks(experiment):

@@ -10,7 +10,7 @@ from typing import Optional
 
 from pretrainax.planning.hlo import Program, product_flops, traffic_of_kernels
 from pretrainax.planning.roofline import ATTAINABLE
-from pretrainax.profiling.trace import Called, Trace
+from pretrainax.profiling.trace import ProgramId, Trace
 from pretrainax.runtime.chips import Chip
 
 _PROGRAM = "jit_step"  # the program of an update (training.train_step)
@@ -28,19 +28,19 @@ class Work:
     expected: Optional[float]  # seconds by the chip's rates; None without a chip or without an expectation
 
 
-def step_program(trace: Trace) -> Optional[Called]:
+def step_program(trace: Trace) -> Optional[ProgramId]:
     """Returns the program of the step, or None if the trace has none.
 
     A run with several row lengths has several such programs; the function returns the one with the most time.
     """
-    seconds: dict[Called, float] = collections.defaultdict(float)
+    seconds: dict[ProgramId, float] = collections.defaultdict(float)
     for op, spent in trace.busy.items():
         if op.program is not None and op.program in trace.programs and op.program.name == _PROGRAM:
             seconds[op.program] += spent
     return max(seconds, key=lambda called: seconds[called], default=None)
 
 
-def work_of(trace: Trace, chip: Optional[Chip] = None) -> list[Work]:
+def kernel_work(trace: Trace, chip: Optional[Chip] = None) -> list[Work]:
     """Returns the work of a step by module and kind, the longest first; `chip` gives the expected times."""
     step = step_program(trace)
     kernels = {} if step is None else _kernels(trace.programs[step], chip)

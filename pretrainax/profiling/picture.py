@@ -10,10 +10,10 @@ from pretrainax.planning.hlo.memory_traffic import KINDS
 from pretrainax.profiling.kernels import UNKNOWN, Work
 from pretrainax.profiling.report import idle_seconds
 from pretrainax.profiling.trace import Trace
-from pretrainax.reporting.curves import FAINT, INK, PARTS, STYLE
+from pretrainax.reporting.curves import FAINT, INK, PART_COLORS, STYLE
 
 _MOST = 16  # maximum number of modules; one more bar has the rest
-_COLORS = dict(zip(KINDS, (*PARTS, "#b56a8e"), strict=True)) | {UNKNOWN: "#c3ccd5", "": "#e4e7eb"}
+_COLORS = dict(zip(KINDS, (*PART_COLORS, "#b56a8e"), strict=True)) | {UNKNOWN: "#c3ccd5", "": "#e4e7eb"}
 _LEFT, _TOP = 0.3, 1.25  # share of the width; inches
 _ROW = 0.34  # inches
 

@@ -13,22 +13,22 @@ import jax
 
 from pretrainax.config import Experiment
 from pretrainax.planning import memory, roofline
-from pretrainax.planning.here import topology_here
+from pretrainax.planning.current_devices import current_topology
 from pretrainax.planning.hlo import collectives_of, memory_traffic_of
 from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.topologies import Topology
-from pretrainax.profiling.kernels import Work, step_program, work_of
+from pretrainax.profiling.kernels import Work, kernel_work, step_program
 from pretrainax.profiling.trace import Trace, read_trace
 from pretrainax.reporting.tables import text_table
 from pretrainax.sharding.mesh import abstract_mesh, mesh_sizes
 from pretrainax.training.run import Run
 
-MOST = 20  # maximum number of rows; one more row has the rest
+MAX_ROWS = 20  # maximum number of rows; one more row has the rest
 
 
-def of_run(run: Run, path: str) -> str:
+def run_report(run: Run, path: str) -> str:
     """Returns the tables of a trace of this process, compared with the plan for the devices of the run."""
-    text, count = report(read_trace(path), run.trained, topology_here()), jax.process_count()
+    text, count = report(read_trace(path), run.trained, current_topology()), jax.process_count()
     if count > 1:
         text = f"process {jax.process_index()} of {count}; to see another process: profile --process\n{text}"
     return text
@@ -41,7 +41,7 @@ def report(trace: Trace, experiment: Optional[Experiment], topology: Optional[To
       experiment: an experiment without phases.
       topology: the topology of the run; None if the planner does not support its chip, such as a CPU.
     """
-    work = work_of(trace, None if topology is None else topology.chip)
+    work = kernel_work(trace, None if topology is None else topology.chip)
     expected = None
     if experiment is not None and topology is not None:
         expected = expectation(trace, experiment, topology)
@@ -67,14 +67,14 @@ def expectation(trace: Trace, experiment: Experiment, topology: Topology) -> Opt
     sizes = mesh_sizes(experiment.mesh, topology.num_devices, processes=topology.hosts)
     sent = collectives_of(program, abstract_mesh(sizes, topology.chip.platform))
     needed = memory.estimate(experiment, sizes, topology.chip)
-    return roofline.expect(experiment, sizes, topology, needed, sent, moved=memory_traffic_of(program))
+    return roofline.estimate_time(experiment, sizes, topology, needed, sent, moved=memory_traffic_of(program))
 
 
 def kernel_table(trace: Trace, work: list[Work]) -> str:
     """Returns a table with one row per module and kind, the slowest first, and the idle time."""
     rows = [("module", "kind", "ms per step", "share", "plan")]
-    rows += [_row(trace, one.module or "(none)", one.kind, one.seconds, one.expected) for one in work[:MOST]]
-    if rest := work[MOST:]:
+    rows += [_row(trace, one.module or "(none)", one.kind, one.seconds, one.expected) for one in work[:MAX_ROWS]]
+    if rest := work[MAX_ROWS:]:
         known = [one.expected for one in rest]
         least = None if None in known else sum(filter(None, known))
         rows.append(_row(trace, f"{len(rest)} more", "", sum(one.seconds for one in rest), least))

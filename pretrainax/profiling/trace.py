@@ -32,7 +32,7 @@ _HOST = "/host:CPU"
 _MOST_BYTES = 2**31  # the maximum size of a protocol buffer message
 
 
-class Called(NamedTuple):
+class ProgramId(NamedTuple):
     """The name and id of a program in the events of a trace."""
 
     name: str  # "jit_step"
@@ -42,7 +42,7 @@ class Called(NamedTuple):
 class Op(NamedTuple):
     """An instruction of a program; for an event without a program, the name of the event."""
 
-    program: Optional[Called]
+    program: Optional[ProgramId]
     name: str
 
 
@@ -65,7 +65,7 @@ class Trace(NamedTuple):
     )
     # seconds of each instruction, per step and device; concurrent instructions share their time equally
     busy: dict[Op, float]
-    programs: dict[Called, Program]
+    programs: dict[ProgramId, Program]
 
 
 def read_trace(path: str) -> Trace:
@@ -87,12 +87,12 @@ def read_trace(path: str) -> Trace:
     window = max(run.end for run in all_runs) - min(run.start for run in all_runs)
     busy: dict[Op, float] = collections.defaultdict(float)
     for device in runs.values():
-        for op, nanoseconds in shared(device).items():
+        for op, nanoseconds in exclusive_times(device).items():
             busy[op] += nanoseconds * 1e-9 / len(steps) / len(runs)
     return Trace(platform, len(runs), steps, window * 1e-9 / len(steps), dict(busy), called)
 
 
-def shared(runs: Iterable[Run]) -> dict[Op, float]:
+def exclusive_times(runs: Iterable[Run]) -> dict[Op, float]:
     """Returns the nanoseconds of each instruction; concurrent instructions share their time equally.
 
     The sum is therefore the time in which the device was busy.
@@ -122,12 +122,12 @@ def _events(data: Data, plane: str) -> Iterator[Event]:
                 yield from line.events
 
 
-def _match_programs(ops: set[Op], programs: dict[int, Compiled]) -> dict[Called, Program]:
+def _match_programs(ops: set[Op], programs: dict[int, Compiled]) -> dict[ProgramId, Program]:
     """Returns the program of each (name, id) in the events, by its name and the number of matching instructions.
 
     The id is not sufficient: a program from a compilation cache has another id in the trace's list of programs.
     """
-    names: dict[Called, set[str]] = collections.defaultdict(set)
+    names: dict[ProgramId, set[str]] = collections.defaultdict(set)
     for op in ops:
         if op.program is not None:
             names[op.program].add(op.name)
@@ -159,7 +159,7 @@ def _runs(data: Data) -> tuple[str, dict[str, list[Run]]]:
     return platform, runs
 
 
-def _without_loops(runs: list[Run], programs: dict[Called, Program]) -> list[Run]:
+def _without_loops(runs: list[Run], programs: dict[ProgramId, Program]) -> list[Run]:
     """Returns the runs without loops, conditionals and calls, which run other instructions."""
     enclosing = {
         (called, instruction.name)
@@ -195,6 +195,6 @@ _OF_PLANE = {"gpu": _of_gpu, "tpu": _of_tpu}
 
 def _run(event: Event, stats: dict) -> Run:
     """Converts an event and its statistics to a run."""
-    called = Called(str(stats["hlo_module"]), int(stats.get("program_id", -1))) if "hlo_module" in stats else None
+    called = ProgramId(str(stats["hlo_module"]), int(stats.get("program_id", -1))) if "hlo_module" in stats else None
     op = Op(called, str(stats.get("hlo_op") or event.name))
     return Run(op, event.start_ns, event.start_ns + event.duration_ns)

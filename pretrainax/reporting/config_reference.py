@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from pretrainax.config import Choice, Experiment
-from pretrainax.config.choice import written
+from pretrainax.config.choice import format_value
 from pretrainax.config.reference import FieldReference, fields_of, first_sentence
 from pretrainax.reporting.tables import markdown
 
@@ -140,7 +140,7 @@ def _values(node: object, path: str, width: int) -> Iterator[str]:
             yield from _values(value, where, width)
             continue
         whole = dataclasses.is_dataclass(value) or isinstance(value, tuple)
-        yield f'  --{where}="{written(value)}"' if whole else f"  --{where}={value}"
+        yield f'  --{where}="{format_value(value)}"' if whole else f"  --{where}={value}"
         default = "" if field.default is None else f", by default {field.default}"
         yield from _wrapped(f"{field.hint}{default}: {field.meaning}", width)
         for other in (cls for kind in field.kinds for cls in _classes(kind) if cls is not type(value)):

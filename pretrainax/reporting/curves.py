@@ -16,7 +16,7 @@ from pretrainax.reporting.run_lines import thinned  # noqa: E402
 
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 TRAINING, VALIDATION, RATE, NORM = "#3e7cb1", "#d1603d", "#5b8c5a", "#8a6fae"
-PARTS = (
+PART_COLORS = (
     VALIDATION,
     TRAINING,
     RATE,
@@ -149,7 +149,7 @@ def _draw_parts(panel, lines: Sequence[dict], names: Sequence[str]) -> None:
     """Draws a validation metric of the parts of a mixture, with a legend on the right."""
     metric, _, part = names[0].partition("/")
     panel.set_title(f"validation {_words(metric)} by {part.partition('=')[0]}")
-    for name, color in zip(names, itertools.cycle(PARTS), strict=False):
+    for name, color in zip(names, itertools.cycle(PART_COLORS), strict=False):
         label = _shorten(name.partition("=")[2], 24)
         panel.plot(*_points(lines, "valid", name), "o-", color=color, linewidth=1.2, markersize=3.5, label=label)
     panel.legend(loc="upper right", fontsize=8, frameon=False, labelcolor=FAINT)

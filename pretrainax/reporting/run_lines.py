@@ -27,7 +27,7 @@ AXES = {
     "time": Axis(SECONDS, "time in steps, without evaluations and checkpoints"),
 }
 # The default metrics, if any run has them; the first has the largest panel.
-FIGURES = ("loss", "bits_per_byte", "accuracy", "gradient_norm", "learning_rate", "tokens_per_second")
+MAIN_METRICS = ("loss", "bits_per_byte", "accuracy", "gradient_norm", "learning_rate", "tokens_per_second")
 
 
 class RunLines(NamedTuple):
@@ -58,14 +58,14 @@ class RunLines(NamedTuple):
         return next(values, None)
 
 
-def numbers_alone(lines: Sequence[Mapping]) -> tuple[list[dict], collections.Counter[str]]:
+def drawable_numbers(lines: Sequence[Mapping]) -> tuple[list[dict], collections.Counter[str]]:
     """Replaces values that are not drawable numbers by null. Returns the lines and the number of such values by field.
 
     A line whose step cannot be drawn is left out and counts as a value of "step".
     """
     left_out: collections.Counter[str] = collections.Counter()
     numeric = {name for line in lines for name, value in line.items() if _is_number(value)}
-    numeric |= {axis.field for axis in AXES.values()} | {"step_seconds", *FIGURES}
+    numeric |= {axis.field for axis in AXES.values()} | {"step_seconds", *MAIN_METRICS}
     numbers = []
     for line in lines:
         invalid = {
@@ -107,7 +107,7 @@ def thinned(points: np.ndarray, most: int) -> np.ndarray:
     return np.concatenate([[group.mean(axis=0) for group in before], points[-1:]])  # [most, 2]
 
 
-def names_of(folders: Sequence[str]) -> list[str]:
+def short_names(folders: Sequence[str]) -> list[str]:
     """Returns short names for folders: as many last parts of their paths as make the names unique."""
     parts = [os.path.abspath(folder).split(os.sep) for folder in folders]
     for count in range(1, max(map(len, parts), default=1) + 1):
@@ -117,9 +117,9 @@ def names_of(folders: Sequence[str]) -> list[str]:
     return list(folders)
 
 
-def figures_of(runs: Sequence[RunLines], wanted: Sequence[str] = ()) -> list[str]:
+def metrics_of(runs: Sequence[RunLines], wanted: Sequence[str] = ()) -> list[str]:
     """Returns the metrics to draw: `wanted`, or the metrics of FIGURES that any run has."""
-    return list(wanted) or [figure for figure in FIGURES if any(run.has(figure) for run in runs)]
+    return list(wanted) or [figure for figure in MAIN_METRICS if any(run.has(figure) for run in runs)]
 
 
 def missing(runs: Sequence[RunLines], figures: Sequence[str], by: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pretrainax.checkpoints.params import Params
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.objectives import Objective
 from pretrainax.data.sources.base import Note
-from pretrainax.inference.decoding import Generated, write
+from pretrainax.inference.decoding import Generated, generate_examples
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
 from pretrainax.tasks import WritingTask
@@ -21,14 +21,14 @@ from pretrainax.training.wrapped import plain
 
 
 class AnswerWriter(Callback):
-    """Generates answers as a `training.run.Write`; all validations of a run share its compiled programs."""
+    """Generates answers as a `training.run.GenerateOutputs`; all validations of a run share its compiled programs."""
 
     part = "starting"
 
     def __init__(self):
         self._writer: Optional[LoadedModel] = None
 
-    def settle(self, experiment: Experiment) -> None:
+    def resolve_fields(self, experiment: Experiment) -> None:
         check_answers(experiment)
 
     def __call__(self, run: Run, params: Params, task: Objective) -> tuple[Sequence[Generated], list[Note]]:
@@ -41,13 +41,13 @@ class AnswerWriter(Callback):
         count = rows if task.answers is None else min(task.answers, rows)
         numbers = [i * rows // count for i in range(count)]
         stream.hold(numbers)
-        prompts = [bound.asked(stream.record(n), stream.vocabulary) for n in numbers]
+        prompts = [bound.prompt_example(stream.record(n), stream.vocabulary) for n in numbers]
         if self._writer is None:
             model, tokenizer = plain(run.model), run.prepared.tokenizer
             self._writer = LoadedModel(run.experiment, model, None, tokenizer, run.mesh, "this run")
-        loaded = dataclasses.replace(self._writer, params=run.plain(params)[1]).compiled_as(self._writer)
+        loaded = dataclasses.replace(self._writer, params=run.plain(params)[1]).share_compiled(self._writer)
         sampling = Sampling(max_new_tokens=bound.room_for_answer, num_beams=task.num_beams)
-        answers = write(loaded, prompts, sampling)
+        answers = generate_examples(loaded, prompts, sampling)
         loaded.forget()
         return answers, [stream.note(n) for n in numbers]
 

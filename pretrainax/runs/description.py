@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import jax
 
-from pretrainax.layers.attention import choose_implementation
-from pretrainax.layers.feed_forward import announced
+from pretrainax.layers.attention import choose_backend
+from pretrainax.layers.feed_forward import describe_routing
 from pretrainax.models.active import describe_experts
 from pretrainax.optim.layers import count_trained
 from pretrainax.reporting.units import byte_size
@@ -23,9 +23,9 @@ def describe(run: Run) -> list[tuple[str, str]]:
     mesh = " × ".join(f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1)
     device = jax.devices()[0].device_kind
     specs = [spec for part in run.parts for spec in part.work.attention_specs]
-    heads = f", {model.shown('num_heads')} heads" if specs else ""
-    shape = f"{layers} layers, width {model.shown('d_model')}{heads}"
-    chosen = [choose_implementation(run.model.compute.attention, platform(), spec) for spec in specs]
+    heads = f", {model.format_size('num_heads')} heads" if specs else ""
+    shape = f"{layers} layers, width {model.format_size('d_model')}{heads}"
+    chosen = [choose_backend(run.model.compute.attention, platform(), spec) for spec in specs]
     attention = list(dict.fromkeys(name for name, _ in chosen))
     warnings = dict.fromkeys(warning for _, warning in chosen if warning)
     no_bytes = (
@@ -34,7 +34,7 @@ def describe(run: Run) -> list[tuple[str, str]]:
     total = sum(part.work.flops_per_step * part.steps for part in run.parts)
     return [
         ("model", f"{model.family.replace('_', '-')}, {run.parameters / 1e6:,.1f} M parameters, {shape}"),
-        *([("experts", f"{describe_experts(model)}; {announced(model)}")] if model.experts else []),
+        *([("experts", f"{describe_experts(model)}; {describe_routing(model)}")] if model.experts else []),
         *([("more tokens", f"{model.multi_token} after the next one, in training")] if model.multi_token else []),
         *(run.model.describe(run) if isinstance(run.model, Wrapped) else ()),
         ("data", run.prepared.summary),

@@ -17,12 +17,18 @@ from pretrainax.data.baseline import target_counts, unigram_baseline
 from pretrainax.data.pipeline import batches_of
 from pretrainax.reporting import curves
 from pretrainax.reporting.tables import text_table
-from pretrainax.storage.places import named
+from pretrainax.storage.places import with_urls
 from pretrainax.training.callbacks import Callback
-from pretrainax.training.finish import or_without
+from pretrainax.training.finish import continue_on_error
 from pretrainax.training.loop import Loop
-from pretrainax.training.metric_labels import FORMS, form_among, form_of, shown_as, told
-from pretrainax.training.metrics import meaning, of_loss, parts_among, read_metrics
+from pretrainax.training.metric_labels import (
+    METRIC_FORMATS,
+    displayed_metrics,
+    format_metric,
+    label_and_format,
+    label_and_format_among,
+)
+from pretrainax.training.metrics import meaning, metrics_from_loss, parts_in_names, read_metrics
 
 # Limits of the baseline: training batches that give the form of targets; targets to learn the form and to score.
 _BATCHES, _TARGETS = 50, 1_000_000
@@ -39,23 +45,23 @@ class FinalReport(Callback):
         run, select_by = loop.run, loop.run.experiment.select_by
         baseline = _always_original(metrics)
         if run.experiment.validation_objective.unit != "records":
-            with or_without("the baseline", loop):
+            with continue_on_error("the baseline", loop):
                 baseline |= _baseline(loop) or {}
         lines = read_metrics(loop.writer.path) if run.is_primary else []
-        with or_without("the table", loop):
+        with continue_on_error("the table", loop):
             loop.note(final_table(lines, metrics, baseline, select_by))
-        with or_without("the mean of the last checkpoints", loop):
-            if not run.peers.agree(loop.is_leaving):
+        with continue_on_error("the mean of the last checkpoints", loop):
+            if not run.peers.agree(loop.is_stopping):
                 _validate_average(loop, metrics)
-        with or_without("curves.png", loop):
+        with continue_on_error("curves.png", loop):
             if run.is_primary:
                 draw_curves(loop.workdir, loop.writer.model, baseline, select_by)
-                loop.note(f"curves: {named(os.path.join(loop.workdir, 'curves.png'))}")
+                loop.note(f"curves: {with_urls(os.path.join(loop.workdir, 'curves.png'))}")
 
 
 def draw_curves(workdir: str, model: str, baseline: Optional[Mapping[str, float]], select_by: str) -> None:
     """Draws curves.png from metrics.jsonl; model: a subtitle; baseline: as in `final_table`."""
-    lines = [told(line, select_by) for line in read_metrics(os.path.join(workdir, "metrics.jsonl"))]
+    lines = [displayed_metrics(line, select_by) for line in read_metrics(os.path.join(workdir, "metrics.jsonl"))]
     name = os.path.basename(os.path.abspath(workdir))
     curves.draw(os.path.join(workdir, "curves.png"), lines, name, model, baseline, select_by)
 
@@ -73,23 +79,23 @@ def final_table(
     title = "baseline" if "replaced_loss" in baseline else "unigram baseline"
     rows: list[tuple[str, ...]] = [("", "model", title) if baseline else ("", "model")]
     if "loss" in baseline:
-        baseline = {**baseline, **of_loss(baseline["loss"])}
+        baseline = {**baseline, **metrics_from_loss(baseline["loss"])}
     trained = [line for line in lines if line["split"] == "train"]
     for name in dict.fromkeys(("loss", select_by)) if trained else ():
         if name in trained[-1]:
-            label, form = form_among(name, metrics)
+            label, form = label_and_format_among(name, metrics)
             label = f"training {label.removeprefix('validation ')}, last line"
-            rows.append((label, shown_as(trained[-1][name], form)))
-    metrics = told(metrics, select_by)
+            rows.append((label, format_metric(trained[-1][name], form)))
+    metrics = displayed_metrics(metrics, select_by)
     whole = [name for name, value in metrics.items() if value is not None and "/" not in name]
-    shown = sorted(whole, key=lambda name: [*FORMS, *whole].index(name))
+    shown = sorted(whole, key=lambda name: [*METRIC_FORMATS, *whole].index(name))
     for name in shown:
-        label, form = form_among(name, shown)
+        label, form = label_and_format_among(name, shown)
         baseline_cell = [format(baseline[name], form)] if name in baseline else []
         rows.append((label, format(metrics[name], form), *baseline_cell))
     tables = [text_table(rows, "<>", indent="  ", gap="   "), *_tables_of_parts(metrics)]
     notes = [
-        f"{form_among(name, shown)[0]}: {meaning(name, shown)}"
+        f"{label_and_format_among(name, shown)[0]}: {meaning(name, shown)}"
         for name in shown
         if name in METRICS and name not in _PLAIN
     ]
@@ -105,13 +111,13 @@ def final_table(
 
 def _tables_of_parts(metrics: Mapping[str, Optional[float]]) -> list[str]:
     """Returns a table for each kind of part, with a row for each part and a column for each metric."""
-    parts, tables = parts_among(metrics), []
+    parts, tables = parts_in_names(metrics), []
     for kind in dict.fromkeys(part.partition("=")[0] for part in parts):
         of_kind = [part for part in parts if part.startswith(f"{kind}=")]
         names = list(dict.fromkeys(name.partition("/")[0] for name in metrics if name.partition("/")[2] in of_kind))
-        rows = [(f"by {kind}", *(form_of(name)[0].removeprefix("validation ") for name in names))]
+        rows = [(f"by {kind}", *(label_and_format(name)[0].removeprefix("validation ") for name in names))]
         for part in of_kind:
-            values = [(metrics.get(f"{name}/{part}"), form_of(name)[1]) for name in names]
+            values = [(metrics.get(f"{name}/{part}"), label_and_format(name)[1]) for name in names]
             cells = ("" if value is None else format(value, form) for value, form in values)
             rows.append((part.partition("=")[2], *cells))
         tables.append(text_table(rows, "<>", indent="  ", gap="   "))
@@ -150,7 +156,7 @@ def _baseline(loop: Loop) -> Optional[dict[str, float]]:
 
     def until_a_signal(parts):
         for part in parts:
-            if loop.is_leaving:
+            if loop.is_stopping:
                 raise _Leaving
             yield part
 

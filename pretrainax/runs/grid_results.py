@@ -43,18 +43,18 @@ class Group(NamedTuple):
     """The results of one combination of swept values, over all seeds."""
 
     values: dict[str, str]
-    figures: tuple[Optional[float], ...]  # metric of each run that has ended; None: the run failed
+    values_by_run: tuple[Optional[float], ...]  # metric of each run that has ended; None: the run failed
     median: Optional[float]  # a failed run counts as the worst; None: the median is a failed run
     spread: Optional[float]  # standard deviation (n - 1) of the successful runs
 
     @property
-    def known(self) -> list[float]:
-        return [value for value in self.figures if value is not None]
+    def finite_values(self) -> list[float]:
+        return [value for value in self.values_by_run if value is not None]
 
     def to_json(self) -> JsonObject:
         """Returns a row of runs.json."""
-        low, high = (min(self.known), max(self.known)) if self.known else (None, None)
-        counts = {"runs": len(self.figures), "with_figure": len(self.known)}
+        low, high = (min(self.finite_values), max(self.finite_values)) if self.finite_values else (None, None)
+        counts = {"runs": len(self.values_by_run), "with_figure": len(self.finite_values)}
         row = {"values": self.values, **counts, "median": self.median, "spread": self.spread}
         return row | {"lowest": low, "highest": high}
 
@@ -63,8 +63,8 @@ class Comparison:
     """The results of all runs of a grid, compared by the metric of `select_by`."""
 
     def __init__(self, results: Sequence[Result]):
-        self.results, self.figure = results, results[0].run.experiment.select_by
-        self.larger = larger_is_better(self.figure)
+        self.results, self.metric = results, results[0].run.experiment.select_by
+        self.larger = larger_is_better(self.metric)
         kinds = {tuple(r.run.values.items()): r.run.values for r in results}
         self.groups = [self._group(values) for values in kinds.values()]
 
@@ -77,7 +77,7 @@ class Comparison:
         return Group(values, figures, median if math.isfinite(median) else None, spread)
 
     @property
-    def won(self) -> Optional[Group]:
+    def best_group(self) -> Optional[Group]:
         """Returns the group with the best median, or None without swept values or without a median."""
         known = {i: group.median for i, group in enumerate(self.groups) if group.median is not None}
         if not known or not self.groups[0].values:
@@ -88,7 +88,7 @@ class Comparison:
     def edges(self) -> list[str]:
         """Returns a line for each field whose best value is at an edge of the grid."""
         lines = []
-        for field, text in (self.won.values if self.won else {}).items():
+        for field, text in (self.best_group.values if self.best_group else {}).items():
             try:
                 numbers, best = {float(group.values[field]) for group in self.groups}, float(text)
             except ValueError:  # values that are not numbers have no edge
@@ -100,9 +100,9 @@ class Comparison:
 
     def to_json(self) -> JsonObject:
         """Returns the content of runs.json, without the configs."""
-        won = self.won and self.won.values
+        won = self.best_group and self.best_group.values
         return {
-            "figure": self.figure,
+            "figure": self.metric,
             "larger_is_better": self.larger,
             "runs": [result.to_json() for result in self.results],
             "groups": [group.to_json() for group in self.groups],
@@ -117,7 +117,7 @@ class Comparison:
         groups = [_group_row(group) for group in self.groups]
         fields = list(self.groups[0].values)
         lines = [
-            f"{len(rows)} runs by validation {self.figure}, {better} is better; spread: standard deviation over seeds",
+            f"{len(rows)} runs by validation {self.metric}, {better} is better; spread: standard deviation over seeds",
             text_table([_RUN, *rows], "<>>><", indent="  "),
             "",
             text_table([[*fields, *_GROUP], *groups], "<" * len(fields) + ">", indent="  "),
@@ -125,10 +125,10 @@ class Comparison:
         lost = [r for r in self.results if r.exit_code is not None and r.value is None]
         if names := ", ".join(f"{r.run.name} (exit code {r.exit_code})" for r in lost):
             lines.append(f"no result, counted as the worst: {names}")
-        if self.won is not None:
-            assert self.won.median is not None
-            values = ", ".join(f"{field}={value}" for field, value in self.won.values.items())
-            lines.append(f"best: {values}, median {self.won.median:.4f}")
+        if self.best_group is not None:
+            assert self.best_group.median is not None
+            values = ", ".join(f"{field}={value}" for field, value in self.best_group.values.items())
+            lines.append(f"best: {values}, median {self.best_group.median:.4f}")
         return "\n".join([*lines, *(f"WARNING: {line}" for line in self.edges)])
 
     def _row(self, result: Result, workdir: str) -> list[str]:
@@ -139,7 +139,7 @@ class Comparison:
 
 
 def _group_row(group: Group) -> list[str]:
-    known = group.known
+    known = group.finite_values
     numbers = [group.median, group.spread, min(known, default=None), max(known, default=None)]
-    count = f"{len(known)}" if len(known) == len(group.figures) else f"{len(known)} of {len(group.figures)}"
+    count = f"{len(known)}" if len(known) == len(group.values_by_run) else f"{len(known)} of {len(group.values_by_run)}"
     return [*group.values.values(), count, *("-" if number is None else f"{number:.4f}" for number in numbers)]

@@ -20,7 +20,7 @@ from pretrainax.config.grid import GridRun
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.runs.grid_results import Comparison, result_of
-from pretrainax.runtime.profile_request import ProfileRequest, held_back
+from pretrainax.runtime.profile_request import ProfileRequest, blocked_signal
 from pretrainax.runtime.signals import ENDING, PARENT, PREEMPTED
 from pretrainax.runtime.workdir_lock import WorkdirLock
 
@@ -154,9 +154,9 @@ class _Children:
         environment, output = os.environ | {PARENT: str(os.getpid())}, {}
         if log is not None:
             output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-        with held_back():  # SIGUSR1 would kill a run that does not handle it yet
+        with blocked_signal():  # SIGUSR1 would kill a run that does not handle it yet
             self._child = subprocess.Popen([*PROGRAM, *words], env=environment, process_group=0, **output)
-            self._request.hand_on(self._child)
+            self._request.forward_to(self._child)
         if self.heard:  # during the start
             self._child.send_signal(signal.SIGTERM)
         last = self._copy_output(log) if log is not None else []

@@ -38,10 +38,10 @@ class Header(Callback):
 
     def on_start(self, loop, state, metrics):
         more = [row for rows in loop.callbacks.call("rows", loop.run) for row in rows]
-        show(loop.run, loop.writer, loop.first_rows, self._paper, more)
+        print_header(loop.run, loop.writer, loop.first_rows, self._paper, more)
 
 
-def show(
+def print_header(
     run: Run, writer: MetricsWriter, first: Sequence[Row], paper: Paper = UNKNOWN, more: Sequence[Row] = ()
 ) -> None:
     """Prints the header: the rows `first`, the rows of `rows`, and measurements of the first training batches.
@@ -63,11 +63,11 @@ def show(
     if experiment.select_by.startswith("bits_per_byte") and (reason := run.validation.valid_batches.no_target_bytes):
         raise UserError(f"config.evaluate.select_by is {experiment.select_by!r}, which is not available: {reason}")
     measured = [(check.measure(part.train_batches), part.trained.objective, "config.objective") for part in run.parts]
-    lines = dict.fromkeys(check.one_line(measurement) for measurement, _, _ in measured)
+    lines = dict.fromkeys(check.summary_line(measurement) for measurement, _, _ in measured)
     if (valid_objective := experiment.evaluate.objective) is not None:
         measurement = check.measure(run.validation.valid_batches, sum(run.validation.rows))
         measured.append((measurement, valid_objective, "config.evaluate.objective"))
-        lines[f"in validation {check.one_line(measurement)}"] = None
+        lines[f"in validation {check.summary_line(measurement)}"] = None
     missing = f"NOT VALIDATED: validation has no row of {', '.join(unseen)}: raise config.evaluate.batches or weights"
     warnings = [("WARNING", missing)] if unseen else []
     writer.header([*first, *rows(run, paper, more), *warnings, *(("measured", line) for line in lines)])

@@ -19,7 +19,7 @@ from pretrainax.checkpoints.steps import step_of
 from pretrainax.config import Experiment, UserError
 from pretrainax.config.ledger import Comparison
 from pretrainax.config.reference import first_sentence
-from pretrainax.config.values import PATHS, stated
+from pretrainax.config.values import PATH_FIELDS, leaf_fields
 from pretrainax.data.sources import HuggingFace
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import JsonObject, read_object
@@ -198,7 +198,7 @@ def _last(path: str) -> str:
 def _shown(value: object) -> str:
     """Returns a config value for a table cell, with local paths shortened to their last component."""
     text = re.sub(r"'[/~.][^']*/([^'/]+)/?'", r"'…/\1'", str(value))
-    text = re.sub(rf"(?<!HuggingFace\()\b({'|'.join(PATHS)})='(?!hf:)[^']*/([^'/]+)/?'", r"\1='…/\2'", text)
+    text = re.sub(rf"(?<!HuggingFace\()\b({'|'.join(PATH_FIELDS)})='(?!hf:)[^']*/([^'/]+)/?'", r"\1='…/\2'", text)
     return text.replace("|", r"\|").replace("\n", " ")
 
 
@@ -247,9 +247,9 @@ def _architecture(card: _Card) -> str:
     keys = [f", {stack.kv_heads} key-value heads" * (stack.kv_heads != stack.num_heads) for stack in sized]
     length = model.position.max_length
     rows = [
-        ("layers", model.shown("num_layers")),
-        ("width", model.shown("d_model")),
-        ("feed-forward", model.shown("d_ff")),
+        ("layers", model.format_size("num_layers")),
+        ("width", model.format_size("d_model")),
+        ("feed-forward", model.format_size("d_ff")),
         ("heads", " + ".join(f"{stack.num_heads}{kv}" for stack, kv in zip(sized, keys, strict=True))),
         ("positions", _code(model.position)),
         ("vocabulary", f"{model.vocab_size:,} ids, `{type(card.experiment.tokenizer).__name__}`"),
@@ -294,7 +294,7 @@ def _sources(card: _Card) -> str:
     if not card.trained:
         return ""
     if card.recipe is None:
-        fields = (field for field in stated(card.experiment) if field.value != field.default and not field.is_free)
+        fields = (field for field in leaf_fields(card.experiment) if field.value != field.default and not field.is_free)
         rows = [(f"`{field.path}`", _code(field.value)) for field in fields if _is_public(field.path)]
         table = markdown(("field", "value"), rows, padded=False)
         text = "Fields that differ from the defaults. The export did not state the sources of these values.\n"
@@ -317,7 +317,7 @@ def _sources(card: _Card) -> str:
 
 
 def _is_public(path: str) -> bool:
-    return not path.startswith(_PRIVATE) and path.rpartition(".")[2] not in PATHS
+    return not path.startswith(_PRIVATE) and path.rpartition(".")[2] not in PATH_FIELDS
 
 
 # --- results ---------------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from pretrainax.config import Experiment, UserError, load, trained_as
-from pretrainax.config.choice import written
+from pretrainax.config import Experiment, UserError, config_at_checkpoint, load
+from pretrainax.config.choice import format_value
 from pretrainax.interop.directories import describe_export
 from pretrainax.reporting.tables import text_table
 from pretrainax.tokenization.base import load_tokenizer
@@ -49,7 +49,7 @@ def _last_phase_open(experiment: Experiment) -> list[str]:
         return []
     *others, last = experiment.phases
     phases = (*others, dataclasses.replace(last, steps=None, tokens=None, share=None))
-    return [] if phases == experiment.phases else [f"--config.phases={written(phases)}"]
+    return [] if phases == experiment.phases else [f"--config.phases={format_value(phases)}"]
 
 
 def to_resume(workdir: str, words: Sequence[str]) -> str:
@@ -60,7 +60,7 @@ def to_resume(workdir: str, words: Sequence[str]) -> str:
 def _export(folder: str, workdir: str, flags: Sequence[str], experiment: Experiment) -> str:
     try:
         describe_export(
-            trained_as(experiment, [experiment.train.steps]),
+            config_at_checkpoint(experiment, [experiment.train.steps]),
             load_tokenizer(os.path.join(folder, "tokenizer")).vocabulary,
         )
     except UserError as error:

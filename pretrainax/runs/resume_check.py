@@ -21,7 +21,7 @@ from pretrainax.config import Experiment, RunFailed
 from pretrainax.files.json_files import JsonObject
 from pretrainax.training.metrics import read_metrics
 
-LOSSES_AGREE = 2e-5  # relative
+LOSS_RTOL = 2e-5  # relative
 
 
 class Trial:
@@ -130,7 +130,7 @@ def record(experiment: Experiment, workdir: str, folder: str) -> int:
     """Trains as `pretrainax.main` does, and writes a line with the digests of each batch into `folder`."""
     import jax  # local import: the comparing process must not occupy the devices
 
-    from pretrainax.planning.here import SettledHere
+    from pretrainax.planning.current_devices import ResolveRemat
     from pretrainax.runs.row_recorder import RowRecorder
     from pretrainax.runs.train import train
     from pretrainax.runtime import host
@@ -139,7 +139,7 @@ def record(experiment: Experiment, workdir: str, folder: str) -> int:
     host.start_jax(experiment)
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, f"{time.time_ns()}-{os.getpid()}.jsonl"), "w", encoding="utf-8") as f:
-        code = train(experiment, workdir, callbacks=[SettledHere(), RowRecorder(experiment, f)])
+        code = train(experiment, workdir, callbacks=[ResolveRemat(), RowRecorder(experiment, f)])
     if jax.process_index() == 0:
         platform = {"name": jax.default_backend(), "kind": jax.devices()[0].device_kind, "devices": jax.device_count()}
         with open(os.path.join(folder, "platform.json"), "w", encoding="utf-8") as f:
@@ -176,7 +176,7 @@ def compare(run: str, whole: Trial, other: Trial, same: bool) -> Iterator[Row]:
     pairs = [(whole.losses(split), other.losses(split)) for split in ("train", "valid")]
     missing = any(a.keys() != b.keys() for a, b in pairs)
     values = [(a[step], b[step]) for a, b in pairs for step in a.keys() & b.keys()]
-    yield compare_losses("", "losses", values, missing, 0.0 if same else LOSSES_AGREE)
+    yield compare_losses("", "losses", values, missing, 0.0 if same else LOSS_RTOL)
 
     blocks = zip(whole.parameters(), other.parameters(), strict=True)
     largest, different, count = 0.0, 0, 0

@@ -9,7 +9,7 @@ import jax
 
 from pretrainax.config import Experiment
 from pretrainax.data.batch import HostBatch
-from pretrainax.sharding.mesh import Share, make_mesh, share_of
+from pretrainax.sharding.mesh import BatchShare, batch_share, make_mesh
 from pretrainax.training.callbacks import Callback
 
 
@@ -26,8 +26,8 @@ class RowRecorder(Callback):
         self._file.flush()
 
     @functools.cached_property
-    def _share(self) -> Share:
-        return share_of(make_mesh(self._experiment.mesh), jax.process_index())
+    def _share(self) -> BatchShare:
+        return batch_share(make_mesh(self._experiment.mesh), jax.process_index())
 
 
 def row_digests(batch: HostBatch) -> list[str]:

@@ -50,11 +50,11 @@ Stop = Callable[[bool], bool]  # argument: is the time up? Result: stop? The sam
 
 
 def show_samples(
-    run: Run, params: PyTree, say: Callable[[str], None], is_leaving: Callable[[], bool] = lambda: False
+    run: Run, params: PyTree, say: Callable[[str], None], is_stopping: Callable[[], bool] = lambda: False
 ) -> None:
     """Prints a few samples with `say`, each as soon as it is ready, after a line that explains the notation.
 
-    It stops after `SECONDS`, or when `is_leaving` is True in any process. Every process of the run must call it.
+    It stops after `SECONDS`, or when `is_stopping` is True in any process. Every process of the run must call it.
     """
     stopped = False
     if run.experiment.model.head is not None:  # such a model predicts no tokens
@@ -62,7 +62,7 @@ def show_samples(
 
     def stop(is_late: bool) -> bool:
         nonlocal stopped
-        stopped = run.peers.agree(is_late or is_leaving())
+        stopped = run.peers.agree(is_late or is_stopping())
         return stopped
 
     prompts, tokenizer = run.experiment.evaluate.prompts, run.prepared.tokenizer
@@ -80,7 +80,7 @@ def show_samples(
     for text in texts:
         say(f"  · {text}")
     if stopped:
-        say(f"  (no more samples after {'a signal' if is_leaving() else f'{SECONDS:g} s'})")
+        say(f"  (no more samples after {'a signal' if is_stopping() else f'{SECONDS:g} s'})")
 
 
 class Samples(Callback):
@@ -95,7 +95,7 @@ class Samples(Callback):
             loop.note(line)
             shown.append(line)
 
-        show_samples(loop.run, loop.run.validated(state), show, lambda: loop.is_leaving)
+        show_samples(loop.run, loop.run.validated(state), show, lambda: loop.is_stopping)
         loop.text("samples", "\n".join(shown))
 
 

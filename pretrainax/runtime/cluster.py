@@ -10,11 +10,11 @@ from typing import Any, Optional
 
 from pretrainax.config import RunFailed
 
-OWN_NUMBERS = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+PROCESS_VARIABLES = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")  # srun sets all
 
 
-def is_one_of_many() -> bool:
+def is_multi_process() -> bool:
     """Returns True if the environment or the TPU of this process belongs to a run of several processes.
 
     The checks follow the order in which `jax.distributed.initialize` looks for a launcher. The first launcher decides.
@@ -23,7 +23,7 @@ def is_one_of_many() -> bool:
       RunFailed: the metadata server of a TPU machine does not return the number of machines.
     """
     environment = os.environ
-    if any(name in environment for name in ("JAX_COORDINATOR_ADDRESS", *OWN_NUMBERS)):
+    if any(name in environment for name in ("JAX_COORDINATOR_ADDRESS", *PROCESS_VARIABLES)):
         return True
     if "OMPI_MCA_orte_hnp_uri" in environment:  # Open MPI
         return int(environment["OMPI_COMM_WORLD_SIZE"]) > 1

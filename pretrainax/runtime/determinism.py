@@ -15,7 +15,7 @@ _VARIABLE = "XLA_FLAGS"
 _SAME_ORDER = "--xla_gpu_exclude_nondeterministic_ops=true"  # sums do not depend on the order of threads
 
 
-def ask_for_same_bits(folder: Optional[str] = None) -> None:
+def set_deterministic_flags(folder: Optional[str] = None) -> None:
     """Adds the flags to XLA_FLAGS; call it before the devices start.
 
     Autotuning measures times, so it may choose other kernels at the next start. It therefore writes its results into
@@ -31,7 +31,7 @@ def ask_for_same_bits(folder: Optional[str] = None) -> None:
     os.environ[_VARIABLE] = " ".join(filter(None, (given, *(flag for flag in flags if flag not in given))))
 
 
-def keep_programs(folder: str) -> None:
+def cache_programs_in(folder: str) -> None:
     """Stores the programs of a GPU in the folder of the run; call it before the first compilation.
 
     Two compilations may differ even with equal autotuning results (https://github.com/openxla/xla/issues/49047).

@@ -11,8 +11,8 @@ from pretrainax.storage import places
 
 
 @contextlib.contextmanager
-def at_work(workdir: str, local_dir: Optional[str] = None) -> Iterator[str]:
-    """Yields the local folder to train in, as `places.at_work` does; process 0 opens it before the other processes.
+def local_folder(workdir: str, local_dir: Optional[str] = None) -> Iterator[str]:
+    """Yields the local folder to train in, as `places.working_copy` does; process 0 opens it first.
 
     Call it right after `host.start_jax`.
     """
@@ -21,5 +21,5 @@ def at_work(workdir: str, local_dir: Optional[str] = None) -> Iterator[str]:
         return
     with contextlib.ExitStack() as stack:
         with Watchdog() as peers, peers.zero_first():
-            folder = stack.enter_context(places.at_work(workdir, local_dir, distributed_state().process_id))
+            folder = stack.enter_context(places.working_copy(workdir, local_dir, distributed_state().process_id))
         yield folder

@@ -84,8 +84,8 @@ class Goodput:
             return
         self.to(self._part)
         start: dict = {"began": self._began, "step": self.furthest, "done": done, "seconds": self._seconds}
-        if places.is_at_work(self.path):
-            start["last_sent"] = places.last_sent(self.path)
+        if places.is_working_copy(self.path):
+            start["last_sent"] = places.last_uploaded_step(self.path)
         with contextlib.suppress(OSError):  # a full disk must not end the run
             write_atomically(self.path, json.dumps([*self._earlier, start], indent=1))
 
@@ -97,7 +97,7 @@ class Goodput:
         all_seconds = sum(seconds.values())
         rows = [(PARTS.get(part, part), of_part) for part, of_part in seconds.items() if of_part >= 0.05]
         times = f"{len(starts)} starts" if len(starts) > 1 else "1 start"
-        sent = f", {places.sent_line(self.path)}" if places.is_at_work(self.path) else ""
+        sent = f", {places.upload_status(self.path)}" if places.is_working_copy(self.path) else ""
         return "\n".join(
             [
                 f"goodput {seconds['steps'] / all_seconds:.1%} of {elapsed(all_seconds)}, {times}{sent}",

@@ -11,7 +11,7 @@ import jax
 
 from pretrainax.config import Experiment, RunFailed, UserError
 from pretrainax.files.paths import is_url
-from pretrainax.runtime.cluster import OWN_NUMBERS, is_one_of_many
+from pretrainax.runtime.cluster import PROCESS_VARIABLES, is_multi_process
 from pretrainax.runtime.libtpu import overlap_gathers
 from pretrainax.storage.copies import copy_of
 
@@ -37,7 +37,7 @@ def tune_malloc() -> None:
         mallopt(_M_TOP_PAD, 1 << 28)  # bytes to request beyond the need
 
 
-def allow_files() -> None:
+def raise_open_file_limit() -> None:
     """Raises the limit on open files as far as the system allows; raises UserError if a run needs more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     new_limit = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
@@ -51,13 +51,13 @@ def allow_files() -> None:
 
 def start_jax(experiment: Experiment) -> None:
     """Sets the flags of libtpu, enables the persistent compilation cache and joins the other processes of the run."""
-    allow_files()
+    raise_open_file_limit()
     overlap_gathers()
-    keep_compiled(experiment.data.cache_dir)
+    enable_compilation_cache(experiment.data.cache_dir)
     _join_processes()
 
 
-def keep_compiled(cache_dir: str) -> None:
+def enable_compilation_cache(cache_dir: str) -> None:
     """Enables the persistent compilation cache; call it before the first compilation.
 
     The cache is in JAX_COMPILATION_CACHE_DIR, or in a folder of `cache_dir` if the variable is not set.
@@ -102,14 +102,14 @@ def _join_processes() -> None:
     JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID define the run. Without them
     JAX detects SLURM, Open MPI, Kubernetes or the TPU.
     """
-    if not is_one_of_many():
+    if not is_multi_process():
         return
     # `signals.PreemptionHandler` handles signals; JAX must not install its own handler.
     jax.config.update("jax_enable_preemption_service", False)
     try:
-        if any(name in os.environ for name in OWN_NUMBERS):
+        if any(name in os.environ for name in PROCESS_VARIABLES):
             # "deactivate": under SLURM, JAX would show each process one GPU of its node
-            count, index = (int(os.environ.get(name, "")) for name in OWN_NUMBERS)
+            count, index = (int(os.environ.get(name, "")) for name in PROCESS_VARIABLES)
             jax.distributed.initialize(
                 num_processes=count,
                 process_id=index,

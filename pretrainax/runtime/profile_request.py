@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Optional
 
 SIGNAL = signal.SIGUSR1
-SOON = "a profile of the next steps follows"
+ACCEPTED = "a profile of the next steps follows"
 
 
 class ProfileRequest:
@@ -30,7 +30,7 @@ class ProfileRequest:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [SIGNAL])
         return self
 
-    def hand_on(self, child: subprocess.Popen) -> None:
+    def forward_to(self, child: subprocess.Popen) -> None:
         """Forwards the signal to `child` from now on, and forwards a request that is still open."""
         self._receiver = child
         if self.requested:
@@ -41,14 +41,14 @@ class ProfileRequest:
         if self._receiver is not None and self._receiver.poll() is None:
             self._receiver.send_signal(SIGNAL)
             return
-        message = self.refusal or ("a profile is already requested" if self.requested else SOON)
+        message = self.refusal or ("a profile is already requested" if self.requested else ACCEPTED)
         self.requested = not self.refusal
         with contextlib.suppress(OSError):  # stderr may be closed
             os.write(2, f"\nSIGUSR1: {message}\n".encode())  # `print` is not reentrant: this handler may interrupt one
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
+def blocked_signal() -> Iterator[None]:
     """Blocks the signal in this process, and in processes that start in this context until they call `listen`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])
     try:

@@ -22,7 +22,7 @@ from typing import NamedTuple, Optional
 import jax
 
 from pretrainax.runtime.profile_request import ProfileRequest
-from pretrainax.storage.places import named
+from pretrainax.storage.places import with_urls
 
 STEP = "train_step"  # name of a step in a trace
 FOLDER = os.path.join("profiles", "plugins", "profile")  # in the workdir
@@ -121,7 +121,9 @@ class Recorder:
                 (source,) = glob.glob(os.path.join(glob.escape(self._traces), "plugins", "profile", "*", pattern))
                 os.replace(source, target)
             jax.profiler.save_device_memory_profile(files.memory)
-            self._note(f"profile of steps {_span(span)}: {named(directory)} (to open it, see docs/how-to/profile.md)")
+            self._note(
+                f"profile of steps {_span(span)}: {with_urls(directory)} (to open it, see docs/how-to/profile.md)"
+            )
             if report and self._report is not None and jax.process_index() == 0:
                 self._note(self._report(files.trace))
         shutil.rmtree(self._traces, ignore_errors=True)

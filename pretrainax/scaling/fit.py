@@ -33,9 +33,9 @@ from pretrainax.training.metrics import read_metrics
 DELTA = 1e-3  # delta of the Huber loss, in log L
 STARTS = 16  # starting points with the smallest error, of 225 in the grid; nearly all lead to one minimum
 RESAMPLES = 400
-COVERED = 0.95  # coverage of an interval
+COVERAGE = 0.95  # coverage of an interval
 CONSTANTS = ("E", "A", "alpha", "B", "beta")
-LEAST = 6  # minimum number of runs: one more than constants
+MIN_RUNS = 6  # minimum number of runs: one more than constants
 # Fields that must agree, so that the losses of the runs are comparable.
 _SAME = ("data.", "tokenizer", "objective", "model.family", "evaluate.objective", "evaluate.parameters")
 _LOSSES = ("loss", "bits_per_token", "bits_per_byte")  # suffixes of the names of metrics in nats or bits
@@ -115,7 +115,7 @@ def check_enough(pattern: str, runs: Sequence[Run]) -> None:
     sizes, amounts = ({getattr(run, name) for run in runs} for name in ("parameters", "tokens"))
     most = max((len({r.tokens for r in runs if r.parameters == size}) for size in sizes), default=0)
     missing = [
-        *([f"{LEAST - len(runs)} more runs"] if len(runs) < LEAST else []),
+        *([f"{MIN_RUNS - len(runs)} more runs"] if len(runs) < MIN_RUNS else []),
         *([f"{3 - len(sizes)} more sizes"] if len(sizes) < 3 else []),
         *([f"{3 - len(amounts)} more amounts of text"] if len(amounts) < 3 else []),
         *(["one size with two amounts of text"] if most < 2 else []),
@@ -208,7 +208,7 @@ def fit(runs: Sequence[Run], family: str, source: str, seed: int = 0) -> tuple[L
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Returns the ends of the central 95 % of the values."""
-    low, high = np.quantile(values, [(1 - COVERED) / 2, (1 + COVERED) / 2])
+    low, high = np.quantile(values, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
     return float(low), float(high)
 
 
@@ -250,7 +250,7 @@ def _law_json(found: Fit) -> dict[str, object]:
         "figure": found.figure,
         "constants": {name: getattr(law, name) for name in CONSTANTS},
         "intervals": {name: interval([getattr(x, name) for x in found.resampled]) for name in (*CONSTANTS, "exponent")},
-        "interval": COVERED,
+        "interval": COVERAGE,
         "runs": [run._asdict() for run in found.runs],
         "left_out": found.left_out,
     }
@@ -271,5 +271,5 @@ def _tables(found: Fit) -> str:
     for name in (*CONSTANTS, "exponent"):
         low, high = interval([getattr(x, name) for x in found.resampled])
         label = "N_opt ∝ C^a, a" if name == "exponent" else name
-        lines.append(f"  {label:<14} {getattr(law, name):10.4g}   {COVERED:.0%} of resamples: {low:.4g} to {high:.4g}")
+        lines.append(f"  {label:<14} {getattr(law, name):10.4g}   {COVERAGE:.0%} of resamples: {low:.4g} to {high:.4g}")
     return "\n".join(lines)

@@ -53,7 +53,7 @@ def _cost(plan: Plan, topology: Topology, mfu: float) -> Iterator[tuple[str, str
 def _run_rows(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str]]:
     shape, config = plan.shape, plan.shape.config
     note = "" if law.with_embeddings else " without embeddings, as in the law"
-    layers = config.shown("num_layers")
+    layers = config.format_size("num_layers")
     length = f"{space.sequence_length:,}"
     if config.family == "encoder_decoder":
         length = f"{space.lengths.inputs:,} + {space.lengths.targets:,}"

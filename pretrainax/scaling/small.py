@@ -65,7 +65,7 @@ def scale_down(run: Experiment, size: Size) -> Experiment:
         model.position.max_length = AUTO
     run.tokenizer.vocab_size = VOCABULARY
     run.data.sequence_length = size.sequence_length
-    if not run.optimizer.is_relative:  # a relative rate suits every size
+    if not run.optimizer.is_scale_invariant:  # a relative rate suits every size
         run.optimizer.learning_rate = size.learning_rate
     run.schedule.warmup_steps = every
     if isinstance(run.schedule, WarmupStableDecay):

@@ -13,9 +13,9 @@ from pretrainax.data.batch import Example
 from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Document, has_text
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.scoring.likelihood import answers
-from pretrainax.scoring.questions import AS_IN_TRAINING, Method, Scoring, method_of
+from pretrainax.scoring.likelihood import score_examples
 from pretrainax.scoring.results import Result, ratio
+from pretrainax.scoring.scoring_examples import AS_IN_TRAINING, Method, Scoring, method_of
 
 SPLITS = {"valid": "validation split", "train": "training split", "all": "both splits"}
 Watch = Callable[[Iterable[Document]], Iterable[Document]]  # passes documents on and shows their count
@@ -99,7 +99,7 @@ def _count(
             other["pairs cut"] += asked.is_cut
             yield from ((number, example) for example in asked.examples)
 
-    for answer in answers(loaded, questions()):
+    for answer in score_examples(loaded, questions()):
         nats[answer.number] += answer.nats
         tokens[answer.number] += answer.tokens
     scored = [number for number in range(len(sizes)) if tokens[number]]

@@ -1,8 +1,8 @@
 """Computes the likelihood of each text: `score(loaded, texts)`.
 
-`scoring.questions` turns texts into examples. Examples of similar length form a batch, and the model computes the
-log-probabilities of the targets of a batch. Logits exist only for a few tokens at a time. The score of a text does not
-depend on the other texts.
+`scoring.scoring_examples` converts documents to examples. Examples of similar length form a batch, and the model
+computes the log-probabilities of the targets of a batch. Logits exist only for a few tokens at a time. The score of a
+document does not depend on the other documents.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from pretrainax.inference.framing import longest
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import batches
 from pretrainax.models import Outputs
-from pretrainax.scoring.questions import PseudoLikelihood, Scoring, method_of
+from pretrainax.scoring.scoring_examples import PseudoLikelihood, Scoring, method_of
 
 _LOGITS = 1024  # predictions whose logits exist at the same time
 
@@ -34,7 +34,7 @@ class Score:
     counted: str  # the method: "left to right, …", "pseudo-log-likelihood, …", "by the targets of its objective, …"
 
 
-class Answer(NamedTuple):
+class ExampleScore(NamedTuple):
     """The model's result for one example."""
 
     number: int  # of the text that the example belongs to
@@ -78,7 +78,7 @@ def score(
             )
     nats, tokens = np.zeros((2, len(texts)))
     questions = ((number, example) for number, question in enumerate(asked) for example in question.examples)
-    for answer in answers(loaded, questions):
+    for answer in score_examples(loaded, questions):
         nats[answer.number] += answer.nats
         tokens[answer.number] += answer.tokens
     return [
@@ -87,7 +87,7 @@ def score(
     ]
 
 
-def answers(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]) -> Iterator[Answer]:
+def score_examples(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]) -> Iterator[ExampleScore]:
     """Yields the answer to each example, in any order.
 
     Args:
@@ -110,7 +110,7 @@ def answers(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]) -> It
             )
         best = (is_best & (weights > 0)).sum(axis=1)
         for row, value, tokens, hits in zip(rows, nats.tolist(), weights.sum(axis=1), best, strict=False):
-            yield Answer(numbers[row], value, int(tokens), int(hits))
+            yield ExampleScore(numbers[row], value, int(tokens), int(hits))
 
 
 def target_log_probabilities(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -10,8 +10,8 @@ import numpy as np
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Record
-from pretrainax.inference.answers import answer, task_of
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.predictions import task_of, task_outputs
 from pretrainax.scoring.corpus_scores import SPLITS, Watch, documents_of
 from pretrainax.scoring.results import Result
 
@@ -38,8 +38,8 @@ def score_records(
     task, skipped, cut = task_of(loaded, experiment), collections.Counter(), 0
     documents = watch(itertools.islice(documents_of(source.reading(task), split, skipped), records))
     answers, notes, count = [], [], 0
-    task_records = (item for item in documents if isinstance(item, Record) and not task.leaves_out(item))
-    for each in answer(loaded, task, task_records, even=True):
+    task_records = (item for item in documents if isinstance(item, Record) and not task.is_skipped(item))
+    for each in task_outputs(loaded, task, task_records, even=True):
         answers.append(each.answers)
         notes += each.notes
         count, cut = count + 1, cut + each.is_cut

@@ -22,10 +22,10 @@ from pretrainax.data.objectives import (
     SequentialDenoising,
     SpanCorruption,
 )
-from pretrainax.data.objectives.prefix import end_to_end
+from pretrainax.data.objectives.prefix import to_decoder_example
 from pretrainax.data.objectives.spans import corrupt, encoder_decoder_example
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.scoring.questions import causal_example, masked_example, start_token
+from pretrainax.scoring.scoring_examples import causal_example, masked_example, start_token
 from pretrainax.tokenization.base import Vocabulary
 
 LEFT, BOTH = "the left side", "both sides"
@@ -185,4 +185,4 @@ def _weighted(
     example = encoder_decoder_example(inputs, targets, start=0 if start is None else start)  # DecoderOnly drops start
     example["loss_weights"] = np.zeros(len(targets), np.float32)
     example["loss_weights"][weighted] = 1
-    return end_to_end(example) if isinstance(part, DecoderOnly) else example
+    return to_decoder_example(example) if isinstance(part, DecoderOnly) else example

@@ -42,9 +42,9 @@ from pretrainax.config import UserError
 from pretrainax.data.sources import Source
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.corpus_scores import documents_of
-from pretrainax.scoring.likelihood import answers
-from pretrainax.scoring.questions import context_of
+from pretrainax.scoring.likelihood import score_examples
 from pretrainax.scoring.results import Estimate, Result, ratio
+from pretrainax.scoring.scoring_examples import context_length
 from pretrainax.scoring.span_choice import Span, SpanChoice, words
 from pretrainax.scoring.span_forms import BOTH, Form, Ids, forms_of
 from pretrainax.tokenization.base import Tokenizer
@@ -143,7 +143,7 @@ def difference(one: SpanScores, other: SpanScores) -> Estimate:
     return one.per_byte(one.bits - other.bits)
 
 
-def texts_of(source: Source, split: str = "valid", documents: Optional[int] = None) -> Iterator[str]:
+def documents_of_source(source: Source, split: str = "valid", documents: Optional[int] = None) -> Iterator[str]:
     """Yields the documents of a source as text, up to `documents` of each part; raises UserError for pairs."""
     for part in source.components():
         for document in itertools.islice(documents_of(part, split, collections.Counter()), documents):
@@ -152,7 +152,7 @@ def texts_of(source: Source, split: str = "valid", documents: Optional[int] = No
             yield document if isinstance(document, str) else document.decode()
 
 
-def results_beside(one: Sequence[SpanScores], other: Sequence[SpanScores], source: str) -> list[Result]:
+def difference_results(one: Sequence[SpanScores], other: Sequence[SpanScores], source: str) -> list[Result]:
     """Returns the differences between two models, for each pair of their forms."""
     results = []
     for a, b in itertools.product(one, other):
@@ -163,11 +163,11 @@ def results_beside(one: Sequence[SpanScores], other: Sequence[SpanScores], sourc
 
 
 def _score_form(loaded: LoadedModel, form: Form, spans: list[Span], ids: list[Ids], watch: Watch) -> SpanScores:
-    longest = context_of(loaded)
+    longest = context_length(loaded)
     fitted = [form.fitted(span_ids, longest) for span_ids in ids]
     token_bits = np.zeros(len(spans))
     questions = ((i, example) for i, span_ids in enumerate(watch(fitted)) for example in form.ask(span_ids))
-    for answer in answers(loaded, questions):
+    for answer in score_examples(loaded, questions):
         token_bits[answer.number] += answer.nats / math.log(2)
     numbers = np.array([len(span_ids.span) for span_ids in ids])
     documents = np.array([span.document for span in spans])

@@ -18,7 +18,7 @@ from pretrainax.sharding.axes import (
     LENGTH_AXIS,
     logical_spec,
 )
-from pretrainax.sharding.mesh import Share, axis_size, free_axes, share_of
+from pretrainax.sharding.mesh import BatchShare, axis_size, batch_share, free_axes
 from pretrainax.sharding.stages import check_stages
 
 ACTIVATION_SPEC = logical_spec("batch", "length")  # of an activation [B, T, …]
@@ -76,11 +76,11 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
 
     The copies to the devices are asynchronous.
     """
-    share = share_of(mesh, jax.process_index())
+    share = batch_share(mesh, jax.process_index())
     return {name: _put(share, rows, mesh) for name, rows in batch.items()}
 
 
-def _put(share: Share, rows: np.ndarray, mesh: Mesh) -> jax.Array:
+def _put(share: BatchShare, rows: np.ndarray, mesh: Mesh) -> jax.Array:
     shape, size = (len(rows) * share.count, *rows.shape[1:]), len(rows) // len(share.parts)  # size: rows per part
 
     def device_rows(index) -> np.ndarray:

@@ -88,7 +88,7 @@ def _row_parts(devices: np.ndarray) -> dict[int, tuple[int, ...]]:
     return {process: tuple(parts[process]) for process in sorted(parts)}
 
 
-class Share(NamedTuple):
+class BatchShare(NamedTuple):
     """The share of each batch that a process reads, one of `count` equal shares of rows.
 
     Processes with the same rows, whose devices split their length or width, read the same share.
@@ -99,11 +99,11 @@ class Share(NamedTuple):
     parts: tuple[int, ...]  # the parts of the mesh that hold its rows, in their order
 
 
-def share_of(mesh: Mesh, process: int) -> Share:
+def batch_share(mesh: Mesh, process: int) -> BatchShare:
     """Returns the share of a process."""
     parts = _row_parts(mesh.devices)
     shares = list(dict.fromkeys(parts.values()))
-    return Share(shares.index(parts[process]), len(shares), parts[process])
+    return BatchShare(shares.index(parts[process]), len(shares), parts[process])
 
 
 def _devices_of_slices(devices: Sequence[Device], count: int) -> list[list[Device]]:

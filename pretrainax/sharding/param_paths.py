@@ -51,7 +51,7 @@ def part_of(stack: str) -> tuple[str, str]:
     return match[1] or "", match[2] or ""
 
 
-def numbers_of_layers(tree: PyTree) -> dict[str, tuple[Sequence[int], int]]:
+def layer_indices(tree: PyTree) -> dict[str, tuple[Sequence[int], int]]:
     """Returns {stack: (layer indices, number of layers of its side)} for each stack of `stack_of`.
 
     A side may have several stacks: some layers of "decoder" may be in "decoder/dense/blocks" or
@@ -65,18 +65,18 @@ def numbers_of_layers(tree: PyTree) -> dict[str, tuple[Sequence[int], int]]:
         side, part = part_of(stack)
         main, first, between = (by_part.get((side, name), 0) for name in ("", FIRST, BETWEEN))
         total = main + first + between
-        separate, rest = divided(total, first, between // max(main, 1) + 1)
+        separate, rest = split_layers(total, first, between // max(main, 1) + 1)
         numbers[stack] = (separate if part else rest, total)
     return numbers
 
 
-def divided(layers: int, first: int, every: int) -> tuple[Sequence[int], range]:
+def split_layers(layers: int, first: int, every: int) -> tuple[Sequence[int], range]:
     """Returns the indices of the layers in a separate part, and of the rest: every `every`-th layer after `first`."""
     rest = range(first + every - 1, layers, every)
     return [i for i in range(layers) if i not in rest], rest
 
 
-def over_parts(tree: PyTree, found: Callable[[PyTree], jax.Array]) -> jax.Array:
+def map_parts(tree: PyTree, found: Callable[[PyTree], jax.Array]) -> jax.Array:
     """Returns the results [l, …] of `found` for the "blocks" of each part of a stack, in layer order, [L, …]."""
     rest = found(tree["blocks"])
     if FIRST in tree:

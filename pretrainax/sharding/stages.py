@@ -37,17 +37,17 @@ class Stages(NamedTuple):
         return self.seen * (1 + self.again)
 
 
-def stages_of(experiment: Experiment, sizes: Mapping[str, int]) -> Stages:
+def pipeline_stages(experiment: Experiment, sizes: Mapping[str, int]) -> Stages:
     """Returns the stages of a run on a mesh {axis: size}."""
     rows, count, train = _shared_rows(experiment, sizes), sizes[PIPELINE_AXIS], experiment.train
-    parts = count_parts(train.pipeline_parts, rows) if count > 1 else 1
-    again = 1 / (train.layer_forwards + 2) if turns_round(train, sizes) else 0.0  # a backward costs two forwards
+    parts = count_parts(train.pipeline_microbatches, rows) if count > 1 else 1
+    again = 1 / (train.layer_forwards + 2) if uses_1f1b(train, sizes) else 0.0  # a backward costs two forwards
     return Stages(count, parts, rows // parts, again)
 
 
 def describe_stages(experiment: Experiment, sizes: Mapping[str, int]) -> str:
     """Returns a description of the pipeline for the log; "" without a pipeline."""
-    stages, layers = stages_of(experiment, sizes), experiment.model.num_layers
+    stages, layers = pipeline_stages(experiment, sizes), experiment.model.num_layers
     if stages.count == 1:
         return ""
     order = ", 1F1B schedule" if stages.again else ""
@@ -66,7 +66,7 @@ def count_parts(wanted: int, rows: int) -> int:
     return math.gcd(wanted, rows) or rows
 
 
-def turns_round(train: TrainConfig, sizes: Mapping[str, int]) -> bool:
+def uses_1f1b(train: TrainConfig, sizes: Mapping[str, int]) -> bool:
     """Returns True if a step uses the 1F1B schedule (`layers/one_forward_one_backward.py`)."""
     return train.pipeline_schedule == "1f1b" and sizes[PIPELINE_AXIS] > 1
 
@@ -88,11 +88,11 @@ def check_stages(experiment: Experiment, sizes: Mapping[str, int]) -> None:
     for name in ("tuning", "distill"):
         if getattr(experiment, name) is not None:
             raise UserError(f"{setting}, and config.{name} is set, which a pipeline does not support: {remedy}")
-    if turns_round(experiment.train, sizes):
+    if uses_1f1b(experiment.train, sizes):
         setting = f"config.train.pipeline_schedule is {experiment.train.pipeline_schedule!r}"
         if experiment.model.head is not None:
             raise UserError(f"{setting}, and config.model.head is set, which needs whole rows: set it to 'gpipe'")
-        if experiment.optimizer.asks_for_gradients:
+        if experiment.optimizer.needs_gradient_function:
             kind = type(experiment.optimizer).__name__
             raise UserError(
                 f"{setting}, and config.optimizer is {kind}, which differentiates gradients: set it to 'gpipe'"
@@ -104,11 +104,11 @@ def check_stages(experiment: Experiment, sizes: Mapping[str, int]) -> None:
             )
     if (layers := experiment.model.num_layers) % count:
         raise UserError(f"{setting}, and does not divide config.model.num_layers {layers}: set it to a divisor")
-    rows, parts = _shared_rows(experiment, sizes), experiment.train.pipeline_parts
+    rows, parts = _shared_rows(experiment, sizes), experiment.train.pipeline_microbatches
     if parts and rows % parts:
         raise UserError(
-            f"config.train.pipeline_parts is {parts}, and {rows} rows of a micro-batch pass through a pipeline: set it "
-            "to a divisor of that number, or to 0 for one part per row"
+            f"config.train.pipeline_microbatches is {parts}, and {rows} rows of a microbatch pass through stages: "
+            "set it to a divisor of that number, or to 0 for one part per row"
         )
 
 

@@ -20,7 +20,7 @@ from pretrainax.files.json_files import read_object
 from pretrainax.files.object_names import path_below
 from pretrainax.files.paths import STORES
 from pretrainax.files.private_folders import private_folder
-from pretrainax.storage.store import say
+from pretrainax.storage.store import print_message
 
 Use: TypeAlias = Literal["read", "work"]  # separate copies: a run can be read while it is trained
 _USES = ("read", "work")
@@ -83,7 +83,7 @@ def copy_of(url: str, use: Use, base: Optional[str] = None, process: int = 0) ->
     return copy
 
 
-def copy_around(path: str) -> Optional[tuple[str, Copy]]:
+def copy_containing(path: str) -> Optional[tuple[str, Copy]]:
     """Returns the URL and the copy below `base_folder()` that contain a path; None if no copy does."""
     parts = os.path.relpath(os.path.abspath(path), base := base_folder()).split(os.sep)
     if len(parts) < 4 or parts[0] not in _USES or parts[2] != _FILES:
@@ -121,4 +121,4 @@ def _migrate(copy: Copy, url: str, folder: str, suffix: str) -> None:
     if _recorded_url(old + _OLD_RECORD) == url and os.path.isdir(old) and not os.path.exists(copy.root):
         os.rename(old, copy.root)
         os.rename(old + _OLD_RECORD, copy.record)
-        say(f"the copy of {url} and its record have moved from {old} to {copy.folder}")
+        print_message(f"the copy of {url} and its record have moved from {old} to {copy.folder}")

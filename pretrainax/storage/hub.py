@@ -3,7 +3,8 @@
 The package huggingface_hub sends the requests, resumes interrupted transfers, and stores files in its cache, which
 other programs share. Its variables HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN apply. This module selects the
 files: safetensors, JSON and tokenizer files of the top folder, no pickles and no code. Each file must have the size
-that the hub lists. `folder_of` downloads the small files, which describe the model; `complete` downloads the weights.
+that the hub lists. `folder_of` downloads the small files, which describe the model; `download_weights`
+downloads the weights.
 """
 
 import concurrent.futures
@@ -28,7 +29,7 @@ from pretrainax.files.json_files import read_object
 from pretrainax.files.object_names import path_below
 from pretrainax.files.paths import HUB, HubName, hub_name, path_problem
 from pretrainax.files.regular_files import MOST_BYTES
-from pretrainax.storage.store import say
+from pretrainax.storage.store import print_message
 
 PATIENCE = 120.0  # seconds of retries while the hub is busy
 _FIRST, _LONGEST = 1.0, 20.0  # seconds between two requests: initial and maximum
@@ -102,13 +103,13 @@ def folder_of(path: str) -> str:
     return _models[path].folder
 
 
-def exact_name(path: str) -> str:
+def pinned_name(path: str) -> str:
     """Returns a hub path with its commit, hf:org/name@1a2b…, which always means the same files."""
     folder_of(path)
     return _models[path].exact
 
 
-def complete(folder: str) -> None:
+def download_weights(folder: str) -> None:
     """Downloads the weights of a model if `folder` is its cache folder; otherwise does nothing.
 
     Raises:
@@ -148,12 +149,12 @@ def _weights(model: _Model, listed: "Mapping[str, int] | list[str]") -> list[str
     advice = (
         ": such files can run code when they are opened, so they are never fetched. Use a revision with safetensors, "
         f"for example {HUB}{model.name.repository}@refs/pr/1 if the hub's page lists one under Community; or, if you "
-        f"trust the files, convert them with transformers: {how_to_convert(model.folder, model.name.repository)}"
+        f"trust the files, convert them with transformers: {conversion_command(model.folder, model.name.repository)}"
     )
     raise UserError(f"{model.given} {content}{advice if pickled else ': use a model with safetensors'}")
 
 
-def how_to_convert(folder: str, source: str) -> str:
+def conversion_command(folder: str, source: str) -> str:
     """Returns a command that converts pickled weights to safetensors.
 
     Args:
@@ -180,7 +181,7 @@ def _resolved(path: str) -> _Model:
     hub = _library(path)
     query = {"revision": name.revision, "timeout": _TIMEOUT, "files_metadata": True}
     try:
-        with heard():
+        with client_log_shown():
             info = _request(path, lambda: hub.HfApi().model_info(name.repository, **query))
     except _Unreachable as e:
         return _cached(path, name, str(e))
@@ -201,7 +202,7 @@ def _cached(path: str, name: HubName, why: str) -> _Model:
             f"{path}: the hub cannot be reached ({why}), and the cache of this machine does not have it: run the same "
             "command once with a network, or set a folder"
         )
-    say(f"{path}: the hub is not reached ({why}); using the copy of commit {commit[:12]} in the cache")
+    print_message(f"{path}: the hub is not reached ({why}); using the copy of commit {commit[:12]} in the cache")
     return _Model(path, name, commit, folder, None)
 
 
@@ -235,13 +236,13 @@ def _download(model: _Model, names: list[str], what: str) -> None:
     if unlisted := [name for name in names if name not in sizes]:
         raise UserError(f"{model.given} does not hold {', '.join(unlisted[:3])}, but its {_INDEX} names them")
     for name in (name for name in names if not _SHARD.fullmatch(name) and sizes[name] > MOST_BYTES):
-        say(f"{model.given}: {name} is skipped: it has {sizes[name]:,} bytes, the limit is {MOST_BYTES:,}")
+        print_message(f"{model.given}: {name} is skipped: it has {sizes[name]:,} bytes, the limit is {MOST_BYTES:,}")
     names = [name for name in names if _SHARD.fullmatch(name) or sizes[name] <= MOST_BYTES]
     missing = [name for name in names if _bytes_here(model, name) != sizes[name]]
     if missing:
         _check_room(model, needed := sum(sizes[name] for name in missing))
         count = f"{len(missing)} file{'s' if len(missing) > 1 else ''}"
-        say(f"{model.given} is commit {model.commit[:12]}: fetching {what}, {count}, {_bytes(needed)}")
+        print_message(f"{model.given} is commit {model.commit[:12]}: fetching {what}, {count}, {_bytes(needed)}")
 
     def fetch(name: str) -> None:
         again = _bytes_here(model, name) is not None  # with another size than the hub lists
@@ -254,7 +255,7 @@ def _download(model: _Model, names: list[str], what: str) -> None:
             )
 
     try:
-        with heard(), concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
+        with client_log_shown(), concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
             list(pool.map(fetch, missing))
     except _Unreachable as e:
         raise RunFailed(
@@ -314,7 +315,7 @@ def push(folder: str, repository: str, is_private: bool) -> str:
     stale = ["model*.safetensors", _INDEX]
     options = {"repo_id": repository, "commit_message": "Export of PretrainAX", "delete_patterns": stale}
     try:
-        with heard():
+        with client_log_shown():
             _request(path, lambda: api.create_repo(repository, private=is_private, exist_ok=True))
             if is_private and not _request(path, lambda: api.model_info(repository, timeout=_TIMEOUT)).private:
                 raise UserError(
@@ -350,7 +351,7 @@ def _request(path: str, call: Callable[[], T]) -> T:
             wait = _retry_after(response) or pause * random.uniform(0.5, 1.0)
             if time.monotonic() + wait > until:
                 raise _Unreachable(f"{why}, and asks for a retry in {wait:,.0f} s") from e
-            say(f"{path}: the hub is busy ({why}): trying again in {wait:,.0f} s")
+            print_message(f"{path}: the hub is busy ({why}): trying again in {wait:,.0f} s")
             time.sleep(wait)
             pause = min(2 * pause, _LONGEST)
 
@@ -388,7 +389,7 @@ def _refusal(path: str, error: Exception, response: _Response) -> UserError:
     return _refused(path, name, "model", error, response)
 
 
-def data_set_error(path: str, repository: str, error: Exception) -> Optional[UserError]:
+def dataset_error(path: str, repository: str, error: Exception) -> Optional[UserError]:
     """Returns the error for a dataset that the hub does not provide; None if the error has another cause.
 
     Args:
@@ -453,7 +454,7 @@ class _ClientLog(logging.Handler):
         self.before: tuple[list[logging.Handler], bool] = [], True
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(_plain(record.getMessage()))
+        print_message(_plain(record.getMessage()))
 
     def count(self, more: int) -> None:
         logger = logging.getLogger("huggingface_hub")
@@ -468,7 +469,7 @@ _client_log = _ClientLog()
 
 
 @contextlib.contextmanager
-def heard() -> Iterator[None]:
+def client_log_shown() -> Iterator[None]:
     """Prints the log of huggingface_hub meanwhile, such as resumed transfers, in the format of store messages."""
     _client_log.count(1)
     try:

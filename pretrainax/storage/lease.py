@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from pretrainax.files.errors import RunFailed, UserError
 from pretrainax.files.json_files import JsonObject
 from pretrainax.storage.run_objects import LEASES
-from pretrainax.storage.store import Store, say
+from pretrainax.storage.store import Store, print_message
 
-BEAT = 15.0  # seconds between two heartbeats
-SILENCE = 90.0  # seconds without a heartbeat after which a lease is free
+HEARTBEAT = 15.0  # seconds between two heartbeats
+LEASE_TIMEOUT = 90.0  # seconds without a heartbeat after which a lease is free
 
 
 class Lease:
@@ -51,13 +51,13 @@ class Lease:
             try:
                 self.store.write(self._name(self.number), self._record(free=True))
             except UserError as e:
-                say(f"{e}; its lease becomes free in {SILENCE:.0f} s")
+                print_message(f"{e}; its lease becomes free in {LEASE_TIMEOUT:.0f} s")
 
     def check(self) -> None:
         """Ends this process if another run has taken the lease because it saw no heartbeat."""
         newest = max(self._numbers(), default=0)
         if newest > self.number and not self._over.is_set():
-            say(f"{self.store.url} was taken over by {_who(self._read(newest))}: this run stops")
+            print_message(f"{self.store.url} was taken over by {_who(self._read(newest))}: this run stops")
             os._exit(1)
 
     def _take(self) -> bool:
@@ -80,10 +80,10 @@ class Lease:
     def _watch(self, number: int) -> None:
         """Waits until the holder releases a lease or is silent for SILENCE seconds; RunFailed if it is alive."""
         first = self._read(number)
-        say(f"{self.store.url} is held by {_who(first)}: waiting {SILENCE:.0f} s for a heartbeat")
-        until = time.monotonic() + SILENCE
+        print_message(f"{self.store.url} is held by {_who(first)}: waiting {LEASE_TIMEOUT:.0f} s for a heartbeat")
+        until = time.monotonic() + LEASE_TIMEOUT
         while time.monotonic() < until:
-            time.sleep(min(2.0, BEAT))
+            time.sleep(min(2.0, HEARTBEAT))
             record = self._read(number)
             if record.get("free"):
                 return
@@ -91,10 +91,10 @@ class Lease:
                 raise RunFailed(
                     f"{self.store.url} is in use by {_who(record)}: wait for its end, stop it, or set another --workdir"
                 )
-        say(f"no heartbeat: that run has ended; this run continues in {self.store.url}")
+        print_message(f"no heartbeat: that run has ended; this run continues in {self.store.url}")
 
     def _live(self) -> None:
-        while not self._over.wait(BEAT):
+        while not self._over.wait(HEARTBEAT):
             try:
                 self.check()
                 with self._writing:

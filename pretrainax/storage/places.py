@@ -16,21 +16,21 @@ from pretrainax.files.paths import is_hub, is_url, path_problem
 from pretrainax.storage import copies, hub
 from pretrainax.storage.copies import Copy, copy_of
 from pretrainax.storage.lease import Lease
-from pretrainax.storage.store import Store, local_errors, say
-from pretrainax.storage.twin import SENDING, Twin
+from pretrainax.storage.mirror import SENDING, Mirror
+from pretrainax.storage.store import Store, local_errors, print_message
 
-EVERY = 5.0  # seconds between two uploads
-REPEATED = 300.0  # seconds after which the message of a failing upload is repeated
+UPLOAD_PERIOD = 5.0  # seconds between two uploads
+WARNING_PERIOD = 300.0  # seconds after which the message of a failing upload is repeated
 _CHECKPOINT = re.compile(r"@\w*")  # optional suffix of a run: its checkpoint
 _WILDCARD = re.compile(r"[*?[]")
 
 
-def here(path: str) -> str:
+def local_path(path: str) -> str:
     """Downloads the current content of a URL and returns its local path; returns a local path unchanged.
 
     A URL may name a folder, a run with @ and a checkpoint, an object, or several objects by a pattern. A path of the
     hub (hf:org/name@revision) becomes the model's cache folder. Arrays of checkpoints and weights of hub models are
-    downloaded only by `complete`.
+    downloaded only by `download_weights`.
 
     Raises:
       UserError, RunFailed: as `Store`, and `hub.folder_of`.
@@ -49,7 +49,7 @@ def here(path: str) -> str:
         return _matching(path)
     if folder.count("/") > 1 and Store(url).is_object():
         twin = _reader(folder)
-        twin.bring([last])
+        twin.fetch([last])
         return os.path.join(twin.root, last)
     twin = _reader(url)
     twin.pull(lazy=False)
@@ -60,7 +60,7 @@ def _matching(pattern: str) -> str:
     """Downloads the objects that match a pattern, and returns the pattern of the local files."""
     folder = pattern[: _WILDCARD.search(pattern).start()].rpartition("/")[0]  # type: ignore[union-attr]
     twin, rest = _reader(folder), pattern[len(folder) + 1 :]
-    twin.bring(names := twin.store.matches(rest))
+    twin.fetch(names := twin.store.matches(rest))
     local = os.path.join(glob.escape(twin.root), rest)
     wanted = {os.path.join(twin.root, name) for name in names}
     twin.move_aside([path for path in glob.glob(local, recursive=True) if os.path.isfile(path) and path not in wanted])
@@ -69,7 +69,7 @@ def _matching(pattern: str) -> str:
 
 def refresh(path: str) -> None:
     """Updates the twin that contains a path from the store, unless this process works in it."""
-    if (twin := twin_around(path)) is not None and not twin.is_at_work:
+    if (twin := mirror_of(path)) is not None and not twin.is_at_work:
         twin.pull(lazy=False)
 
 
@@ -78,13 +78,13 @@ def complete(path: str, wanted: Callable[[str], bool] = lambda name: True) -> No
 
     wanted: predicate for file names relative to a folder of a twin; other files are skipped.
     """
-    hub.complete(path)
-    if (twin := twin_around(path)) is not None:
+    hub.download_weights(path)
+    if (twin := mirror_of(path)) is not None:
         twin.complete(path, wanted)
 
 
 @contextlib.contextmanager
-def sent(path: str) -> Iterator[str]:
+def uploaded_output(path: str) -> Iterator[str]:
     """Yields a local path for output; if `path` is a URL, uploads new files on exit.
 
     The output is a folder, or a file and files that differ only in the suffix, such as the page and image of a report.
@@ -92,7 +92,7 @@ def sent(path: str) -> Iterator[str]:
     if not is_url(path):
         yield path
         return
-    local = here(path)
+    local = local_path(path)
     twin, marker, before = _reader(path), copy_of(path, "read").complete, _same_stem(local)
     if os.path.exists(marker):  # an earlier command was killed while it uploaded its output
         _send_all(twin, marker)
@@ -117,14 +117,14 @@ def _same_stem(path: str) -> dict[str, tuple[int, int]]:
         return {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
 
 
-def _send_all(twin: Twin, marker: str) -> None:
+def _send_all(twin: Mirror, marker: str) -> None:
     """Uploads the output of a command; marker: a file that exists until the upload is complete."""
     twin.push(deletes=False)
     os.remove(marker)
 
 
 @contextlib.contextmanager
-def cached(path: str) -> Iterator[str]:
+def lazy_folder(path: str) -> Iterator[str]:
     """Yields a local folder without its files, which `complete` downloads on demand; uploads new files on exit."""
     if not is_url(path):
         yield path
@@ -136,7 +136,7 @@ def cached(path: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def at_work(path: str, folder: Optional[str] = None, process: int = 0) -> Iterator[str]:
+def working_copy(path: str, folder: Optional[str] = None, process: int = 0) -> Iterator[str]:
     """Yields the folder to train in. For a URL this is its twin, which is uploaded during the run and on exit.
 
     If this machine was the last to train there, its files are newer than the store's files and are used. Otherwise the
@@ -159,10 +159,10 @@ def at_work(path: str, folder: Optional[str] = None, process: int = 0) -> Iterat
         for links in glob.glob(os.path.join(glob.escape(copy.folder), f"{SENDING}*")):  # from a killed process
             shutil.rmtree(links, ignore_errors=True)
         lease = None if process else stack.enter_context(Lease(Store(path), copy.root))
-        twin = _twin(path, copy, is_at_work=True)
+        twin = _twin(path, copy, is_working_copy=True)
         if lease:
             _take_over(twin, lease)
-            say(f"{path} has a local copy in {copy.root}; new files are sent every {EVERY:.0f} s")
+            print_message(f"{path} has a local copy in {copy.root}; new files are sent every {UPLOAD_PERIOD:.0f} s")
         else:
             twin.follow()
         os.makedirs(copy.root, exist_ok=True)
@@ -171,35 +171,35 @@ def at_work(path: str, folder: Optional[str] = None, process: int = 0) -> Iterat
         yield copy.root
 
 
-def send_soon(path: str) -> None:
+def upload_soon(path: str) -> None:
     """Wakes the thread that uploads the twin of a path, before its period of EVERY seconds ends."""
-    if (twin := twin_around(path)) is not None and twin.root in _senders:
+    if (twin := mirror_of(path)) is not None and twin.root in _senders:
         _senders[twin.root].wake.set()
 
 
-def is_at_work(path: str) -> bool:
+def is_working_copy(path: str) -> bool:
     """Returns True if a path is in the twin that this process trains in; each process of a run has its own twin."""
-    return (twin := twin_around(path)) is not None and twin.root in _senders
+    return (twin := mirror_of(path)) is not None and twin.root in _senders
 
 
 @contextlib.contextmanager
-def shared(path: str) -> Iterator[None]:
+def process_zero_first(path: str) -> Iterator[None]:
     """Orders processes: process 0 executes the body first and uploads its result; then the others enter."""
-    is_first = (twin := twin_around(path)) is None or (sender := _senders.get(twin.root)) is None or sender.lease
+    is_first = (twin := mirror_of(path)) is None or (sender := _senders.get(twin.root)) is None or sender.lease
     if not is_first:
-        share(path)
+        synchronize(path)
     yield
     if is_first:
-        share(path)
+        synchronize(path)
 
 
-def share(path: str) -> None:
+def synchronize(path: str) -> None:
     """Uploads new files of the twin of a path in process 0; downloads these files in other processes."""
-    if (twin := twin_around(path)) is not None and (sender := _senders.get(twin.root)):
+    if (twin := mirror_of(path)) is not None and (sender := _senders.get(twin.root)):
         sender.push() if sender.lease else twin.pull(lazy=False)
 
 
-def named(text: str) -> str:
+def with_urls(text: str) -> str:
     """Replaces the paths of twins in a text by their URLs, for messages."""
     for root, twin in _twins.items():
         url = twin.store.url
@@ -208,32 +208,32 @@ def named(text: str) -> str:
     return text
 
 
-def last_sent(path: str) -> Optional[int]:
+def last_uploaded_step(path: str) -> Optional[int]:
     """Returns the step of the newest complete checkpoint in the store, for the run whose twin contains a path.
 
     None if there is no checkpoint yet, or if no twin contains the path.
     """
-    return twin.last_sent() if (twin := twin_around(path)) is not None else None
+    return twin.last_sent() if (twin := mirror_of(path)) is not None else None
 
 
-def sent_line(path: str) -> str:
-    """Returns `last_sent` in words; "" for a path outside all twins."""
-    return "" if (twin := twin_around(path)) is None else _sent_line(twin)
+def upload_status(path: str) -> str:
+    """Returns `last_uploaded_step` in words; "" for a path outside all twins."""
+    return "" if (twin := mirror_of(path)) is None else _sent_line(twin)
 
 
-def _sent_line(twin: Twin) -> str:
+def _sent_line(twin: Mirror) -> str:
     return "no checkpoint was sent yet" if (step := twin.last_sent()) is None else f"last sent: step {step:,}"
 
 
-def _take_over(twin: Twin, lease: Lease) -> None:
+def _take_over(twin: Mirror, lease: Lease) -> None:
     """Brings the twin and the store to the newest state of a run, after its lease was taken."""
     url = twin.store.url
     if twin.lease and (lease.previous == twin.lease or not lease.previous and twin.is_ahead()):
         twin.reconcile()
     else:
-        if twin.has_unsent():
+        if twin.has_pending_uploads():
             aside = twin.start_over()
-            say(
+            print_message(
                 f"{url} was continued elsewhere since this machine last sent to it: files that were not sent are now "
                 f"in {aside}"
             )
@@ -261,7 +261,7 @@ def _alone(copy: Copy) -> Iterator[None]:
 class _Sender:
     """Uploads a run's files in a thread; a context manager. The thread retries after any failure."""
 
-    def __init__(self, twin: Twin, lease: Optional[Lease]):
+    def __init__(self, twin: Mirror, lease: Optional[Lease]):
         """lease: None in all processes except process 0, which holds it."""
         self._twin, self.lease = twin, lease
         self._over, self.wake = threading.Event(), threading.Event()
@@ -280,9 +280,9 @@ class _Sender:
         try:
             self.push()
             if self.lease:
-                say(f"{self._twin.store.url} has all files ({_sent_line(self._twin)})")
+                print_message(f"{self._twin.store.url} has all files ({_sent_line(self._twin)})")
         except Exception as e:
-            say(f"files that were not sent are in {self._twin.root}")
+            print_message(f"files that were not sent are in {self._twin.root}")
             raise RunFailed(f"{_reason(e)}; run the same command on this machine to continue and send the rest") from e
 
     def push(self) -> None:
@@ -290,12 +290,12 @@ class _Sender:
             self.lease.check()
         self._twin.push(deletes=self.lease is not None)
         if self._warned is not None:
-            say(f"{self._twin.store.url} has all files again, after {time.monotonic() - self._sent:,.0f} s")
+            print_message(f"{self._twin.store.url} has all files again, after {time.monotonic() - self._sent:,.0f} s")
         self._sent, self._warned = time.monotonic(), None
 
     def _live(self) -> None:
         while not self._over.is_set():
-            self.wake.wait(EVERY)
+            self.wake.wait(UPLOAD_PERIOD)
             self.wake.clear()
             try:
                 self.push()
@@ -305,12 +305,12 @@ class _Sender:
     def _warn(self, reason: str) -> None:
         """Reports an upload failure and its duration, at first and every REPEATED seconds."""
         now = time.monotonic()
-        if self._warned is not None and now - self._warned < REPEATED:
+        if self._warned is not None and now - self._warned < WARNING_PERIOD:
             return
         self._warned = now
-        say(
+        print_message(
             f"{reason}; nothing was sent for {now - self._sent:,.0f} s ({_sent_line(self._twin)}): the run "
-            f"continues in {self._twin.root}, and retries every {EVERY:.0f} s"
+            f"continues in {self._twin.root}, and retries every {UPLOAD_PERIOD:.0f} s"
         )
 
 
@@ -320,29 +320,29 @@ def _reason(error: Exception) -> str:
 
 
 _senders: dict[str, _Sender] = {}  # of this process, by the root of their twin
-_twins: dict[str, Twin] = {}  # of this process, by root; two twins of one folder would have different records
+_twins: dict[str, Mirror] = {}  # of this process, by root; two twins of one folder would have different records
 
 
-def _twin(url: str, copy: Copy, is_at_work: bool = False) -> Twin:
+def _twin(url: str, copy: Copy, is_working_copy: bool = False) -> Mirror:
     twin = _twins.get(copy.root)
     if twin is None or twin.store.url != url.rstrip("/"):
-        twin = _twins[copy.root] = Twin(url, copy)
-    twin.is_at_work = twin.is_at_work or is_at_work
+        twin = _twins[copy.root] = Mirror(url, copy)
+    twin.is_at_work = twin.is_at_work or is_working_copy
     return twin
 
 
-def _reader(url: str) -> Twin:
+def _reader(url: str) -> Mirror:
     """Returns the twin for reads of a URL."""
     Store(url)  # raises UserError for an invalid URL, before it becomes a path
     return _twin(url, copy_of(url, "read"))
 
 
-def twin_around(path: str) -> Optional[Twin]:
+def mirror_of(path: str) -> Optional[Mirror]:
     """Returns the twin that contains a local path; None if no twin does."""
     folder = os.path.abspath(path)
     while folder != (parent := os.path.dirname(folder)):
         if folder in _twins:
             return _twins[folder]
         folder = parent
-    around = copies.copy_around(path)
+    around = copies.copy_containing(path)
     return _twin(*around) if around else None

@@ -9,33 +9,36 @@ from pretrainax.files.json_files import read_object
 from pretrainax.storage.store import Stamp
 
 
-class Here(NamedTuple):
+class LocalState(NamedTuple):
     """Identifies the content of a local file."""
 
     size: int  # bytes
     mark: int  # modification time in ns; for a part of a growing file, its CRC-32
 
 
-class Known(NamedTuple):
+class ObjectState(NamedTuple):
     """State of an object at its last download or upload; `here` is None if its file was not downloaded."""
 
     there: Stamp
-    here: Optional[Here]
+    here: Optional[LocalState]
 
 
-def read_record(path: str, url: str) -> tuple[dict[str, Known], int]:
+def read_record(path: str, url: str) -> tuple[dict[str, ObjectState], int]:
     """Returns the state of each object below a URL, and the number of the last lease of this machine.
 
     A missing or damaged record, or one for another URL, gives ({}, 0); everything is then downloaded again.
     """
     try:
         record = read_object(path)
-        known = {name: Known(Stamp(*there), here and Here(*here)) for name, (there, here) in record["objects"].items()}
+        known = {
+            name: ObjectState(Stamp(*there), here and LocalState(*here))
+            for name, (there, here) in record["objects"].items()
+        }
         return (known, int(record["lease"])) if record["url"] == url else ({}, 0)
     except (UserError, KeyError, TypeError, ValueError, AttributeError):
         return {}, 0
 
 
-def record_text(url: str, lease: int, known: Mapping[str, Known]) -> str:
+def record_text(url: str, lease: int, known: Mapping[str, ObjectState]) -> str:
     """Returns a record in the format of `read_record`."""
     return json.dumps({"url": url, "lease": lease, "objects": known})

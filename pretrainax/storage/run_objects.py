@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 PART = 1 << 20  # bytes per object of a growing file
 LEASES = "run.lease"  # folder of the objects that `Lease` writes
-GROWS = "metrics.jsonl"
-PART_NAME = re.compile(rf"((?:.*/)?{re.escape(GROWS)})\.(\d{{5}})", re.DOTALL)
+GROWING_FILE = "metrics.jsonl"
+PART_NAME = re.compile(rf"((?:.*/)?{re.escape(GROWING_FILE)})\.(\d{{5}})", re.DOTALL)
 MANIFEST = "manifest.sha256"
 _LAST = {"index.json": 1, MANIFEST: 1, "config.json": 2}  # uploaded after the files in and below their folder
 ARRAYS = re.compile(r"(.*/)?checkpoints/\d+/[^/]+/.*", re.DOTALL)  # downloaded when a checkpoint is read
@@ -31,7 +31,7 @@ def step_of(name: str) -> str:
     return f"{match[1]}/{match[2]}" if match else ""
 
 
-def newest_whole(names: Iterable[str]) -> dict[str, int]:
+def newest_complete(names: Iterable[str]) -> dict[str, int]:
     """Returns the newest step with a manifest for each folder of checkpoints."""
     newest: dict[str, int] = {}
     for name in names:
@@ -51,7 +51,7 @@ def is_replaced(name: str, local: Collection[str], newest: Mapping[str, int]) ->
     return match is not None and match[1] in newest
 
 
-def counted(names: Collection[str]) -> str:
+def count_text(names: Collection[str]) -> str:
     """Formats the number of objects and the first name, for messages."""
     return f"{len(names):,} object{'s' if len(names) > 1 else ''} ({min(names)}{', …' if len(names) > 1 else ''})"
 

@@ -239,7 +239,7 @@ class Store:
                 if (waited := time.monotonic() - start) + pause > PATIENCE:
                     raise RunFailed(f"{self.url} has not responded for {waited:.0f} s ({why})") from e
                 if not reported:
-                    say(f"{self.url} does not respond ({why}): retrying for {PATIENCE:.0f} s")
+                    print_message(f"{self.url} does not respond ({why}): retrying for {PATIENCE:.0f} s")
                 reported = True
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST)
@@ -300,6 +300,6 @@ def _stamp(info: dict[str, Any]) -> Stamp:
     return Stamp(int(info["size"]), str(version))
 
 
-def say(line: str) -> None:
+def print_message(line: str) -> None:
     """Prints a message of a store in the format of all commands."""
     print(f"pretrainax: {printable(line)}", file=sys.stderr, flush=True)

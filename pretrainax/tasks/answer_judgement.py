@@ -28,7 +28,7 @@ class AnswerJudgement(Classification):
     group_fields: tuple[str, ...] = ("idx.paragraph", "idx.question")  # the fields that identify the question
 
     select_by = "f1"
-    figures = ("accuracy", "f1", "question_accuracy")  # pyright: ignore[reportAssignmentType]
+    metric_names = ("accuracy", "f1", "question_accuracy")  # pyright: ignore[reportAssignmentType]
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 from pretrainax.config import Experiment, HeadConfig, ModelConfig, UserError, nearest, to_json
 from pretrainax.config.heads import Kind
 from pretrainax.data.batch import SEGMENT_FIELDS, Example, Lengths
-from pretrainax.data.framing import Frame, decoder_start, frame_of, longest_first
+from pretrainax.data.framing import SpecialTokenFrame, decoder_start, special_token_frame, truncate_longest_first
 from pretrainax.data.objectives import Objective, Text
 from pretrainax.data.objectives.base import EveryFamily
 from pretrainax.data.preparation.shards import Encoded
@@ -42,7 +42,7 @@ class Task(Objective):
     prediction head outputs for one record -> the fields that predict writes
 
     All models with one tokenizer share a corpus of records. Therefore `example` truncates texts to the row length. If
-    `encode` depends on the row length (windows), `prepared_by` must include the length.
+    `encode` depends on the row length (windows), `corpus_settings` must include the length.
     """
 
     families = EveryFamily()
@@ -55,7 +55,7 @@ class Task(Objective):
 
     _model: ClassVar[ModelConfig] = ModelConfig()  # from the config, see `adapted`
     _length: ClassVar[int] = 0  # tokens of a row, see `adapted`
-    _frame: ClassVar[Frame] = Frame((), (), ())  # see `bind`
+    _frame: ClassVar[SpecialTokenFrame] = SpecialTokenFrame((), (), ())  # see `bind`
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ class Task(Objective):
         raise NotImplementedError
 
     @property
-    def figures(self) -> tuple[str, ...]:
+    def metric_names(self) -> tuple[str, ...]:
         """Returns the names of the metrics of `metrics`: valid values of config.evaluate.select_by besides "loss"."""
         raise NotImplementedError
 
@@ -75,7 +75,7 @@ class Task(Objective):
         """
         raise NotImplementedError
 
-    def leaves_out(self, record: Record) -> bool:
+    def is_skipped(self, record: Record) -> bool:
         """Returns True if `encode` skips a record that `read` has accepted and counted."""
         del record
         return False
@@ -97,7 +97,7 @@ class Task(Objective):
         return self
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
-        """Returns the `figures` of a split.
+        """Returns the `metric_names` of a split.
 
         Args:
           answers: head outputs of n documents, NumPy arrays [n, …]; see `models.heads.base.Head.answers`.
@@ -105,7 +105,7 @@ class Task(Objective):
         """
         raise NotImplementedError
 
-    def ask(self, record: Mapping) -> Record:
+    def read_unlabeled(self, record: Mapping) -> Record:
         """Returns the texts and the note of a record without its label; raises the same errors as `read`.
 
         `encode` and `example` also accept this record. Its example has no label arrays.
@@ -115,7 +115,7 @@ class Task(Objective):
         )
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the prediction for one record of `ask`, as fields that predict adds to the record.
+        """Returns the prediction for one record of `read_unlabeled`, as fields that predict adds to the record.
 
         Args:
           answers: head outputs of the d documents of the record, NumPy arrays [d, …], as in `metrics`.
@@ -146,7 +146,7 @@ class Task(Objective):
         yield from ()
 
     @property
-    def most_texts(self) -> int:
+    def max_texts(self) -> int:
         """Returns the maximum number of texts in a document of the task."""
         return 2
 
@@ -154,15 +154,15 @@ class Task(Objective):
         """Returns a note with typical fields; the memory of a run is planned with this note, without any records."""
         raise NotImplementedError
 
-    def prepared_by(self) -> object:
+    def corpus_settings(self) -> object:
         """Returns the settings of the task that determine its corpus, as JSON values: by default its fields."""
         return to_json(self)
 
     # --- methods of Objective ---------------------------------------------------------------------------------------
 
     @property
-    def head_figures(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.figures
+    def head_metrics(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.metric_names
 
     def complete(self, experiment: Experiment) -> None:
         if not self.has_head:
@@ -172,7 +172,11 @@ class Task(Objective):
         experiment.model.head = default if head is None else head.completed(default)
 
     def validation_problems(self, experiment: Experiment) -> Iterator[str]:
-        objective, name, allowed = experiment.evaluate.objective, experiment.evaluate.select_by, ("loss", *self.figures)
+        objective, name, allowed = (
+            experiment.evaluate.objective,
+            experiment.evaluate.select_by,
+            ("loss", *self.metric_names),
+        )
         if objective is not None:
             yield f"config.evaluate.objective is {type(objective).__name__}; a task validates itself: set it to None"
         if name and name not in allowed:
@@ -185,7 +189,7 @@ class Task(Objective):
 
     def bind(self, tokenizer: "Tokenizer") -> "Task":
         task = copy.copy(self)
-        task._frame = frame_of(self._model.family, tokenizer.vocabulary)  # pyright: ignore
+        task._frame = special_token_frame(self._model.family, tokenizer.vocabulary)  # pyright: ignore
         return task
 
     def lengths(self, sequence_length: int) -> Lengths:
@@ -199,7 +203,7 @@ class Task(Objective):
         return decoder_start(vocabulary)
 
     def check_vocabulary(self, vocabulary: "Vocabulary", sequence_length: int) -> None:
-        """Accepts any vocabulary: `frame_of` leaves out special tokens that the vocabulary lacks."""
+        """Accepts any vocabulary: `special_token_frame` leaves out special tokens that the vocabulary lacks."""
 
     def prompt(self, tokens: np.ndarray, vocabulary: "Vocabulary") -> Example:
         raise UserError(f"the model was trained for {type(self).__name__} and cannot generate text")
@@ -231,8 +235,8 @@ class Task(Objective):
         `length` is as in `room`. An encoder or a decoder reads the row. In an encoder-decoder both stacks read it,
         the decoder one token later, as in BART (Lewis et al. 2019, section 3.1): its last token sees the whole row.
         """
-        sizes = longest_first([len(ids) for ids in texts], self.room(len(texts), length))
-        row, numbers = self._frame.around([ids[:n] for ids, n in zip(texts, sizes, strict=True)])
+        sizes = truncate_longest_first([len(ids) for ids in texts], self.room(len(texts), length))
+        row, numbers = self._frame.wrap([ids[:n] for ids, n in zip(texts, sizes, strict=True)])
         ones, places = np.ones(len(row), np.int32), np.arange(len(row), dtype=np.int32)
         example = {"tokens": row, "segment_ids": ones, "positions": places}
         if self._model.family == "encoder":
@@ -303,7 +307,7 @@ class TextTask(Task):
     def read(self, record: Mapping) -> Record:
         return Record(self.read_texts(record), self.read_label(record))
 
-    def ask(self, record: Mapping) -> Record:
+    def read_unlabeled(self, record: Mapping) -> Record:
         return Record(self.read_texts(record), {})
 
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
@@ -326,8 +330,8 @@ class TextTask(Task):
         """Returns outputs [records, L] and notes of the records, joined from the outputs [n, L] of their windows."""
         return (answers, notes) if self.chunks is None else self.chunks.joined(answers, notes, self.kind)
 
-    def prepared_by(self) -> object:
-        settings = super().prepared_by()
+    def corpus_settings(self) -> object:
+        settings = super().corpus_settings()
         return settings if self.chunks is None else [settings, self._length, self._model.family]  # define the windows
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -364,7 +368,7 @@ def texts_in(record: Mapping, name: str, field: str, what: str = "texts") -> lis
     return [text_in({name: value}, name, field) for value in values]
 
 
-def side_by_side(rows: Sequence[Example]) -> Example:
+def concatenate_segments(rows: Sequence[Example]) -> Example:
     """Concatenates examples of one text each into one example: text i is segment i + 1."""
     joined = {name: [row[name] for row in rows] for name in rows[0]}
     for name in SEGMENT_FIELDS:
@@ -402,7 +406,7 @@ def label_number(value: object, field: str, labels: Sequence[str], meant: Sequen
     )
 
 
-def never_seen(counts: Mapping[int, int], labels: Sequence[str]) -> Iterator[str]:
+def unused_label_warnings(counts: Mapping[int, int], labels: Sequence[str]) -> Iterator[str]:
     """Yields a warning about labels without any example; counts: examples of each label number."""
     if never := [name for i, name in enumerate(labels) if not counts.get(i)]:
         yield (

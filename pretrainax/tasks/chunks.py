@@ -9,7 +9,7 @@ import numpy as np
 
 from pretrainax.config import Choice, Experiment, UserError
 from pretrainax.config.heads import Kind
-from pretrainax.data.framing import longest_first
+from pretrainax.data.framing import truncate_longest_first
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note
 
@@ -29,13 +29,13 @@ class Chunks(Choice):
     """
 
     stride: Optional[int] = None  # tokens from the start of one window to the start of the next; None: half a window
-    most: Optional[int] = None  # maximum number of windows of a record, from the start; None: all
+    max_windows: Optional[int] = None  # maximum number of windows of a record, from the start; None: all
     # combines the outputs of the windows: "mean" of the outputs, mean of the "probabilities", "max" of each label, or
     # the "first" window alone
     join: Literal["mean", "probabilities", "max", "first"] = "mean"
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
-        for field in ("stride", "most"):
+        for field in ("stride", "max_windows"):
             value = getattr(self, field)
             if value is not None and value < 1:
                 yield f"config.objective.chunks.{field} is {value}, it must be at least 1"
@@ -53,7 +53,7 @@ class Chunks(Choice):
         """
         sizes = [len(ids) for ids in whole.parts]
         long = int(np.argmax(sizes))
-        limits = longest_first([0 if i == long else size for i, size in enumerate(sizes)], room // 2)
+        limits = truncate_longest_first([0 if i == long else size for i, size in enumerate(sizes)], room // 2)
         width = room - sum(limits)
         stride = max(width // 2, 1) if self.stride is None else self.stride
         if stride > width:
@@ -63,7 +63,7 @@ class Chunks(Choice):
             )
         last = max(sizes[long] - width, 0)
         starts = [*range(0, last, stride), last]
-        read = starts[: self.most]
+        read = starts[: self.max_windows]
         is_lost = len(read) < len(starts) or sum(limits) < sum(sizes) - sizes[long]
         for number, start in enumerate(read):
             parts = [ids if i == long else ids[:n] for i, (ids, n) in enumerate(zip(whole.parts, limits, strict=True))]

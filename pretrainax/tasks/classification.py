@@ -12,8 +12,8 @@ from pretrainax.data.batch import Example
 from pretrainax.data.sources.base import Note
 from pretrainax.data.sources.records import value_of
 from pretrainax.files.json_files import JsonObject
-from pretrainax.tasks import figures
-from pretrainax.tasks.base import TextTask, label_number, never_seen, rounded
+from pretrainax.tasks import label_metrics
+from pretrainax.tasks.base import TextTask, label_number, rounded, unused_label_warnings
 from pretrainax.tasks.chunks import sigmoid, softmax
 
 
@@ -42,10 +42,10 @@ class Classification(TextTask):
     select_by = "accuracy"
 
     @property
-    def figures(self) -> tuple[str, ...]:
+    def metric_names(self) -> tuple[str, ...]:
         if self.multi_label:
-            return figures.OF_LABELS
-        return figures.OF_CLASSES
+            return label_metrics.OF_LABELS
+        return label_metrics.OF_CLASSES
 
     @property
     def kind(self) -> Kind:
@@ -95,8 +95,10 @@ class Classification(TextTask):
         answers, notes = self.by_record(answers, notes)
         if self.multi_label:
             truth = np.array([[i in note["labels"] for i in range(len(self.labels))] for note in notes])
-            return figures.of_labels(answers > 0, truth)
-        return figures.of_classes(answers.argmax(-1), np.array([note["label"] for note in notes]), len(self.labels))
+            return label_metrics.of_labels(answers > 0, truth)
+        return label_metrics.of_classes(
+            answers.argmax(-1), np.array([note["label"] for note in notes]), len(self.labels)
+        )
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
         """Returns the most likely label, or all labels with a probability above 0.5, and all probabilities."""
@@ -110,4 +112,4 @@ class Classification(TextTask):
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
         counts = collections.Counter(i for note in notes for i in note.get("labels", [note.get("label")]))
-        yield from never_seen(counts, self.labels)
+        yield from unused_label_warnings(counts, self.labels)

@@ -11,7 +11,7 @@ from pretrainax.config import Classify, Experiment, HeadConfig
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.files.json_files import JsonObject
-from pretrainax.tasks import figures
+from pretrainax.tasks import label_metrics
 from pretrainax.tasks.base import Task, rounded, text_in, texts_in
 from pretrainax.tasks.chunks import WINDOW, records_of, softmax
 
@@ -41,13 +41,13 @@ class EntityChoice(Task):
 
     labels: ClassVar[tuple[str, ...]] = ("False", "True")  # of an entity
     select_by = "answer_f1"
-    figures = figures.OF_ANSWERS  # pyright: ignore[reportAssignmentType]
+    metric_names = label_metrics.OF_ANSWERS  # pyright: ignore[reportAssignmentType]
 
     @property
     def fields(self) -> tuple[str, ...]:
         return self.passage_field, self.query_field, self.entities_field, self.answers_field
 
-    def ask(self, record: Mapping) -> Record:
+    def read_unlabeled(self, record: Mapping) -> Record:
         passage = text_in(record, self.passage_field, "passage_field")
         query = text_in(record, self.query_field, "query_field")
         if self.gap not in query:
@@ -58,7 +58,7 @@ class EntityChoice(Task):
         return Record((plain(passage), *(query.replace(self.gap, name) for name in entities)), {"entities": entities})
 
     def read(self, record: Mapping) -> Record:
-        base, answers = self.ask(record), texts_in(record, self.answers_field, "answers_field")
+        base, answers = self.read_unlabeled(record), texts_in(record, self.answers_field, "answers_field")
         if not set(answers) & set(base.note["entities"]):
             raise ValueError(
                 f"field {self.answers_field!r} holds {answers}, none of which is in field {self.entities_field!r}"
@@ -103,7 +103,9 @@ class EntityChoice(Task):
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         records = records_of(notes)
         predicted = [notes[docs][int(_scores(answers[docs]).argmax())]["entity"] for docs in records]
-        return figures.of_answers(predicted, [notes[docs.start]["answers"] for docs in records], some_have_none=False)
+        return label_metrics.of_answers(
+            predicted, [notes[docs.start]["answers"] for docs in records], some_have_none=False
+        )
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
         """Returns the most likely entity, and for each entity the probability that it is right."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Optional
 import numpy as np
 
 from pretrainax.config import Experiment, Extract, HeadConfig
-from pretrainax.data.framing import frame_of
-from pretrainax.data.line_ends import plain
+from pretrainax.data.framing import special_token_frame
+from pretrainax.data.line_ends import normalize_line_ends
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.files.json_files import JsonObject
-from pretrainax.tasks import figures
+from pretrainax.tasks import label_metrics
 from pretrainax.tasks.base import Task, rounded, text_in
 from pretrainax.tasks.chunks import WINDOW, records_of
 
@@ -28,7 +28,7 @@ _NO_SCORE = -1e10  # of a passage without tokens
 _SHORTEST_WINDOW = 8  # passage tokens that must fit next to the longest question
 
 
-class Said(NamedTuple):
+class ExtractedAnswer(NamedTuple):
     """The predicted answer of a record, over all of its windows."""
 
     text: str  # "": no answer
@@ -76,12 +76,12 @@ class ExtractiveQA(Task):
         return self.question_field, self.context_field, self.answers_field
 
     @property
-    def figures(self) -> tuple[str, ...]:
-        return figures.OF_ANSWERS_OR_NONE if self.no_answer else figures.OF_ANSWERS
+    def metric_names(self) -> tuple[str, ...]:
+        return label_metrics.OF_ANSWERS_OR_NONE if self.no_answer else label_metrics.OF_ANSWERS
 
     # --- records ------------------------------------------------------------------------------------------------------
 
-    def ask(self, record: Mapping) -> Record:
+    def read_unlabeled(self, record: Mapping) -> Record:
         question = text_in(record, self.question_field, "question_field")
         context = text_in(record, self.context_field, "context_field")
         for name, text in ((self.question_field, question), (self.context_field, context)):
@@ -90,7 +90,7 @@ class ExtractiveQA(Task):
         return Record((question, context), {})
 
     def read(self, record: Mapping) -> Record:
-        unlabeled = self.ask(record)
+        unlabeled = self.read_unlabeled(record)
         _, context = unlabeled.texts
         answers = self._answers(record)
         if not answers and not self.no_answer:
@@ -136,7 +136,7 @@ class ExtractiveQA(Task):
 
     # --- windows ------------------------------------------------------------------------------------------------------
 
-    def leaves_out(self, record: Record) -> bool:
+    def is_skipped(self, record: Record) -> bool:
         return record.note.get("left_out", False)
 
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
@@ -149,12 +149,12 @@ class ExtractiveQA(Task):
           null          index in the row of the token for "no answer"
           span          first and last token of the answer, counted from `first`; None if the answer is incomplete
         """
-        if self.leaves_out(record):
+        if self.is_skipped(record):
             return
         question, context = record.texts
         question_ids = tokenizer.encode(question)[: self.max_question_length]
         ids, offsets = tokenizer.locate(context)
-        frame = frame_of(self._model.family, tokenizer.vocabulary)
+        frame = special_token_frame(self._model.family, tokenizer.vocabulary)
         room = self._length - frame.count(2) - len(question_ids)
         span = _tokens_of(offsets, *record.note["spans"][0]) if record.note.get("spans") else None
         for number, start in enumerate(_starts(len(ids), room, self.stride)):
@@ -173,7 +173,7 @@ class ExtractiveQA(Task):
             }
             yield Encoded([question_ids, ids[start:stop]], note)
 
-    def prepared_by(self) -> object:
+    def corpus_settings(self) -> object:
         names = [field.name for field in dataclasses.fields(self) if field.name not in _DECODING_FIELDS]
         return [{name: getattr(self, name) for name in names}, self._length, self._model.family]
 
@@ -226,12 +226,14 @@ class ExtractiveQA(Task):
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         records = records_of(notes)
-        predicted = [self.said(answers[record], notes[record]).text for record in records]
-        return figures.of_answers(predicted, [notes[record.start]["answers"] for record in records], self.no_answer)
+        predicted = [self.extract(answers[record], notes[record]).text for record in records]
+        return label_metrics.of_answers(
+            predicted, [notes[record.start]["answers"] for record in records], self.no_answer
+        )
 
-    def said(self, answers: np.ndarray, notes: Sequence[Note]) -> Said:
+    def extract(self, answers: np.ndarray, notes: Sequence[Note]) -> ExtractedAnswer:
         """Returns the predicted answer of a record from the logits [windows, T, 2] and notes of its windows."""
-        best, null_score = Said("", _NO_SCORE, 0.0), np.inf
+        best, null_score = ExtractedAnswer("", _NO_SCORE, 0.0), np.inf
         for logits, note in zip(answers.astype(np.float64), notes, strict=True):
             null_score = min(null_score, float(logits[note["null"]].sum()))
             first, count = note["first"], len(note["starts"])
@@ -242,14 +244,14 @@ class ExtractiveQA(Task):
             if scores.size and scores.max() > best.score:
                 i, j = np.unravel_index(scores.argmax(), scores.shape)
                 text = note["context"][note["starts"][begins[i]] : note["ends"][ends[j]]]
-                best = Said(text.strip(), float(scores[i, j]), 0.0)
+                best = ExtractedAnswer(text.strip(), float(scores[i, j]), 0.0)
         best = best._replace(null_score_diff=null_score - best.score)
         is_none = self.no_answer and best.null_score_diff > self.null_score_diff_threshold
         return best._replace(text="") if is_none else best
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
         """Returns the answer, "" for none, its score, and the difference of the null score."""
-        answer = self.said(answers, notes)
+        answer = self.extract(answers, notes)
         scores = {"score": answer.score, "null_score_diff": answer.null_score_diff}
         return {"prediction": answer.text, **{name: rounded(np.float64(score)) for name, score in scores.items()}}
 
@@ -262,7 +264,7 @@ def _list(value: object) -> Sequence:
 
 def _offset(context: str, offset: int) -> int:
     """Returns the offset of a character after line ends are normalized."""
-    return len(plain(context[:offset], collections.Counter()))
+    return len(normalize_line_ends(context[:offset], collections.Counter()))
 
 
 def _tokens_of(offsets: np.ndarray, begin: int, end: int) -> Optional[list[int]]:

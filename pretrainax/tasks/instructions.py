@@ -14,8 +14,16 @@ from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks.base import text_in
-from pretrainax.tasks.writing import WritingTask, predicting, reading
-from pretrainax.tokenization.chat import PLAIN, Chat, Message, chat_of, check_template, read_template, write_template
+from pretrainax.tasks.writing import WritingTask, decoder_example, decoder_inputs
+from pretrainax.tokenization.chat import (
+    PLAIN,
+    Chat,
+    Message,
+    cached_chat,
+    check_template,
+    read_template,
+    write_template,
+)
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -62,7 +70,7 @@ class Instructions(WritingTask):
 
     def bind(self, tokenizer):
         task = super().bind(tokenizer)
-        task._chat = chat_of(self.template or PLAIN, tokenizer)  # pyright: ignore[reportAttributeAccessIssue]
+        task._chat = cached_chat(self.template or PLAIN, tokenizer)  # pyright: ignore[reportAttributeAccessIssue]
         return task
 
     def read(self, record: Mapping) -> Record:
@@ -100,7 +108,7 @@ class Instructions(WritingTask):
     def encode(self, record, tokenizer):
         roles = record.note["roles"]
         messages = [{"role": r, "content": text} for r, text in zip(roles, record.texts, strict=True)]
-        ids, is_answer = chat_of(self.template or PLAIN, tokenizer).encode(messages)
+        ids, is_answer = cached_chat(self.template or PLAIN, tokenizer).encode(messages)
         # The parts alternate between prompts and answers.
         starts = np.flatnonzero(np.diff(is_answer, prepend=False))
         yield Encoded(np.split(ids, starts), {"answer": record.note["answer"]})
@@ -109,16 +117,16 @@ class Instructions(WritingTask):
         is_answer = np.zeros(len(text.tokens), bool)
         for start, end in _answers(text.parts, len(text.tokens)):
             is_answer[start:end] = True
-        return predicting(text.tokens[: self._length + 1], is_answer[: self._length + 1])
+        return decoder_example(text.tokens[: self._length + 1], is_answer[: self._length + 1])
 
     def prompt(self, tokens, vocabulary):
-        return reading(tokens)
+        return decoder_inputs(tokens)
 
-    def asked(self, text, vocabulary):
+    def prompt_example(self, text, vocabulary):
         """Returns the text before the last answer; a text that is too long loses its beginning."""
         *_, (start, _) = _answers(text.parts, len(text.tokens))
         room = max(self._length - self.room_for_answer, 1)
-        return reading(text.tokens[max(start - room, 0) : start])
+        return decoder_inputs(text.tokens[max(start - room, 0) : start])
 
     @property
     def room_for_answer(self) -> int:
@@ -138,7 +146,7 @@ class Instructions(WritingTask):
     def sample_note(self):
         return {"answer": ""}
 
-    def save_beside(self, tokenizer_folder):
+    def save_assets(self, tokenizer_folder):
         write_template(tokenizer_folder, self.template or PLAIN)
 
     def field_problems(self):

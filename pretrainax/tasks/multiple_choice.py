@@ -15,7 +15,7 @@ from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.files.json_files import JsonObject
-from pretrainax.tasks.base import Task, rounded, side_by_side, text_in, texts_in
+from pretrainax.tasks.base import Task, concatenate_segments, rounded, text_in, texts_in
 from pretrainax.tasks.chunks import softmax
 
 _LETTERS = string.ascii_uppercase
@@ -52,15 +52,15 @@ class MultipleChoice(Task):
     answer_field: str = "answer"  # the field of the right choice: its text, its letter, or its number from 0
     choices: int = 4  # number of choices of a record
 
-    parts_rows: ClassVar[bool] = True
+    separates_rows: ClassVar[bool] = True
     select_by = "accuracy"
-    figures = ("accuracy",)  # pyright: ignore[reportAssignmentType]
+    metric_names = ("accuracy",)  # pyright: ignore[reportAssignmentType]
 
     @property
     def fields(self) -> tuple[str, ...]:
         return tuple(filter(None, (*self.context_fields, self.question_field, *self.choice_fields, self.answer_field)))
 
-    def ask(self, record: Mapping) -> Record:
+    def read_unlabeled(self, record: Mapping) -> Record:
         return self._texts(record, self._choices(record))
 
     def read(self, record: Mapping) -> Record:
@@ -112,7 +112,7 @@ class MultipleChoice(Task):
         pairs = ((context, choice[-room:]) for context, choice in zip(parts[::2], parts[1::2], strict=True))
         rows = [self.framed((context[: room - len(choice)], choice), vocabulary) for context, choice in pairs]
         labels = {"labels": np.array(text.note["label"], np.int32)} if "label" in text.note else {}
-        return {**side_by_side(rows), **labels}
+        return {**concatenate_segments(rows), **labels}
 
     def is_cut(self, encoded: Encoded) -> bool:
         sizes = np.array([len(ids) for ids in encoded.parts]).reshape(-1, 2)
@@ -129,7 +129,7 @@ class MultipleChoice(Task):
         return Lengths(raw, length, length)
 
     @property
-    def most_texts(self) -> int:
+    def max_texts(self) -> int:
         return 2 * self.choices
 
     def sample_note(self):

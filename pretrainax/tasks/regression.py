@@ -12,7 +12,7 @@ from pretrainax.data.batch import Example
 from pretrainax.data.sources.base import Note
 from pretrainax.data.sources.records import value_of
 from pretrainax.files.json_files import JsonObject
-from pretrainax.tasks import figures
+from pretrainax.tasks import label_metrics
 from pretrainax.tasks.base import TextTask, rounded, score_of
 
 
@@ -28,7 +28,7 @@ class Regression(TextTask):
     high: Optional[float] = None  # a record with a larger number is invalid; None: no limit
 
     select_by = "pearson"
-    figures = figures.OF_NUMBERS  # pyright: ignore[reportAssignmentType]
+    metric_names = label_metrics.OF_NUMBERS  # pyright: ignore[reportAssignmentType]
 
     @property
     def kind(self) -> Kind:
@@ -58,7 +58,7 @@ class Regression(TextTask):
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         answers, notes = self.by_record(answers, notes)
-        return figures.of_numbers(answers[:, 0], np.array([note["score"] for note in notes]))
+        return label_metrics.of_numbers(answers[:, 0], np.array([note["score"] for note in notes]))
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
         """Returns the predicted number."""

@@ -12,7 +12,7 @@ from pretrainax.data.batch import Lengths
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
-from pretrainax.tasks.base import Task, side_by_side, text_in
+from pretrainax.tasks.base import Task, concatenate_segments, text_in
 
 _RECALL_AT = (1, 10, 100)
 _QUERIES = 256  # whose scores are in memory at the same time
@@ -45,8 +45,8 @@ class Retrieval(Task):
     query_length: int = 32  # maximum tokens of a query
 
     families: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
-    parts_rows: ClassVar[bool] = True
-    figures = (*(f"recall@{k}" for k in _RECALL_AT), "mrr")  # pyright: ignore[reportAssignmentType]
+    separates_rows: ClassVar[bool] = True
+    metric_names = (*(f"recall@{k}" for k in _RECALL_AT), "mrr")  # pyright: ignore[reportAssignmentType]
     select_by = "mrr"
 
     @property
@@ -62,7 +62,7 @@ class Retrieval(Task):
         query, *passages = map(_digest, texts)
         return Record(tuple(texts), {"query": query, "passages": passages})
 
-    def ask(self, record: Mapping) -> Record:
+    def read_unlabeled(self, record: Mapping) -> Record:
         raise UserError(
             "a retriever embeds texts and predicts nothing for a record: use pretrainax.load(DIR).embed(texts) for "
             "vectors, or python -m pretrainax.evaluate to rank the passages of records"
@@ -85,7 +85,7 @@ class Retrieval(Task):
     def example(self, text, rng, vocabulary):
         parts = enumerate(self.texts(text.tokens, text.parts))
         rows = [self.framed((ids,), vocabulary, self._max_length(i)) for i, ids in parts]
-        return {**side_by_side(rows), "texts": np.array(len(rows), np.int32)}
+        return {**concatenate_segments(rows), "texts": np.array(len(rows), np.int32)}
 
     def _max_length(self, number: int) -> int:
         """Returns the maximum tokens, special tokens included, of text `number`; 0 is the query."""
@@ -95,7 +95,7 @@ class Retrieval(Task):
         return any(len(ids) > self.room(1, self._max_length(i)) for i, ids in enumerate(encoded.parts))
 
     @property
-    def most_texts(self) -> int:
+    def max_texts(self) -> int:
         return 2 + self.negatives
 
     def sample_note(self):
@@ -109,17 +109,17 @@ class Retrieval(Task):
         return max(self.query_length, sequence_length)
 
     def measure(self, raw: int) -> Lengths:
-        row = min(raw + self.most_texts * self._frame.count(1), self.lengths(self._length).inputs)
+        row = min(raw + self.max_texts * self._frame.count(1), self.lengths(self._length).inputs)
         return Lengths(raw, row, row)
 
     # --- head and metrics ---------------------------------------------------------------------------------------------
 
     def head(self, model):
-        return Embed.usual(model, self.most_texts)
+        return Embed.usual(model, self.max_texts)
 
     def head_problems(self, head: HeadConfig) -> Iterator[str]:
-        if not isinstance(head, Embed) or head.num_texts != self.most_texts:
-            yield f"config.model.head is {head}, Retrieval needs Embed(num_texts={self.most_texts})"
+        if not isinstance(head, Embed) or head.num_texts != self.max_texts:
+            yield f"config.model.head is {head}, Retrieval needs Embed(num_texts={self.max_texts})"
 
     def field_problems(self):
         if self.negatives < 0 or (self.negatives > 0) != (self.negatives_field is not None):

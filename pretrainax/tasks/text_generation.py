@@ -13,9 +13,9 @@ from pretrainax.data.objectives.spans import encoder_decoder_example, encoder_de
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
-from pretrainax.tasks import text_figures
-from pretrainax.tasks.base import label_number, never_seen, text_in
-from pretrainax.tasks.writing import WritingTask, predicting, reading
+from pretrainax.tasks import text_metrics
+from pretrainax.tasks.base import label_number, text_in, unused_label_warnings
+from pretrainax.tasks.writing import WritingTask, decoder_example, decoder_inputs
 
 
 @dataclasses.dataclass
@@ -57,9 +57,9 @@ class TextGeneration(WritingTask):
         return (*(name for _, name, _, _ in string.Formatter().parse(self.input) if name), self.target_field)
 
     @property
-    def figures(self) -> tuple[str, ...]:
+    def metric_names(self) -> tuple[str, ...]:
         label_metrics = ("label_accuracy", "no_label") if self.labels and self.answers != 0 else ()
-        return (*label_metrics, *super().figures)
+        return (*label_metrics, *super().metric_names)
 
     def read(self, record: Mapping) -> Record:
         pieces, last = [], 0
@@ -85,18 +85,18 @@ class TextGeneration(WritingTask):
     def example(self, text, rng, vocabulary):
         source, target = self._truncated(text)
         if self._model.family == "encoder_decoder":
-            rows = [self._frame.around([ids])[0] for ids in (source, target)]
+            rows = [self._frame.wrap([ids])[0] for ids in (source, target)]
             return encoder_decoder_example(*rows, self._start(vocabulary))
         row = np.concatenate([self._frame.before, source, target, self._frame.after])
         is_answer = np.arange(len(row)) >= len(self._frame.before) + len(source)
-        return predicting(row, is_answer)
+        return decoder_example(row, is_answer)
 
     def prompt(self, tokens, vocabulary):
         if self._model.family == "encoder_decoder":
-            return encoder_decoder_prompt(self._frame.around([tokens])[0], self._start(vocabulary))
-        return reading(np.concatenate([self._frame.before, tokens]))
+            return encoder_decoder_prompt(self._frame.wrap([tokens])[0], self._start(vocabulary))
+        return decoder_inputs(np.concatenate([self._frame.before, tokens]))
 
-    def asked(self, text, vocabulary):
+    def prompt_example(self, text, vocabulary):
         return self.prompt(self._truncated(text, answer=self.room_for_answer)[0], vocabulary)
 
     def _start(self, vocabulary) -> int:
@@ -155,7 +155,7 @@ class TextGeneration(WritingTask):
 
     def metrics(self, answers, notes):
         truth = [note["answer"] for note in notes]
-        label_metrics = text_figures.of_labels(answers, truth, self.labels) if self.labels else {}
+        label_metrics = text_metrics.of_labels(answers, truth, self.labels) if self.labels else {}
         return label_metrics | super().metrics(answers, notes)
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
@@ -170,7 +170,7 @@ class TextGeneration(WritingTask):
                 f"TRUNCATED RECORDS: {cut[0]:,} inputs and {cut[1]:,} targets of {count:,} records lose their end; "
                 "raise config.data.sequence_length or config.objective.target_length"
             )
-        yield from never_seen({i: targets[label] for i, label in enumerate(self.labels)}, self.labels)
+        yield from unused_label_warnings({i: targets[label] for i, label in enumerate(self.labels)}, self.labels)
 
     def sample_note(self):
         return {"answer": "", "tail": 0}

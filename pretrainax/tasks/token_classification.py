@@ -12,13 +12,13 @@ from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record, WordError
 from pretrainax.data.sources.records import value_of
 from pretrainax.files.json_files import JsonObject
-from pretrainax.tasks import figures
-from pretrainax.tasks.base import Task, label_number, never_seen, rounded
+from pretrainax.tasks import label_metrics
+from pretrainax.tasks.base import Task, label_number, rounded, unused_label_warnings
 
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer
 
-MENDED = "wrong beginnings of spans, mended"  # the name of their count
+REPAIRED = "wrong beginnings of spans, mended"  # the name of their count
 
 
 @dataclasses.dataclass
@@ -61,8 +61,8 @@ class TokenClassification(Task):
         return "iob2" if any(is_span) and len(self.labels) - sum(is_span) == self.labels.count("O") else ""
 
     @property
-    def figures(self) -> tuple[str, ...]:
-        return (*(figures.OF_SPANS if self.spans else ("accuracy",)), "unread")
+    def metric_names(self) -> tuple[str, ...]:
+        return (*(label_metrics.OF_SPANS if self.spans else ("accuracy",)), "unread")
 
     @property
     def select_by(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -81,9 +81,9 @@ class TokenClassification(Task):
         tags = [self._number(i, word, tag) for i, (word, tag) in enumerate(zip(words, values, strict=True))]
         mended = self._checked(words, tags) if self.spans else 0
         note = {"words": words, "tags": tags}
-        return Record((" ".join(words),), note, {MENDED: mended} if mended else {})
+        return Record((" ".join(words),), note, {REPAIRED: mended} if mended else {})
 
-    def ask(self, record: Mapping) -> Record:
+    def read_unlabeled(self, record: Mapping) -> Record:
         """Returns the words of a record without tags; a string is split at spaces."""
         values = value_of(record, self.words_field, "config.objective.words_field")
         values = values.split() if isinstance(values, str) else self._list(record, "words_field")
@@ -205,7 +205,7 @@ class TokenClassification(Task):
         scores = {"accuracy": float((flat == np.concatenate(truth)).mean())}
         if self.spans:
             names = np.array([*self.labels, "O"])  # index -1, for words that are not read, is O
-            scores |= figures.of_spans(
+            scores |= label_metrics.of_spans(
                 [names[x].tolist() for x in predicted], [names[x].tolist() for x in truth], self.spans
             )
         return scores | {"unread": float((flat < 0).mean())}
@@ -222,7 +222,7 @@ class TokenClassification(Task):
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
         counts = collections.Counter(tag for note in notes for tag in note["tags"])
-        yield from never_seen(counts, self.labels)
+        yield from unused_label_warnings(counts, self.labels)
 
 
 def _word(i: int, word: object) -> str:

@@ -7,11 +7,11 @@ from typing import ClassVar, Optional
 import numpy as np
 
 from pretrainax.config import Experiment, UserError, nearest, to_json
-from pretrainax.config.choice import free
+from pretrainax.config.choice import resumable_field
 from pretrainax.data.batch import Example
 from pretrainax.data.objectives import Text
 from pretrainax.data.sources.base import Note
-from pretrainax.tasks import text_figures
+from pretrainax.tasks import text_metrics
 from pretrainax.tasks.base import Task
 
 _VALIDATION_FIELDS = ("scores", "answers", "num_beams", "max_new_tokens")  # do not affect the corpus
@@ -19,22 +19,26 @@ _VALIDATION_FIELDS = ("scores", "answers", "num_beams", "max_new_tokens")  # do 
 
 @dataclasses.dataclass
 class WritingTask(Task):
-    """Base of the tasks that generate a text. A subclass implements `asked` and the methods of a task.
+    """Base of the tasks that generate a text. A subclass implements `prompt_example` and the methods of a task.
 
     The validation loss covers all records. Generation needs one model step per token. Therefore a validation generates
     answers only for `answers` records, spread evenly over the split; `python -m pretrainax.evaluate` generates all.
     """
 
     # metrics of the generated answers: exact_match | rouge | bleu | chrf
-    scores: tuple[str, ...] = free(("exact_match",))
-    answers: Optional[int] = free(0)  # records to generate answers for in a validation; 0: only the loss; None: all
-    num_beams: int = free(1)  # of beam search; 1: greedy decoding
-    max_new_tokens: Optional[int] = free(None)  # maximum tokens of a generated answer; None: the room in a row
+    scores: tuple[str, ...] = resumable_field(("exact_match",))
+    answers: Optional[int] = resumable_field(
+        0
+    )  # records to generate answers for in a validation; 0: only the loss; None: all
+    num_beams: int = resumable_field(1)  # of beam search; 1: greedy decoding
+    max_new_tokens: Optional[int] = resumable_field(
+        None
+    )  # maximum tokens of a generated answer; None: the room in a row
 
     has_head: ClassVar[bool] = False
     select_by = "loss"
 
-    def asked(self, text: Text, vocabulary) -> Example:
+    def prompt_example(self, text: Text, vocabulary) -> Example:
         """Returns the model inputs of a record before its answer: an example without targets."""
         raise NotImplementedError
 
@@ -44,8 +48,8 @@ class WritingTask(Task):
         raise NotImplementedError
 
     @property
-    def figures(self) -> tuple[str, ...]:
-        return () if self.answers == 0 else text_figures.names(self.scores)
+    def metric_names(self) -> tuple[str, ...]:
+        return () if self.answers == 0 else text_metrics.names(self.scores)
 
     def validate(self, run, params):
         figures = run.validation.metrics(params)
@@ -57,11 +61,11 @@ class WritingTask(Task):
     def evaluated(self):
         return dataclasses.replace(self, answers=None)
 
-    def prepared_by(self):
+    def corpus_settings(self):
         return {name: value for name, value in to_json(self).items() if name not in _VALIDATION_FIELDS}
 
     def metrics(self, answers: Sequence[str], notes: Sequence[Note]) -> dict[str, float]:  # pyright: ignore
-        return text_figures.of_texts(answers, [note["answer"] for note in notes], self.scores)
+        return text_metrics.of_texts(answers, [note["answer"] for note in notes], self.scores)
 
     def check_vocabulary(self, vocabulary, sequence_length):
         if vocabulary.separator is None:
@@ -69,15 +73,15 @@ class WritingTask(Task):
 
     def field_problems(self) -> Iterator[str]:
         for name in self.scores:
-            if name not in text_figures.SCORES:
-                yield f"config.objective.scores has {name!r}, {nearest(name, text_figures.SCORES)}"
+            if name not in text_metrics.SCORES:
+                yield f"config.objective.scores has {name!r}, {nearest(name, text_metrics.SCORES)}"
         for field, least in (("answers", 0), ("num_beams", 1), ("max_new_tokens", 1)):
             value = getattr(self, field)
             if value is not None and value < least:
                 yield f"config.objective.{field} is {value}, it must be at least {least}"
 
     def validation_problems(self, experiment: Experiment) -> Iterator[str]:
-        metric, generated = experiment.evaluate.select_by, dataclasses.replace(self, answers=None).figures
+        metric, generated = experiment.evaluate.select_by, dataclasses.replace(self, answers=None).metric_names
         if self.answers == 0 and metric in generated:
             yield (
                 f"config.evaluate.select_by is {metric!r}, which needs generated answers: set "
@@ -87,16 +91,16 @@ class WritingTask(Task):
         yield from super().validation_problems(experiment)
 
 
-def predicting(row: np.ndarray, weights: np.ndarray) -> Example:
+def decoder_example(row: np.ndarray, weights: np.ndarray) -> Example:
     """Returns the example of a decoder that reads ids [n] and predicts the ids of weight 1, float32 [n]."""
     return {
-        **reading(row[:-1]),
+        **decoder_inputs(row[:-1]),
         "targets": row[1:].astype(np.int32),
         "loss_weights": weights[1:].astype(np.float32),
     }
 
 
-def reading(row: np.ndarray) -> Example:
+def decoder_inputs(row: np.ndarray) -> Example:
     """Returns the example of a decoder that reads ids [n], without targets."""
     positions = np.arange(len(row), dtype=np.int32)
     return {"tokens": row.astype(np.int32), "segment_ids": np.ones(len(row), np.int32), "positions": positions}

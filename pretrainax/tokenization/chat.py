@@ -119,7 +119,7 @@ class Chat:
 
 
 @functools.lru_cache(maxsize=2)
-def chat_of(template: str, tokenizer: Tokenizer) -> Chat:
+def cached_chat(template: str, tokenizer: Tokenizer) -> Chat:
     """Returns a cached `Chat` for a template and a tokenizer."""
     return Chat(template, tokenizer)
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Optional
 from pretrainax.config import AUTO, Experiment, UserError, kinds, nearest
 from pretrainax.files.paths import is_hub, is_url
 from pretrainax.files.regular_files import read_bytes
-from pretrainax.storage.places import here
+from pretrainax.storage.places import local_path
 from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, load_tokenizer
 
 
@@ -38,7 +38,7 @@ class TokenizerConfig(kinds.TokenizerConfig):
 
     def load(self) -> Tokenizer:
         """Loads `path`: a directory that `Tokenizer.save` wrote, a model file, or a directory with a model file."""
-        path = here(os.path.expanduser(self.path))
+        path = local_path(os.path.expanduser(self.path))
         if os.path.exists(os.path.join(path, DESCRIPTION)):
             tokenizer = load_tokenizer(path)
             if type(tokenizer) is not self.kind:

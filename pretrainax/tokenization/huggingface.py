@@ -23,7 +23,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from pretrainax.config import Experiment, RunFailed, UserError
 from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.files.regular_files import read_bytes
-from pretrainax.storage.places import here
+from pretrainax.storage.places import local_path
 from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, Vocabulary, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 from pretrainax.tokenization.sentencepiece import SentencePieceTokenizer
@@ -316,7 +316,7 @@ class PretrainedTokenizer(TokenizerConfig):
             yield "config.tokenizer.path is None, it must be a Hugging Face directory, or hf:org/name"
             return
         try:
-            tokenizer_file(here(os.path.expanduser(self.path)))
+            tokenizer_file(local_path(os.path.expanduser(self.path)))
         except RunFailed:  # not an error in this field
             raise
         except UserError as e:
@@ -324,6 +324,6 @@ class PretrainedTokenizer(TokenizerConfig):
 
     def load(self) -> Tokenizer:
         try:
-            return read_tokenizer(here(os.path.expanduser(self.path)))
+            return read_tokenizer(local_path(os.path.expanduser(self.path)))
         except UserError as e:
             raise type(e)(f"config.tokenizer.path: {e}") from e

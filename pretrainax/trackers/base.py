@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from pretrainax.config import Experiment, UserError, kinds
-from pretrainax.config.choice import written
-from pretrainax.config.values import stated
+from pretrainax.config.choice import format_value
+from pretrainax.config.values import leaf_fields
 from pretrainax.trackers.secrets import masked, masked_field
 
 Value = bool | int | float | str
@@ -92,9 +92,9 @@ def check_trackers(trackers: Sequence[Tracker]) -> None:
 def config_values(experiment: Experiment) -> dict[str, Value]:
     """Returns the set fields of a config by path, with secrets masked."""
     shown: dict[str, Value] = {}
-    for field in stated(experiment):
+    for field in leaf_fields(experiment):
         if field.value is not None and not field.path.startswith("trackers"):
-            value = field.value if isinstance(field.value, Value) else written(field.value)
+            value = field.value if isinstance(field.value, Value) else format_value(field.value)
             shown[field.path] = masked_field(field.path, value) if isinstance(value, str) else value
     return shown
 

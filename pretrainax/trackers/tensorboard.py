@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-from pretrainax.storage.places import named
+from pretrainax.storage.places import with_urls
 from pretrainax.trackers.base import TrackedRun, Tracker, Value, Writer, config_table
 
 _FLUSH_SECONDS = 30
@@ -37,7 +37,7 @@ class TensorBoard(Tracker):
         return EventWriter(os.path.join(run.workdir, _FOLDER), run)
 
     def describe(self, workdir: str) -> str:
-        return f"TensorBoard, {named(os.path.join(workdir, _FOLDER))}"
+        return f"TensorBoard, {with_urls(os.path.join(workdir, _FOLDER))}"
 
 
 # Optional imports of tensorboardX that this package does not use; they take 2 s, 0.5 s and 0.3 s.

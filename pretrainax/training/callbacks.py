@@ -40,7 +40,7 @@ class Callback(kinds.Callback):
     part: ClassVar[Optional[str]] = None  # row of the goodput table; None: a separate row; "": the row of the step
     label: ClassVar[str] = ""  # name in messages; "": the class name
 
-    def settle(self, experiment: Experiment) -> None:
+    def resolve_fields(self, experiment: Experiment) -> None:
         """Sets fields that depend on the devices; runs after device start and before the data is prepared."""
 
     def rows(self, run: "Run") -> Iterable[Row]:
@@ -59,14 +59,14 @@ class Callback(kinds.Callback):
     def on_step(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
         """Runs after each update. The metrics are still on the device, so reading them blocks."""
 
-    def figures(self, loop: "Loop", state: TrainState) -> Mapping[str, object]:
+    def log_metrics(self, loop: "Loop", state: TrainState) -> Mapping[str, object]:
         """Returns extra metrics for a line of metrics.jsonl, computed from `loop.sums`: numbers, or dicts of lists."""
         return {}
 
     def on_log(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
         """Runs after a line of training metrics is logged."""
 
-    def evaluation(self, loop: "Loop", state: TrainState) -> Mapping[str, float]:
+    def evaluation_metrics(self, loop: "Loop", state: TrainState) -> Mapping[str, float]:
         """Returns extra validation metrics, in addition to the metrics of the objective."""
         return {}
 
@@ -95,7 +95,7 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback], goodput: Goodput):
         self.all, self._goodput = tuple(callbacks), goodput
 
-    def having(self, method: str) -> list[Callback]:
+    def overriding(self, method: str) -> list[Callback]:
         """Returns the callbacks that override a method."""
         return [each for each in self.all if getattr(type(each), method) is not getattr(Callback, method)]
 
@@ -105,11 +105,11 @@ class Callbacks:
         Raises:
           RunFailed: a callback raised an exception.
         """
-        return [self._call(each, method, self.timed(each), *args) for each in self.having(method)]
+        return [self._call(each, method, self.timed(each), *args) for each in self.overriding(method)]
 
-    def call_beside(self, method: str, *args: object) -> None:
+    def call_untimed(self, method: str, *args: object) -> None:
         """Calls a method like `call`, from another thread, without counting its time in the goodput table."""
-        for each in self.having(method):
+        for each in self.overriding(method):
             self._call(each, method, contextlib.nullcontext(), *args)
 
     def timed(self, callback: Callback) -> contextlib.AbstractContextManager:
@@ -131,7 +131,7 @@ class Callbacks:
     def closing(self) -> Iterator["Callbacks"]:
         """Closes all callbacks on exit."""
         with contextlib.ExitStack() as stack:
-            for each in self.having("close"):
+            for each in self.overriding("close"):
                 stack.callback(each.close)
             yield self
 

@@ -8,12 +8,12 @@ import jax
 from pretrainax.config import DataConfig
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.corpus_check import CorpusCheck
-from pretrainax.data.kept_shards import KeptShards
+from pretrainax.data.shard_cache import ShardCache
 from pretrainax.files.paths import is_url
 
 
 @contextlib.contextmanager
-def checked_texts(data: DataConfig, corpora: Sequence[Corpus], note: Callable[[str], None]) -> Iterator[CorpusCheck]:
+def checked_corpora(data: DataConfig, corpora: Sequence[Corpus], note: Callable[[str], None]) -> Iterator[CorpusCheck]:
     """Yields a background check of the corpora. Notes corpora without checksums, and files not yet checked at the end.
 
     Args:
@@ -25,7 +25,7 @@ def checked_texts(data: DataConfig, corpora: Sequence[Corpus], note: Callable[[s
     """
     # From a store, each process keeps its own copy and checks all of it.
     share = (0, 1) if is_url(data.cache_dir) else (jax.process_index(), jax.process_count())
-    with CorpusCheck(corpora, *share, KeptShards(corpora, data.keep_bytes).bring) as corpus_check:
+    with CorpusCheck(corpora, *share, ShardCache(corpora, data.keep_bytes).fetch) as corpus_check:
         for directory in corpus_check.unknown:
             note(f"{directory} has no checksums: an older version prepared it")
         yield corpus_check

@@ -7,7 +7,7 @@ import numpy as np
 from pretrainax.layers.by_layer import BY_LAYER, DROPPED, EXPERT_TOKENS, ROUTER_ENTROPY
 
 
-def figures(sums: Mapping[str, Sequence]) -> dict[str, float]:
+def balance_metrics(sums: Mapping[str, Sequence]) -> dict[str, float]:
     """Returns the mean balance metrics over all layers and the number of dead experts; {} for a model without experts.
 
     Args:
@@ -26,7 +26,7 @@ def figures(sums: Mapping[str, Sequence]) -> dict[str, float]:
     return metrics
 
 
-def layer_figures(sums: Mapping[str, Sequence]) -> dict[str, float]:
+def layer_balance_metrics(sums: Mapping[str, Sequence]) -> dict[str, float]:
     """Returns the balance metrics of each layer, {"expert_imbalance/layer=decoder.0": …}."""
     metrics = {f"expert_imbalance/layer={layer}": max(load) for layer, load in expert_loads(sums).items()}
     for name, metric in ((ROUTER_ENTROPY, "router_entropy"), (DROPPED, "dropped_fraction")):

@@ -2,9 +2,9 @@
 
 import os
 
-from pretrainax.storage.places import named
+from pretrainax.storage.places import with_urls
 from pretrainax.training.callbacks import Callback
-from pretrainax.training.expert_balance import expert_loads, layer_figures
+from pretrainax.training.expert_balance import expert_loads, layer_balance_metrics
 from pretrainax.training.metrics import read_metrics
 
 
@@ -16,9 +16,9 @@ class ExpertBalance(Callback):
     def __init__(self):
         self._dead = 0.0  # number of dead experts in the last line
 
-    def figures(self, loop, state):
+    def log_metrics(self, loop, state):
         loads = expert_loads(loop.sums)
-        return {**layer_figures(loop.sums), **({"experts": loads} if loads else {})}
+        return {**layer_balance_metrics(loop.sums), **({"experts": loads} if loads else {})}
 
     def on_log(self, loop, state, metrics):
         dead = metrics.get("dead_experts", 0.0)
@@ -32,8 +32,8 @@ class ExpertBalance(Callback):
     def on_end(self, loop, state, metrics):
         lines = read_metrics(loop.writer.path) if loop.run.is_primary else []
         if any("experts" in line for line in lines):
-            from pretrainax.reporting import expert_picture  # imported lazily: matplotlib takes long to import
+            from pretrainax.reporting import expert_plot  # imported lazily: matplotlib takes long to import
 
             path = os.path.join(loop.workdir, "experts.png")
-            expert_picture.draw(path, lines, os.path.basename(os.path.abspath(loop.workdir)))
-            loop.note(f"balance of the experts: {named(path)}")
+            expert_plot.draw(path, lines, os.path.basename(os.path.abspath(loop.workdir)))
+            loop.note(f"balance of the experts: {with_urls(path)}")

@@ -31,13 +31,13 @@ def finish(loop: "Loop", state: TrainState) -> None:
             metrics = run.validate(run.validated(state))
         except Exception as error:
             raise RunFailed(f"the run is done and saved, but its validation failed: {one_line(error)}") from error
-    for each in loop.callbacks.having("on_end"):
-        with or_without(name_of(each), loop), loop.callbacks.timed(each):
+    for each in loop.callbacks.overriding("on_end"):
+        with continue_on_error(name_of(each), loop), loop.callbacks.timed(each):
             each.on_end(loop, state, metrics)
 
 
 @contextlib.contextmanager
-def or_without(what: str, loop: "Loop") -> Iterator[None]:
+def continue_on_error(what: str, loop: "Loop") -> Iterator[None]:
     """Logs an exception in one line and continues, because the run is already saved.
 
     Raises:

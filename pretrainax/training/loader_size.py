@@ -12,8 +12,10 @@ from pretrainax.reporting.units import short_time
 from pretrainax.training.run import Run
 
 MFU = 0.6  # assumed MFU of a step, which bounds the rate at which it needs batches
-BUSY = 0.5  # largest share of the time for a loader thread in the training process, which also launches the steps
-SPARE = 1.5  # safety factor, for batches that take longer than the median
+MAX_THREAD_SHARE = (
+    0.5  # largest share of the time for a loader thread in the training process, which also launches the steps
+)
+SAFETY_FACTOR = 1.5  # safety factor, for batches that take longer than the median
 
 
 class LoaderSize(NamedTuple):
@@ -52,7 +54,7 @@ def size_loader(run: Run) -> Optional[LoaderSize]:
 
 def processes_for(busy: float, cores: int) -> int:
     """Returns the number of loader processes for batches that each take `busy` steps to make; 0: use a thread."""
-    return 0 if busy <= BUSY else max(min(math.ceil(SPARE * busy), cores - 1), 1)
+    return 0 if busy <= MAX_THREAD_SHARE else max(min(math.ceil(SAFETY_FACTOR * busy), cores - 1), 1)
 
 
 def seconds_to_make(run: Run, count: int = 3) -> float:

@@ -56,7 +56,7 @@ class Loop:
     """Runs the jitted update and the periodic work around it: logging, evaluation, checkpoints.
 
     `loop_state` is the state that must survive a restart in addition to the `TrainState`; each checkpoint has a copy.
-    Callbacks use `run`, `step`, `workdir`, `sums`, `note`, `text`, `paused`, `stop`, `ask_for` and `is_leaving`.
+    Callbacks use `run`, `step`, `workdir`, `sums`, `note`, `text`, `paused`, `stop`, `request` and `is_stopping`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Loop:
         """Discards all data of steps after `loop_state.step`, at the start and after a rollback."""
         self.writer.check(self.loop_state.metrics_file, self.loop_state.step)
         self.run = self.run.at(self.loop_state.step - 1)
-        self.batches = loss_spikes.Skipping(self.run.batches, self.loop_state.rollbacks)
+        self.batches = loss_spikes.SkippingBatches(self.run.batches, self.loop_state.rollbacks)
         # (step, device work of the step, metrics on the device) of steps whose metrics were not read yet
         self.pending: list[tuple[int, Counts, dict[str, PyTree]]] = []
         self.newest: Optional[dict[str, PyTree]] = None  # metrics of the last step that was read
@@ -121,7 +121,7 @@ class Loop:
         return self.writer.workdir
 
     @property
-    def is_leaving(self) -> bool:
+    def is_stopping(self) -> bool:
         """Returns True if this process received a signal to stop."""
         return self.preemption.requested
 
@@ -137,7 +137,7 @@ class Loop:
         """Ends the run after this step, as if it were the last step; all processes must call this."""
         self._stopped = reason
 
-    def ask_for(self, *what: Literal["evaluation", "checkpoint"]) -> None:
+    def request(self, *what: Literal["evaluation", "checkpoint"]) -> None:
         """Requests a validation or a checkpoint after this step; all processes must call this."""
         self._asked_for.update(what)
 
@@ -230,7 +230,7 @@ class Loop:
         experiment, step, requests = self.run.experiment, self.step, self._asked_for
         self._asked_for = set()
         is_end = step == self.run.stop  # end of the phase, which logs its own last line
-        is_last, is_leaving = step == experiment.train.steps, self.run.peers.agree(self.preemption.requested)
+        is_last, is_stopping = step == experiment.train.steps, self.run.peers.agree(self.preemption.requested)
         if step % experiment.train.logged_every == 0 or is_end:
             self._log(state)
         is_best = False  # a stopping run still evaluates if due, because the resumed run starts after this step
@@ -240,9 +240,9 @@ class Loop:
             step % experiment.checkpoint.every == 0 or experiment.checkpoint.keeps(step) or "checkpoint" in requests
         )
         is_scheduled = is_due or is_best or is_end or bool(self._stopped)
-        if is_scheduled or is_leaving:
+        if is_scheduled or is_stopping:
             self._save(state, is_scheduled)
-        if is_leaving and not is_last:
+        if is_stopping and not is_last:
             with self.goodput.on("saving"):
                 self.checkpoints.wait()
             self.note(f"saved step {step}; the same command resumes here")
@@ -310,7 +310,7 @@ class Loop:
             if source is not checked:
                 check_batch(batch, model, source.lengths_of(self.batches.index(step - 1)), source.local_batch_size)
                 checked = source
-            self.callbacks.call_beside("on_batch", step, batch)
+            self.callbacks.call_untimed("on_batch", step, batch)
             yield batch
 
     def _announce_speed(self, done: int) -> None:
@@ -393,12 +393,12 @@ class Loop:
             "padded_tokens_per_second": counts.tokens / self.seconds,
             "step_seconds": self.seconds / self.steps,
             "mfu": self.run.work.mfu(counts.flops, self.seconds),
-            "mfu_done": self.run.work.mfu(self.flops_done, self.seconds),
+            "mfu_executed": self.run.work.mfu(self.flops_done, self.seconds),
             "data_wait_fraction": self.waited / self.seconds,
             **self._total_counts(),
             **self._phase,
         }
-        for extra in self.callbacks.call("figures", self, state):
+        for extra in self.callbacks.call("log_metrics", self, state):
             metrics |= extra
         self.writer.log(loop_state.step, "train", metrics)
         self._call("on_log", state, metrics)
@@ -417,7 +417,7 @@ class Loop:
         loop_state, metric = self.loop_state, self.run.experiment.select_by
         with self.goodput.on("evaluating"):
             metrics = self.run.validate(self.run.validated(state))
-        for extra in self.callbacks.call("evaluation", self, state):
+        for extra in self.callbacks.call("evaluation_metrics", self, state):
             metrics |= extra
         with self.goodput.on("evaluating"):
             line = metrics | self._total_counts() | self._phase

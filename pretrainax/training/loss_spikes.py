@@ -111,7 +111,7 @@ def skipped(step: int, rollbacks: Sequence[Rollback]) -> int:
     return now
 
 
-class Skipping:
+class SkippingBatches:
     """Batches after skipping: `self[step]` is `batches[step + skipped]`, with `step` completed updates.
 
     The phase of the step makes the batch, even if the skipped batches end in the next phase.

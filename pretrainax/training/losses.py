@@ -27,7 +27,7 @@ def objective(
 
     Args:
       outputs: each head with labels in the batch adds its mean loss, and so does each entry of `outputs.sums` whose
-        name ends in "_loss". With a teacher, `outputs.joined` adds the distillation loss.
+        name ends in "_loss". With a teacher, `outputs.combined_objective` adds the distillation loss.
       batch: a batch, or a micro-batch of it.
       total_counts: `counts` of the whole global batch, so that the objectives and gradients of micro-batches add up to
         the global objective and its gradient.
@@ -48,7 +48,7 @@ def objective(
         if name.endswith("_loss"):
             total += counts(batch)[main] / total_counts[main] * value / count
         sums[name] = jax.lax.stop_gradient(value), count
-    total, aux_sums = outputs.joined(total, counts(batch), total_counts)
+    total, aux_sums = outputs.combined_objective(total, counts(batch), total_counts)
     return total, sums | aux_sums
 
 

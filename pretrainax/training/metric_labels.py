@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Optional
 
-FORMS = {  # label and format of each validation metric, in display order
+METRIC_FORMATS = {  # label and format of each validation metric, in display order
     "loss": ("validation loss", ".4f"),
     "perplexity": ("perplexity", ",.2f"),
     "bits_per_token": ("bits per token", ".4f"),
@@ -24,21 +24,21 @@ _IN_LINE = ("loss", "perplexity", "accuracy", "text_loss", "text_accuracy", "seq
 _IN_LINE += ("replaced_loss", "replaced_accuracy", "pair_loss", "backward_loss")
 
 
-def form_of(name: str) -> tuple[str, str]:
+def label_and_format(name: str) -> tuple[str, str]:
     """Returns the label and the format of a metric; for a part, "validation loss of source=wiki"."""
     name, _, part = name.partition("/")
     is_share = name.endswith(("accuracy", "precision", "recall", "fraction", "unread"))
-    label, form = FORMS.get(name, (name.replace("_", " "), ".2%" if is_share else ".4f"))
+    label, form = METRIC_FORMATS.get(name, (name.replace("_", " "), ".2%" if is_share else ".4f"))
     return (f"{label} of {part}" if part else label), form
 
 
-def form_among(name: str, names: Collection[str]) -> tuple[str, str]:
+def label_and_format_among(name: str, names: Collection[str]) -> tuple[str, str]:
     """Returns the label and the format of a metric among `names`; with "labels" in `names`, accuracy is per label."""
-    label, form = form_of(name)
+    label, form = label_and_format(name)
     return ("accuracy" if name == "accuracy" and "labels" in names else label), form
 
 
-def told(metrics: Mapping[str, Optional[float]], select_by: str) -> dict[str, Optional[float]]:
+def displayed_metrics(metrics: Mapping[str, Optional[float]], select_by: str) -> dict[str, Optional[float]]:
     """Returns the metrics to display. Text metrics appear if not all targets are text, or if they are `select_by`."""
     loss, text_loss = metrics.get("loss"), metrics.get("text_loss")
     is_all_text = loss is not None and text_loss is not None and math.isclose(loss, text_loss, rel_tol=1e-6)
@@ -47,10 +47,12 @@ def told(metrics: Mapping[str, Optional[float]], select_by: str) -> dict[str, Op
 
 
 def validation_parts(metrics: Mapping[str, Optional[float]], select_by: str) -> list[str]:
-    names = {name for name, value in told(metrics, select_by).items() if value is not None}
-    forms = {name: form_among(name, names) for name in dict.fromkeys((*_IN_LINE, select_by)) if name in names}
+    names = {name for name, value in displayed_metrics(metrics, select_by).items() if value is not None}
+    forms = {
+        name: label_and_format_among(name, names) for name in dict.fromkeys((*_IN_LINE, select_by)) if name in names
+    }
     return [f"{label} {format(metrics[name], form)}" for name, (label, form) in forms.items()]
 
 
-def shown_as(value: Optional[float], form: str) -> str:
+def format_metric(value: Optional[float], form: str) -> str:
     return "not finite" if value is None else format(value, form)

@@ -9,6 +9,7 @@ from typing import Optional
 
 import numpy as np
 
+from pretrainax.config.former_fields import upgrade_metrics
 from pretrainax.config.metric import METRICS, Metric, declare
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.layers.by_layer import BY_LAYER
@@ -30,16 +31,16 @@ declare(
     Metric("padded_tokens_per_second", "tokens that the devices read per second, with padding"),
     Metric("step_seconds", "seconds per step, without evaluations and checkpoints"),
     Metric("mfu", "model FLOPs utilization; attention is counted in full, as in the PaLM paper"),
-    Metric("mfu_done", "model FLOPs utilization, without masked blocks that attention skips"),
+    Metric("mfu_executed", "model FLOPs utilization, without masked blocks that attention skips"),
     Metric("data_wait_fraction", "fraction of the time that devices waited for a batch"),
     Metric("padding_fraction", "fraction of the tokens read that is padding"),
 )
 # Meanings for tasks, whose lines have "labels".
-OF_LABELS = {"loss": "nats per label, or the squared error of a number", "accuracy": "labels predicted correctly"}
+TASK_MEANINGS = {"loss": "nats per label, or the squared error of a number", "accuracy": "labels predicted correctly"}
 _OF_LOSS = ("perplexity", "bits_per_token")  # derived from the loss
 
 
-def parts_among(names: Iterable[str]) -> list[str]:
+def parts_in_names(names: Iterable[str]) -> list[str]:
     """Returns the parts in metric names, such as "source=wiki" in "loss/source=wiki"."""
     return list(dict.fromkeys(part for name in names if (part := name.partition("/")[2])))
 
@@ -48,7 +49,7 @@ def meaning(name: str, names: Collection[str] = ()) -> str:
     """Returns the description of a metric among `names`; "" for an undeclared metric, such as a sum of blocks."""
     metric, _, part = name.partition("/")
     declared = METRICS[metric].meaning if metric in METRICS else ""
-    text = OF_LABELS.get(metric, declared) if "labels" in names else declared
+    text = TASK_MEANINGS.get(metric, declared) if "labels" in names else declared
     return ", of ".join(filter(None, (text, part)))
 
 
@@ -59,11 +60,11 @@ def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
     is its "label_loss", and its line has no token metrics.
     """
     has_tokens = "label_loss" not in sums
-    balance = expert_balance.figures(sums)
+    balance = expert_balance.balance_metrics(sums)
     sums = {name.removeprefix("label_"): x for name, x in sums.items() if not name.startswith(BY_LAYER)}
     means = {name: float(total) / float(count) for name, (total, count) in sums.items() if float(count) > 0}
     loss = means.get("loss", 0.0)
-    metrics = {"loss": loss, **(of_loss(loss) if has_tokens else {})}
+    metrics = {"loss": loss, **(metrics_from_loss(loss) if has_tokens else {})}
     if "accuracy" in means:
         metrics["accuracy"] = means["accuracy"]
     metrics["loss_tokens" if has_tokens else "labels"] = float(sums["loss"][1])
@@ -100,7 +101,7 @@ def summarize_parts(parts: Sequence[tuple[str, ...]], sums: Sequence[Mapping[str
     return metrics
 
 
-def of_loss(loss: float) -> dict[str, float]:
+def metrics_from_loss(loss: float) -> dict[str, float]:
     """Returns the perplexity and the bits per token of a loss in nats: finite numbers for any finite loss."""
     largest = 700.0  # float64 holds the exponential of numbers up to 709
     return {"perplexity": math.exp(min(loss, largest)), "bits_per_token": loss / math.log(2)}
@@ -112,10 +113,10 @@ def of_loss(loss: float) -> dict[str, float]:
 def read_metrics(path: str) -> list[dict]:
     """Returns the valid lines of a metrics.jsonl, without damaged lines or a last line that a kill cut short."""
     with open(path, "rb") as f:
-        return [entry for line in f if (entry := _parsed_line(line)) is not None]
+        return [upgrade_metrics(entry) for line in f if (entry := _parsed_line(line)) is not None]
 
 
-def cut_after(path: str, step: int) -> int:
+def remove_lines_after(path: str, step: int) -> int:
     """Removes the lines after `step`, because the run is about to repeat those steps; other lines stay unchanged.
 
     Returns:

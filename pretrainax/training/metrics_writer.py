@@ -15,8 +15,8 @@ from pretrainax.config import RunFailed
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import clock, scientific
 from pretrainax.reporting.visible import visible
-from pretrainax.training.metric_labels import form_among, shown_as, validation_parts
-from pretrainax.training.metrics import cut_after
+from pretrainax.training.metric_labels import format_metric, label_and_format_among, validation_parts
+from pretrainax.training.metrics import remove_lines_after
 
 if TYPE_CHECKING:  # only a terminal needs it
     import tqdm
@@ -46,7 +46,7 @@ class MetricsWriter:
             self._open(resume_step)
 
     def _open(self, step: int) -> None:
-        damaged = cut_after(self.path, step)
+        damaged = remove_lines_after(self.path, step)
         with open(self.path, "ab+") as f:
             f.seek(0)
             self._lines = sum(1 for _ in f)
@@ -145,12 +145,12 @@ class MetricsWriter:
         self._first = self._first or (step, now)
         steps, elapsed = step - self._first[0], now - self._first[1]
         seconds = elapsed / steps if steps else metrics.get("step_seconds")
-        parts = [f"loss {shown_as(metrics['loss'], '.3f')}"]
+        parts = [f"loss {format_metric(metrics['loss'], '.3f')}"]
         if (distance := metrics.get("distillation_loss")) is not None:
             parts.append(f"distillation {distance:.3f}")
         if self.select_by != "loss" and self.select_by in metrics:
-            label, form = form_among(self.select_by, metrics)
-            parts.append(f"{label} {shown_as(metrics[self.select_by], form)}")
+            label, form = label_and_format_among(self.select_by, metrics)
+            parts.append(f"{label} {format_metric(metrics[self.select_by], form)}")
         if (rate := metrics.get("learning_rate")) is not None:
             parts.append(f"lr {scientific(rate)}")
         if (speed := metrics.get("tokens_per_second")) is not None:

@@ -56,7 +56,7 @@ def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared, exte
         # An existing run keeps its tokenizer, even if the text has changed.
         if not (os.path.exists(path) and os.path.isdir(tokenizer_dir)):
             prepared.tokenizer.save(tokenizer_dir)
-            experiment.objective.save_beside(tokenizer_dir)
+            experiment.objective.save_assets(tokenizer_dir)
         write_atomically(path, config_lib.dump(experiment))  # a kill here leaves no half-written config
     elif not os.path.exists(path):  # process 0 has written it
         raise UserError(

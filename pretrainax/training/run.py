@@ -14,21 +14,21 @@ import jax
 import optax
 
 from pretrainax import models
-from pretrainax.config import Experiment, RunPhase, TrainConfig, UserError, naming, phase_at, phases_of
+from pretrainax.config import Experiment, RunPhase, TrainConfig, UserError, phase_at, phase_in_errors, phases_of
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import Objective
 from pretrainax.data.pipeline import Batches, PhaseBatches, batches_of, phase_batches
 from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.data.sources.base import Note
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
-from pretrainax.layers.compute import for_this_machine
-from pretrainax.optim.layers import by_layer
+from pretrainax.layers.compute import resolve_auto
+from pretrainax.optim.layers import with_layer_rates
 from pretrainax.runtime import determinism, host
 from pretrainax.runtime.agreement import check_same
 from pretrainax.runtime.signals import PreemptionHandler
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.arrays import check_mesh
-from pretrainax.sharding.mesh import make_mesh, share_of
+from pretrainax.sharding.mesh import batch_share, make_mesh
 from pretrainax.training import train_step
 from pretrainax.training.start import FRESH, Start
 from pretrainax.training.train_step import Frozen, Params
@@ -37,10 +37,10 @@ from pretrainax.training.work import Work
 from pretrainax.training.wrapped import counted, merged, plain, trained_model
 
 # Generates the outputs of a validation: (run, params, task) -> (arguments of the task's `metrics`, notes of records).
-Write = Callable[["Run", Params, Objective], tuple[Sequence, list[Note]]]
+GenerateOutputs = Callable[["Run", Params, Objective], tuple[Sequence, list[Note]]]
 
 
-def no_writer(run: "Run", params: Params, task: Objective) -> tuple[Sequence, list[Note]]:
+def no_generation(run: "Run", params: Params, task: Objective) -> tuple[Sequence, list[Note]]:
     """Raises UserError, because pretrainax.training cannot generate text."""
     raise UserError(
         f"{type(task).__name__} generates answers, which pretrainax.training does not support: train with "
@@ -71,7 +71,7 @@ class Run:
     work: Work  # of a step
     validation: Validation
     start: Start
-    write: Write
+    write: GenerateOutputs
     phase: Optional[RunPhase] = None  # None: the run has no phases
     phases: tuple["Run", ...] = dataclasses.field(default=(), repr=False)  # all phases, including this one
 
@@ -198,14 +198,14 @@ def build_steps(
       UserError: the mesh does not divide the batch or the model, or the attention cannot run on it.
     """
     check_mesh(experiment, mesh)
-    train = for_this_machine(experiment.train)
+    train = resolve_auto(experiment.train)
     model = make_model(experiment, train)
     with collect_attention_specs() as attention_specs:
         variables = train_step.abstract_variables(model, batch_shapes)
     params = variables["params"]
     schedule = experiment.schedule.build(experiment.optimizer.learning_rate, experiment.train.steps)
     chosen, layers = experiment.optimizer, experiment.layers
-    optimizer = by_layer(layers, chosen, chosen.build(schedule, params), params)
+    optimizer = with_layer_rates(layers, chosen, chosen.build(schedule, params), params)
     return Steps(
         model=model,
         optimizer=optimizer,
@@ -230,7 +230,7 @@ def build_run(
     mesh: jax.sharding.Mesh,
     peers: Watchdog,
     start: Start = FRESH,
-    write: Write = no_writer,
+    write: GenerateOutputs = no_generation,
 ) -> Run:
     """Builds a run on prepared data, inside `jax.set_mesh(mesh)`; raises as `build_steps`.
 
@@ -240,7 +240,7 @@ def build_run(
       start: provides pretrained parameters.
       write: generates the outputs that a validation may require.
     """
-    share = share_of(mesh, jax.process_index())
+    share = batch_share(mesh, jax.process_index())
     processes = share.index, share.count
     valid_batches = batches_of(experiment, prepared, "valid", *processes)
     built: list[tuple[tuple, Steps]] = []
@@ -255,7 +255,7 @@ def build_run(
         )
         key = (e.model, e.train, e.optimizer, e.schedule, longest_shapes)
         if (steps := next((steps for built_key, steps in built if built_key == key), None)) is None:
-            with naming(phase):
+            with phase_in_errors(phase):
                 steps = build_steps(e, longest_shapes, mesh, experiment, start.model)
             built.append((key, steps))
         run = Run(
@@ -291,7 +291,7 @@ def open_run(
     preemption: Optional[PreemptionHandler] = None,
     workdir: Optional[str] = None,
     start: Start = FRESH,
-    write: Write = no_writer,
+    write: GenerateOutputs = no_generation,
 ) -> Iterator[Run]:
     """Connects the processes, prepares the data, sets the mesh and builds the run, right after `host.start_jax`.
 
@@ -306,10 +306,10 @@ def open_run(
     with contextlib.ExitStack() as stack:
         peers = stack.enter_context(Watchdog(experiment.train.stuck_after))
         if experiment.train.deterministic:
-            determinism.ask_for_same_bits(workdir)
+            determinism.set_deterministic_flags(workdir)
         host.start_devices()  # in all processes at once: inside `zero_first` they would wait for each other
         if experiment.train.deterministic and workdir is not None:
-            determinism.keep_programs(workdir)
+            determinism.cache_programs_in(workdir)
         with peers.zero_first():
             prepared = prepare_data(experiment)
             batches_of(experiment, prepared, "valid")  # writes the row plan next to the corpus

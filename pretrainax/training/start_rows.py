@@ -24,8 +24,8 @@ def rows_of_start(
     trackers = "; ".join(tracker.describe(workdir) for tracker in experiment.trackers)
     chosen = f"auto: {run.model.compute.remat}" if remat == "auto" else ""
     optional = [("steps", extended), ("counts", _uncounted(loop_state)), ("shown in", trackers), ("remat", chosen)]
-    sent = f", {places.sent_line(workdir)}" if places.is_at_work(workdir) else ""
-    location = places.named(workdir) + resumed + sent
+    sent = f", {places.upload_status(workdir)}" if places.is_working_copy(workdir) else ""
+    location = places.with_urls(workdir) + resumed + sent
     rows = [("workdir", location), *run.start.describe(experiment, workdir), *(row for row in optional if row[1])]
     return [*rows, loader.row()] if loader else rows
 

@@ -18,7 +18,7 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.storage import places
 from pretrainax.trackers import check_trackers
 from pretrainax.training.callbacks import Callback, Callbacks
-from pretrainax.training.corpora import checked_texts
+from pretrainax.training.corpora import checked_corpora
 from pretrainax.training.expert_report import ExpertBalance
 from pretrainax.training.finish import finish
 from pretrainax.training.loader_size import size_loader
@@ -26,7 +26,7 @@ from pretrainax.training.loop import Loop
 from pretrainax.training.metrics_writer import MetricsWriter
 from pretrainax.training.profiles import Profiles
 from pretrainax.training.restore import claim_workdir, restore_or_init
-from pretrainax.training.run import Write, no_writer, open_run
+from pretrainax.training.run import GenerateOutputs, no_generation, open_run
 from pretrainax.training.start import FRESH, Start
 from pretrainax.training.start_rows import rows_of_start
 from pretrainax.training.tracking import Tracking
@@ -39,7 +39,7 @@ def train(
     extend: bool = False,
     callbacks: Sequence[Callback] = (),
     start: Start = FRESH,
-    write: Write = no_writer,
+    write: GenerateOutputs = no_generation,
 ) -> int:
     """Trains until `train.steps` or a signal. Returns the exit code.
 
@@ -56,11 +56,11 @@ def train(
 
     def prepare_data(experiment: Experiment) -> Prepared:
         nonlocal extended
-        run_callbacks.call("settle", experiment)
+        run_callbacks.call("resolve_fields", experiment)
         with goodput.on("preparing"):
             if jax.process_index() == 0:
                 outer_stack.enter_context(WorkdirLock(workdir))
-            with places.shared(workdir):
+            with places.process_zero_first(workdir):
                 prepared = prepare(experiment)
                 extended = claim_workdir(workdir, experiment, prepared, extend)
         return prepared
@@ -79,7 +79,7 @@ def train(
         if goodput.damaged:
             writer.note(f"ignored {goodput.damaged} damaged entries of {goodput.path}; the goodput table lacks them")
         stack.enter_context(run_callbacks.closing())
-        with checked_texts(experiment.data, run.prepared.valid_first, writer.note) as check:
+        with checked_corpora(experiment.data, run.prepared.valid_first, writer.note) as check:
             loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, check, run_callbacks)
             loop.first_rows = rows_of_start(run, workdir, loop_state, extended, remat, size_loader(run))
             state, exit_code = loop.train(state)

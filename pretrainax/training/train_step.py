@@ -25,15 +25,15 @@ from pretrainax.models import AnyModel
 from pretrainax.models.decoder import Decoder
 from pretrainax.models.heads import HEADS
 from pretrainax.models.heads.vocabulary_loss import LossOptions
-from pretrainax.optim.balancing import steered
-from pretrainax.optim.layers import only_trained
+from pretrainax.optim.balancing import update_balance_biases
+from pretrainax.optim.layers import mask_frozen
 from pretrainax.optim.optimizers import Optimizer
 from pretrainax.optim.schedules import Rate
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.optimizer_state import opt_state_shardings
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
-from pretrainax.sharding.stages import turns_round
+from pretrainax.sharding.stages import uses_1f1b
 from pretrainax.training import losses
 from pretrainax.training.wrapped import Frozen
 
@@ -198,8 +198,7 @@ def make_train_step(
     Args:
       optimizer: built by an optimizer of pretrainax.optim (its update takes `step`).
       schedule: returns the reported learning rate.
-      chosen: the optimizer of the config, which selects the point of the gradients and may request more gradients;
-        None: gradients at the parameters only.
+      chosen: the optimizer of the config, which selects the points of the gradients; None: at the parameters.
       layers: the layers of the config, which select frozen parameters, with zero gradient; None: nothing is frozen.
 
     The metrics are on the device: "sums" {name: (sum, count)}; "text", text tokens and bytes of the batch, if it has
@@ -214,17 +213,18 @@ def make_train_step(
         keys = _keys(seeds, state.step)
         point = chosen.gradient_point(state.params, state.opt_state)
         gradients, (loss, sums) = compute_gradients(point, batch, keys, frozen)
-        gradients = only_trained(layers, gradients)
+        gradients = mask_frozen(layers, gradients)
         gradients_at = lambda at: compute_gradients(at, batch, keys, frozen)[0]  # noqa: E731
-        extra = {"gradients_at": gradients_at} if chosen.asks_for_gradients else {}
+        extra = {"gradients_at": gradients_at} if chosen.needs_gradient_function else {}
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
         norm, bad = jnp.sqrt(jnp.sum(squares)), ~jnp.isfinite(squares)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
 
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step, **extra)
-            updated = steered(model.config.experts, layers, optax.apply_updates(state.params, updates), sums)
-            updated, unchanged = (updated, opt_state), (state.params, state.opt_state)
+            moved = optax.apply_updates(state.params, updates)
+            updated = update_balance_biases(model.config.experts, layers, moved, sums), opt_state
+            unchanged = state.params, state.opt_state
             params, opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, unchanged)
             new = TrainState(state.step + 1, params, opt_state, _updated_ema(state, params, train.ema_decay))
         metrics = {
@@ -271,7 +271,7 @@ def _make_gradients(
                 return losses.objective(outputs, labels, counts, **loss_options(train))
 
         variables = {"params": params, **(frozen or {})}
-        if turns_round(train, mesh.shape):
+        if uses_1f1b(train, mesh.shape):
             return cast(Decoder, model).apply(variables, batch, loss_of_outputs, rngs=keys, method="turned_round")
         return loss_of_outputs(model.apply(variables, batch, deterministic=False, rngs=keys), batch)
 
@@ -284,7 +284,7 @@ def _make_gradients(
         counts = losses.counts(batch)
         if train.accumulate == 1:
             return micro_step(params, batch, counts, _folded(keys, 0), frozen)
-        batches = split(batch, train.accumulate, mesh)
+        batches = split_microbatches(batch, train.accumulate, mesh)
 
         def body(total, xs):
             number, micro_batch = xs
@@ -343,7 +343,7 @@ def _folded(keys: Keys, number: int | jax.Array) -> Keys:
     return {use: jax.random.fold_in(key, number) for use, key in keys.items()}
 
 
-def split(batch: Batch, micro_batches: int, mesh: Mesh) -> Batch:
+def split_microbatches(batch: Batch, micro_batches: int, mesh: Mesh) -> Batch:
     """Splits a batch into A micro-batches. Micro-batch a has rows a, a + A, a + 2 A, …, so that no row moves."""
 
     def one(x):

@@ -10,7 +10,7 @@ import numpy as np
 
 from pretrainax.config import Experiment
 from pretrainax.data.batch import HostBatch
-from pretrainax.data.parts import parts_of_streams
+from pretrainax.data.parts import stream_part_names
 from pretrainax.data.pipeline import Batches
 from pretrainax.data.sources.base import Note
 from pretrainax.runtime.watchdog import Watchdog
@@ -52,8 +52,8 @@ class Validation:
 
     @functools.cached_property
     def parts(self) -> list[tuple[str, ...]]:
-        """Returns the names of the parts of each stream of `valid_batches`; see `parts_of_streams`."""
-        return parts_of_streams(self.experiment.data.source.components(), self.experiment.validation_objective)
+        """Returns the names of the parts of each stream of `valid_batches`; see `stream_part_names`."""
+        return stream_part_names(self.experiment.data.source.components(), self.experiment.validation_objective)
 
     @functools.cached_property
     def rows(self) -> list[int]:

@@ -40,7 +40,7 @@ class Work:
 
     @functools.cached_property
     def flops_done_per_step(self) -> float:
-        """Returns the FLOPs that these devices compute in one update, as counted by `flops.flops_done`."""
+        """Returns the FLOPs that these devices compute in one update, as counted by `flops.executed_flops`."""
         return self._flops_done(self.lengths)
 
     def flops_of(self, step: int) -> float:
@@ -69,7 +69,7 @@ class Work:
         if not self.attention_specs:  # no attention skips anything, or it is a user's model with unknown attention
             return self.flops_at(lengths)
         done = flops.work_of(self.attention_specs, self.model.compute.attention, platform())
-        return flops.flops_done(*self._step(lengths), done, teacher=self.teacher, passes=self.experiment.passes)
+        return flops.executed_flops(*self._step(lengths), done, teacher=self.teacher, passes=self.experiment.passes)
 
     def _step(self, lengths: Lengths) -> tuple[ModelConfig, float, int, int]:
         return self.experiment.model, self.experiment.rows_per_update, lengths.inputs, lengths.targets

@@ -62,7 +62,7 @@ def preset(name: str) -> ModelConfig:
     return family.preset(variant)
 
 
-def ledger_of(name: str) -> str:
+def sources_path(name: str) -> str:
     """Returns the path of the TOML file next to a preset's module, which lists the sources of the preset's numbers."""
     module = PRESETS[name][0].preset.__module__.rpartition(".")[2]
     return os.path.join(os.path.dirname(__file__), f"{module}.toml")

@@ -3,14 +3,14 @@
 from pretrainax.config import Classify, LearnedPositions, ModelConfig
 from pretrainax.zoo.bert import FIELDS, read_pair_head
 from pretrainax.zoo.family import (
-    Classifier,
     Family,
     HuggingFace,
     Row,
-    extractor,
+    TaskClass,
     layer_norm,
     linear,
-    token_classifier,
+    question_answering_class,
+    token_classification_class,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -104,10 +104,10 @@ FAMILIES = (
             base=_base,
             fields=FIELDS | {"embedding_size": "embedding_dim"},
             table=huggingface_names,
-            classifier=Classifier("AlbertForSequenceClassification", Classify(), "classifier", "albert.pooler"),
-            chooser=Classifier("AlbertForMultipleChoice", Classify(kind="choice"), "classifier", "albert.pooler"),
-            token_classifier=token_classifier("AlbertForMaskedLM"),
-            extractor=extractor("AlbertForMaskedLM"),
+            classifier=TaskClass("AlbertForSequenceClassification", Classify(), "classifier", "albert.pooler"),
+            chooser=TaskClass("AlbertForMultipleChoice", Classify(kind="choice"), "classifier", "albert.pooler"),
+            token_classification_class=token_classification_class("AlbertForMaskedLM"),
+            question_answering_class=question_answering_class("AlbertForMaskedLM"),
             constants={
                 "num_hidden_groups": 1,
                 "inner_group_num": 1,

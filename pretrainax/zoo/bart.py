@@ -4,14 +4,14 @@ import dataclasses
 
 from pretrainax.config import Classify, LearnedPositions, ModelConfig, UserError
 from pretrainax.zoo.family import (
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
     Row,
-    extractor,
+    TaskClass,
     layer_norm,
     linear,
+    question_answering_class,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -147,13 +147,13 @@ FAMILIES = (
             base=lambda: dataclasses.replace(bart("large"), attention_dropout_rate=0.0),
             fields=FIELDS | {"max_position_embeddings": "position.max_length"},
             table=huggingface_names,
-            classifier=Classifier(
+            classifier=TaskClass(
                 "BartForSequenceClassification",
                 Classify(pooling="last"),
                 "classification_head.out_proj",
                 "classification_head.dense",
             ),
-            extractor=extractor("BartForConditionalGeneration"),
+            question_answering_class=question_answering_class("BartForConditionalGeneration"),
             constants=CONSTANTS | {"normalize_embedding": True, "static_position_embeddings": False},
             read=read_decoder,
             write=write_decoder,

@@ -5,15 +5,15 @@ from collections.abc import Callable
 
 from pretrainax.config import Classify, LearnedPositions, ModelConfig, UserError
 from pretrainax.zoo.family import (
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
     Row,
-    extractor,
+    TaskClass,
     layer_norm,
     linear,
-    token_classifier,
+    question_answering_class,
+    token_classification_class,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -185,10 +185,10 @@ HUGGINGFACE = HuggingFace(
     base=bert,
     fields=FIELDS,
     table=huggingface_names,
-    classifier=Classifier("BertForSequenceClassification", Classify(), "classifier", "bert.pooler.dense"),
-    chooser=Classifier("BertForMultipleChoice", Classify(kind="choice"), "classifier", "bert.pooler.dense"),
-    token_classifier=token_classifier("BertForMaskedLM"),
-    extractor=extractor("BertForMaskedLM"),
+    classifier=TaskClass("BertForSequenceClassification", Classify(), "classifier", "bert.pooler.dense"),
+    chooser=TaskClass("BertForMultipleChoice", Classify(kind="choice"), "classifier", "bert.pooler.dense"),
+    token_classification_class=token_classification_class("BertForMaskedLM"),
+    question_answering_class=question_answering_class("BertForMaskedLM"),
     constants=CONSTANTS,
     read=read_pair_head("BertForPreTraining", "BertForMaskedLM", "BertModel"),
     tied=lambda config: {
@@ -216,14 +216,14 @@ DISTILBERT_HUGGINGFACE = HuggingFace(
         "max_position_embeddings": "position.max_length",
     },
     table=distilbert_names,
-    classifier=Classifier(
+    classifier=TaskClass(
         "DistilBertForSequenceClassification", Classify(hidden="relu"), "classifier", "pre_classifier"
     ),
-    chooser=Classifier(
+    chooser=TaskClass(
         "DistilBertForMultipleChoice", Classify(hidden="relu", kind="choice"), "classifier", "pre_classifier"
     ),
-    token_classifier=token_classifier("DistilBertForMaskedLM"),
-    extractor=extractor("DistilBertForMaskedLM"),
+    token_classification_class=token_classification_class("DistilBertForMaskedLM"),
+    question_answering_class=question_answering_class("DistilBertForMaskedLM"),
     constants={"sinusoidal_pos_embds": False, "tie_word_embeddings": True},
     tied=lambda config: {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     ignored=(r"distilbert\.embeddings\.(position|token_type)_ids",),

@@ -9,14 +9,14 @@ import dataclasses
 from pretrainax.config import Classify, Extract, LearnedPositions, ModelConfig, RandomBlocks, UserError
 from pretrainax.zoo import bert
 from pretrainax.zoo.family import (
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
     Row,
+    TaskClass,
     layer_norm,
     linear,
-    token_classifier,
+    token_classification_class,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -65,7 +65,7 @@ def _write(config: ModelConfig) -> ConfigJson:
 
 
 _HEAD = "qa_classifier"
-_EXTRACTOR = Classifier(
+_EXTRACTOR = TaskClass(
     "BigBirdForQuestionAnswering",
     Extract(feed_forward=True, second_text=True),
     f"{_HEAD}.qa_outputs",
@@ -93,11 +93,11 @@ FAMILIES = (
             | {"block_size": "sparse_attention.size", "num_random_blocks": "sparse_attention.random"},
             table=huggingface_names,
             # There is no class for choices: all choices of a question share one row, and blocks assume one document.
-            classifier=Classifier(
+            classifier=TaskClass(
                 "BigBirdForSequenceClassification", Classify(hidden="model"), "classifier.out_proj", "classifier.dense"
             ),
-            token_classifier=token_classifier("BigBirdForMaskedLM"),
-            extractor=_EXTRACTOR,
+            token_classification_class=token_classification_class("BigBirdForMaskedLM"),
+            question_answering_class=_EXTRACTOR,
             constants={
                 "is_decoder": False,
                 "add_cross_attention": False,

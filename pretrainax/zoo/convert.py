@@ -1,7 +1,8 @@
 """Converts between published weights and our parameter tree, by the family's name table.
 
-A `Row` names the published tensor of one of our parameters. `view` returns the published tensor as a view in our shape.
-Reading copies from the view and writing copies into it, so both directions share one mapping and preserve all bits.
+A `Row` names the published tensor of one of our parameters. `as_ours` returns the published tensor as a view in our
+shape. Reading copies from the view and writing copies into it, so both directions share one mapping and preserve all
+bits.
 """
 
 import math
@@ -32,7 +33,7 @@ def rows_of(table: Sequence[Row], tree: PyTree) -> Rows:
     return {name: (rows[name], x.shape) for name, x in zip(names, jax.tree.leaves(tree), strict=True)}
 
 
-def places(row: Row, shape: tuple[int, ...]) -> Iterator[Place]:
+def tensor_locations(row: Row, shape: tuple[int, ...]) -> Iterator[Place]:
     """Yields the published tensors of one of our parameters: one per layer, one per expert of a layer, or one."""
     for index in np.ndindex(shape[: stacked_axes(row)]):
         first = row.first if index[:1] == (0,) else None
@@ -62,7 +63,7 @@ def their_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def view(row: Row, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def as_ours(row: Row, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Returns a view of the published tensor in our shape, without stacked axes; reads and writes share its memory."""
     if _is_convolution(row):
         return theirs.T
@@ -105,9 +106,9 @@ def from_huggingface(table: Sequence[Row], state: Mapping[str, np.ndarray], conf
     leaves = []
     for row, shape in rows.values():
         ours = np.empty(shape, np.float32)
-        for name, index in places(row, shape):
+        for name, index in tensor_locations(row, shape):
             part = ours[index]
-            part[...] = view(row, np.asarray(state[name]), part.shape)
+            part[...] = as_ours(row, np.asarray(state[name]), part.shape)
         leaves.append(ours)
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
@@ -116,10 +117,10 @@ def to_huggingface(table: Sequence[Row], params: PyTree) -> dict[str, np.ndarray
     """Returns a Hugging Face state dict, the inverse of `from_huggingface`, without copies of tied tensors."""
     state = {}
     for (row, shape), x in zip(rows_of(table, params).values(), jax.tree.leaves(params), strict=True):
-        for name, index in places(row, shape):
+        for name, index in tensor_locations(row, shape):
             part = np.asarray(x[index])
             theirs = state.setdefault(name, np.empty(their_shape(row, part.shape), part.dtype))
-            view(row, theirs, part.shape)[...] = part
+            as_ours(row, theirs, part.shape)[...] = part
     return state
 
 
@@ -127,7 +128,7 @@ def shape_problems(rows: Rows, found: Mapping[str, tuple[int, ...]], unknown: Se
     """Returns one message for each tensor that is missing, unknown or of the wrong shape."""
     problems = {name: f"{name} is unknown" for name in unknown}
     for row, shape in rows.values():
-        for name, index in places(row, shape):
+        for name, index in tensor_locations(row, shape):
             wanted = their_shape(row, shape[len(index) :])
             if name not in found:
                 problems[name] = f"{name} {list(wanted)} is missing"

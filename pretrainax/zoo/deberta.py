@@ -19,16 +19,16 @@ tensors; the files were not available.)
 from pretrainax.config import Classify, DisentangledPositions, Generator, ModelConfig, UserError
 from pretrainax.zoo.bert import FIELDS
 from pretrainax.zoo.family import (
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
     Row,
-    extractor,
+    TaskClass,
+    check_tied,
     layer_norm,
     linear,
-    refuse_untied,
-    token_classifier,
+    question_answering_class,
+    token_classification_class,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -183,7 +183,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     config.replaced_token_head = config.replaced_token_context = architecture == "ReplacedTokenDetectionModel"
     config.enhanced_mask_decoder = architecture == "MaskedLanguageModel"
     config.masked_lm_head = architecture in ("MaskedLanguageModel", "DebertaV2ForMaskedLM")
-    refuse_untied(json, config)
+    check_tied(json, config)
     if _architecture(config) != architecture:
         raise UserError(f"config.json has architectures {[architecture]}, which is not supported (see zoo/deberta.py)")
 
@@ -219,18 +219,18 @@ HUGGINGFACE = HuggingFace(
     base=_base,
     fields={key: field for key, field in FIELDS.items() if key != "type_vocab_size"},
     table=huggingface_names,
-    classifier=Classifier(
+    classifier=TaskClass(
         "DebertaV2ForSequenceClassification", Classify(hidden="gelu"), "classifier", "pooler.dense", prefix="deberta."
     ),
-    chooser=Classifier(
+    chooser=TaskClass(
         "DebertaV2ForMultipleChoice",
         Classify(hidden="gelu", kind="choice"),
         "classifier",
         "pooler.dense",
         prefix="deberta.",
     ),
-    token_classifier=token_classifier("DebertaV2ForMaskedLM", prefix="deberta."),
-    extractor=extractor("DebertaV2ForMaskedLM", prefix="deberta."),
+    token_classification_class=token_classification_class("DebertaV2ForMaskedLM", prefix="deberta."),
+    question_answering_class=question_answering_class("DebertaV2ForMaskedLM", prefix="deberta."),
     constants={"type_vocab_size": 0, "legacy": True},
     read=_read,
     write=_write,

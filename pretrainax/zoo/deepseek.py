@@ -4,17 +4,17 @@
 from collections.abc import Callable
 
 from pretrainax.config import LatentAttention, MixtureOfExperts, ModelConfig, RotaryPositions, UserError, YarnScaling
-from pretrainax.layers.feed_forward import kinds_of_layers
+from pretrainax.layers.feed_forward import layer_groups
 from pretrainax.zoo import experts, llama
 from pretrainax.zoo.family import (
     LAST,
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
     Row,
+    TaskClass,
     linear,
-    token_classifier,
+    token_classification_class,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -77,8 +77,8 @@ def _third() -> dict:
 
 
 def _stretched(weight: float) -> RotaryPositions:
-    scaling = YarnScaling(turned_weight=weight, logit_weight=weight)
-    return RotaryPositions(163_840, scaling=scaling, neighbours=True)
+    scaling = YarnScaling(mscale=weight, mscale_all_dim=weight)
+    return RotaryPositions(163_840, scaling=scaling, interleaved=True)
 
 
 # --- Hugging Face ---------------------------------------------------------------------------------------------------
@@ -117,12 +117,12 @@ def _mixture_rows(config: ModelConfig) -> list[Row]:
 
 def _names(config: ModelConfig) -> list[Row]:
     attention = llama.attention_rows if config.latent_attention is None else _latent_rows
-    first, rest = kinds_of_layers(config, config.num_layers)
+    first, rest = layer_groups(config, config.num_layers)
     dense = llama.block_rows(first.config, attention, llama.feed_forward_rows)
     return [
-        *llama.around_rows(config),
-        *experts.of_kind(rest, "decoder", llama.block_rows(rest.config, attention, _mixture_rows)),
-        *experts.of_kind(first, "decoder", dense),
+        *llama.outer_rows(config),
+        *experts.rows_of_kind(rest, "decoder", llama.block_rows(rest.config, attention, _mixture_rows)),
+        *experts.rows_of_kind(first, "decoder", dense),
     ]
 
 
@@ -234,7 +234,7 @@ FAMILIES = (
             read=_read,
             write=_write_second,
             tied=llama.tied,
-            classifier=Classifier("DeepseekV2ForSequenceClassification", LAST),
+            classifier=TaskClass("DeepseekV2ForSequenceClassification", LAST),
         ),
     ),
     Family(
@@ -256,8 +256,8 @@ FAMILIES = (
             read=_read,
             write=_write,
             tied=llama.tied,
-            classifier=Classifier("DeepseekV3ForSequenceClassification", LAST),
-            token_classifier=token_classifier("DeepseekV3ForCausalLM", "score"),
+            classifier=TaskClass("DeepseekV3ForSequenceClassification", LAST),
+            token_classification_class=token_classification_class("DeepseekV3ForCausalLM", "score"),
             ignored=(r"model\.layers\.61\..*",),  # the layer that predicts the token after the next
         ),
     ),

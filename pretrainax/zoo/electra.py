@@ -13,16 +13,16 @@ A config.json of transformers describes one of the two, so the config that is re
 from pretrainax.config import Classify, Generator, ModelConfig, UserError
 from pretrainax.zoo.bert import FIELDS, bert, encoder_names
 from pretrainax.zoo.family import (
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
     Row,
-    extractor,
+    TaskClass,
+    check_tied,
     layer_norm,
     linear,
-    refuse_untied,
-    token_classifier,
+    question_answering_class,
+    token_classification_class,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -87,7 +87,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     config.replaced_token_head = not config.masked_lm_head
     width = json.get("embedding_size", config.embedding_dim)
     config.embedding_dim = None if width == config.d_model else width  # a projection exists only if the widths differ
-    refuse_untied(json, config)
+    check_tied(json, config)
     if config.masked_lm_head and config.activation != "gelu":  # their head is always GELU
         raise UserError(f"config.json has hidden_act {json['hidden_act']!r}; ElectraForMaskedLM supports only 'gelu'")
 
@@ -111,14 +111,14 @@ HUGGINGFACE = HuggingFace(
     base=_base,
     fields=FIELDS,
     table=huggingface_names,
-    classifier=Classifier(
+    classifier=TaskClass(
         "ElectraForSequenceClassification", Classify(hidden="gelu"), "classifier.out_proj", "classifier.dense"
     ),
-    chooser=Classifier(
+    chooser=TaskClass(
         "ElectraForMultipleChoice", Classify(hidden="gelu", kind="choice"), "classifier", "sequence_summary.summary"
     ),
-    token_classifier=token_classifier("ElectraForPreTraining"),
-    extractor=extractor("ElectraForPreTraining"),
+    token_classification_class=token_classification_class("ElectraForPreTraining"),
+    question_answering_class=question_answering_class("ElectraForPreTraining"),
     constants={
         "is_decoder": False,
         "add_cross_attention": False,

@@ -4,7 +4,7 @@ import dataclasses
 
 from pretrainax.config import ModelConfig, RotaryPositions
 from pretrainax.zoo import llama
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, token_classifier, trained_by
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, token_classification_class, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads)
@@ -60,7 +60,7 @@ FAMILIES = (
             fields=llama.FIELDS,
             table=huggingface_names,
             # No `classifier`: its class for rows averages the logits of all tokens, which no head here does.
-            token_classifier=token_classifier("EuroBertForMaskedLM"),
+            token_classification_class=token_classification_class("EuroBertForMaskedLM"),
             constants={"attention_bias": False, "mlp_bias": False},
             read=llama.read_rotary,
             write=_write,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.feed_forward import Kind
+from pretrainax.layers.feed_forward import LayerGroup
 from pretrainax.zoo.family import ConfigJson, Row, linear
 from pretrainax.zoo.llama import BLOCK, LAYER, huggingface_names
 
@@ -27,7 +27,7 @@ def rows(module: str, gate: str, up: str, down: str) -> list[Row]:
     return table
 
 
-def of_kind(kind: Kind, stack: str, rows: list[Row]) -> list[Row]:
+def rows_of_kind(kind: LayerGroup, stack: str, rows: list[Row]) -> list[Row]:
     """Returns the rows of a stack restricted to its layers of one kind; none if it has no such layers."""
     path = f"{stack}/{kind.part}/blocks" if kind.part else f"{stack}/blocks"
     placed = [row._replace(path=row.path.replace(f"{stack}/blocks", path), layers=kind.numbers) for row in rows]

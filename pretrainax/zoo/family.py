@@ -102,7 +102,7 @@ TaskHead: TypeAlias = Classify | Tag | Extract
 _MODULES = {Classify: "classifier", Tag: "tagger", Extract: "extractor"}
 
 
-class Classifier(NamedTuple):
+class TaskClass(NamedTuple):
     """Describes a class of transformers with a task head for sequences, tokens or answer spans."""
 
     architecture: str  # "BertForSequenceClassification"
@@ -134,14 +134,14 @@ class Classifier(NamedTuple):
         return row._replace(name=f"{self.base}.{rest}" if self.base else self.prefix + row.name)
 
 
-def extractor(architecture: str, **names) -> Classifier:
+def question_answering_class(architecture: str, **names) -> TaskClass:
     """Returns the question-answering class of the model that `architecture`, another of its classes, names."""
-    return Classifier(f"{architecture.partition('For')[0]}ForQuestionAnswering", Extract(), "qa_outputs", **names)
+    return TaskClass(f"{architecture.partition('For')[0]}ForQuestionAnswering", Extract(), "qa_outputs", **names)
 
 
-def token_classifier(architecture: str, output: str = "classifier", **names) -> Classifier:
+def token_classification_class(architecture: str, output: str = "classifier", **names) -> TaskClass:
     """Returns the token-classification class of the model that `architecture`, another of its classes, names."""
-    return Classifier(f"{architecture.partition('For')[0]}ForTokenClassification", Tag(), output, **names)
+    return TaskClass(f"{architecture.partition('For')[0]}ForTokenClassification", Tag(), output, **names)
 
 
 LAST = Classify(pooling="last", hidden="none", output_bias=False)  # the head of all decoders
@@ -166,7 +166,7 @@ def _nothing_to_write(config: ModelConfig) -> ConfigJson:
     return {}
 
 
-def refuse_untied(json: ConfigJson, config: ModelConfig) -> None:
+def check_tied(json: ConfigJson, config: ModelConfig) -> None:
     """Raises UserError if a masked LM has an untied output matrix; without this head there is none to tie."""
     if config.masked_lm_head and not json.get("tie_word_embeddings", True):
         raise UserError("config.json has tie_word_embeddings False; only True is supported for a masked LM")
@@ -189,18 +189,18 @@ class HuggingFace:
     zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda config: {}  # zeros that only they have
     ignored: tuple[str, ...] = ()  # expressions for tensors without weights (masks, frequencies), unused heads
 
-    classifier: Optional[Classifier] = None  # ForSequenceClassification
-    token_classifier: Optional[Classifier] = None  # ForTokenClassification
-    chooser: Optional[Classifier] = None  # ForMultipleChoice
-    extractor: Optional[Classifier] = None  # ForQuestionAnswering
+    classifier: Optional[TaskClass] = None  # ForSequenceClassification
+    token_classification_class: Optional[TaskClass] = None  # ForTokenClassification
+    chooser: Optional[TaskClass] = None  # ForMultipleChoice
+    question_answering_class: Optional[TaskClass] = None  # ForQuestionAnswering
 
     @property
-    def classifiers(self) -> list[Classifier]:
+    def classifiers(self) -> list[TaskClass]:
         """Returns the classes of transformers with task heads."""
-        classes = (self.classifier, self.token_classifier, self.chooser, self.extractor)
+        classes = (self.classifier, self.token_classification_class, self.chooser, self.question_answering_class)
         return [classifier for classifier in classes if classifier is not None]
 
-    def classifier_of(self, head: Optional[HeadConfig]) -> Optional[Classifier]:
+    def classifier_of(self, head: Optional[HeadConfig]) -> Optional[TaskClass]:
         """Returns the class of transformers with this kind of head; None if there is no such class.
 
         For a head without parameters this is the sequence classifier: below its head it names tensors like the class

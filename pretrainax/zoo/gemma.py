@@ -9,7 +9,15 @@ from collections.abc import Mapping
 
 from pretrainax.config import LinearScaling, ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import llama, patterns
-from pretrainax.zoo.family import LAST, Classifier, ConfigJson, Family, HuggingFace, token_classifier, trained_by
+from pretrainax.zoo.family import (
+    LAST,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    TaskClass,
+    token_classification_class,
+    trained_by,
+)
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads, head dimension)
@@ -190,8 +198,8 @@ def _family(number: str, sizes: Mapping[str, object], paper: str, *, architectur
         huggingface=HuggingFace(
             architecture=architecture,
             table=llama.huggingface_names,
-            classifier=Classifier(classifier, LAST),
-            token_classifier=None if number == "3" else token_classifier(architecture, "score"),
+            classifier=TaskClass(classifier, LAST),
+            token_classification_class=None if number == "3" else token_classification_class(architecture, "score"),
             tied=llama.tied,
             ignored=llama.IGNORED,
             **huggingface,

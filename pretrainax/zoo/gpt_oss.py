@@ -4,14 +4,14 @@ from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions, Ya
 from pretrainax.zoo import experts, llama, patterns
 from pretrainax.zoo.family import (
     LAST,
-    Classifier,
     ConfigJson,
     Every,
     Family,
     HuggingFace,
     Row,
+    TaskClass,
     linear,
-    token_classifier,
+    token_classification_class,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -93,8 +93,8 @@ FAMILIES = (
                 "swiglu_limit": "gate_limit",
             },
             table=_names,
-            classifier=Classifier("GptOssForSequenceClassification", LAST),
-            token_classifier=token_classifier("GptOssForCausalLM", "score"),
+            classifier=TaskClass("GptOssForSequenceClassification", LAST),
+            token_classification_class=token_classification_class("GptOssForCausalLM", "score"),
             constants={"attention_bias": True, "hidden_act": "silu", "swiglu_alpha": 1.702},
             read=_read,
             write=_write,

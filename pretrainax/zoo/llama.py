@@ -20,15 +20,15 @@ from pretrainax.config import (
 )
 from pretrainax.zoo.family import (
     LAST,
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
     Row,
+    TaskClass,
     biases,
-    extractor,
     linear,
-    token_classifier,
+    question_answering_class,
+    token_classification_class,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -142,7 +142,7 @@ def block_rows(config: ModelConfig, attention: RowsOf, feed_forward: RowsOf) -> 
     return rows
 
 
-def around_rows(config: ModelConfig) -> list[Row]:
+def outer_rows(config: ModelConfig) -> list[Row]:
     """Returns the rows of the embeddings, the final norm and the unembedding."""
     rows = [
         Row("token_embedding/embedding", "model.embed_tokens.weight"),
@@ -156,7 +156,7 @@ def huggingface_names(config: ModelConfig, feed_forward: RowsOf = feed_forward_r
 
     transformers pairs rotary dimensions as we do; Meta's own files pair them differently.
     """
-    return around_rows(config) + block_rows(config, attention_rows, feed_forward)
+    return outer_rows(config) + block_rows(config, attention_rows, feed_forward)
 
 
 def tied(config: ModelConfig) -> dict[str, str]:
@@ -210,8 +210,8 @@ _SCALINGS = {  # their rope_type -> (our class, their name -> our field)
             "beta_slow": "slow",
             "original_max_position_embeddings": "original_length",
             "truncate": "rounded",
-            "mscale": "turned_weight",
-            "mscale_all_dim": "logit_weight",
+            "mscale": "mscale",
+            "mscale_all_dim": "mscale_all_dim",
         },
     ),
     "longrope": (
@@ -234,8 +234,8 @@ def read_rotary(json: ConfigJson, config: ModelConfig) -> None:
     position.theta = parameters.get("rope_theta", json.get("rope_theta", position.theta))
     position.scaling = read_scaling(json, parameters, position.max_length)
     latent, scaling = config.latent_attention, position.scaling
-    if latent is None and isinstance(scaling, YarnScaling) and scaling.logit_weight:
-        raise UserError(f"config.json has mscale_all_dim {scaling.logit_weight}, which only DeepSeek models support")
+    if latent is None and isinstance(scaling, YarnScaling) and scaling.mscale_all_dim:
+        raise UserError(f"config.json has mscale_all_dim {scaling.mscale_all_dim}, which only DeepSeek models support")
 
 
 _FRACTION = "partial_rotary_factor"
@@ -306,7 +306,7 @@ def write_rotary(config: ModelConfig) -> ConfigJson:
     for kind, (cls, names) in _SCALINGS.items():
         if type(scaling) is cls:
             described = {theirs: getattr(scaling, ours) for theirs, ours in names.items()}
-            if isinstance(scaling, YarnScaling) and not scaling.logit_weight:
+            if isinstance(scaling, YarnScaling) and not scaling.mscale_all_dim:
                 described = {name: x for name, x in described.items() if not name.startswith("mscale")}
             json: ConfigJson = {"rope_theta": config.position.theta, "rope_scaling": {"rope_type": kind, **described}}
             if isinstance(scaling, LongRopeScaling):  # its classes read the original context at the top level
@@ -346,9 +346,9 @@ FAMILIES = (
             base=_base,
             fields=FIELDS,
             table=huggingface_names,
-            classifier=Classifier("LlamaForSequenceClassification", LAST),
-            token_classifier=token_classifier("LlamaForCausalLM", "score"),
-            extractor=extractor("LlamaForCausalLM", base="transformer"),
+            classifier=TaskClass("LlamaForSequenceClassification", LAST),
+            token_classification_class=token_classification_class("LlamaForCausalLM", "score"),
+            question_answering_class=question_answering_class("LlamaForCausalLM", base="transformer"),
             constants={"attention_bias": False, "mlp_bias": False},
             read=read_rotary,
             write=lambda config: write_heads(config) | write_rotary(config),

@@ -14,14 +14,14 @@ from pretrainax.config import Classify, LearnedPositions, ModelConfig, SlidingWi
 from pretrainax.zoo import roberta
 from pretrainax.zoo.bert import CONSTANTS, FIELDS
 from pretrainax.zoo.family import (
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
     Row,
-    extractor,
+    TaskClass,
     linear,
-    token_classifier,
+    question_answering_class,
+    token_classification_class,
     trained_by,
 )
 
@@ -88,14 +88,16 @@ FAMILIES = (
             fields=FIELDS,
             table=huggingface_names,
             # No `chooser`: its class makes the tokens of the question global, and our rows have one copy per choice.
-            classifier=Classifier(
+            classifier=TaskClass(
                 "LongformerForSequenceClassification", Classify(), "classifier.out_proj", "classifier.dense"
             ),
             # This class has no global tokens by default, so its projections for them are unused.
-            token_classifier=token_classifier(
+            token_classification_class=token_classification_class(
                 "LongformerForMaskedLM", changes={"sparse_attention": SlidingWindows("none")}
             ),
-            extractor=extractor("LongformerForMaskedLM", changes={"sparse_attention": SlidingWindows("question")}),
+            question_answering_class=question_answering_class(
+                "LongformerForMaskedLM", changes={"sparse_attention": SlidingWindows("question")}
+            ),
             constants=CONSTANTS,
             read=_read,
             write=_write,

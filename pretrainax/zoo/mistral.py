@@ -4,12 +4,12 @@ from pretrainax.config import ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import llama
 from pretrainax.zoo.family import (
     LAST,
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
-    extractor,
-    token_classifier,
+    TaskClass,
+    question_answering_class,
+    token_classification_class,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -68,9 +68,9 @@ FAMILIES = (
             base=_base,
             fields=llama.FIELDS | {"sliding_window": "window"},
             table=llama.huggingface_names,
-            classifier=Classifier("MistralForSequenceClassification", LAST),
-            token_classifier=token_classifier("MistralForCausalLM", "score"),
-            extractor=extractor("MistralForCausalLM"),
+            classifier=TaskClass("MistralForSequenceClassification", LAST),
+            token_classification_class=token_classification_class("MistralForCausalLM", "score"),
+            question_answering_class=question_answering_class("MistralForCausalLM"),
             read=_read,
             write=lambda config: llama.write_heads(config) | llama.write_rotary(config),
             tied=llama.tied,

@@ -4,12 +4,12 @@ from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions
 from pretrainax.zoo import experts, llama
 from pretrainax.zoo.family import (
     LAST,
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
-    extractor,
-    token_classifier,
+    TaskClass,
+    question_answering_class,
+    token_classification_class,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -73,9 +73,9 @@ FAMILIES = (
                 "num_experts_per_tok": "experts.top_k",
             },
             table=experts.names("block_sparse_moe", gate="w1", up="w3", down="w2"),
-            classifier=Classifier("MixtralForSequenceClassification", LAST),
-            token_classifier=token_classifier("MixtralForCausalLM", "score"),
-            extractor=extractor("MixtralForCausalLM"),
+            classifier=TaskClass("MixtralForSequenceClassification", LAST),
+            token_classification_class=token_classification_class("MixtralForCausalLM", "score"),
+            question_answering_class=question_answering_class("MixtralForCausalLM"),
             read=_read,
             write=_write,
             tied=llama.tied,

@@ -3,12 +3,12 @@
 from pretrainax.config import Classify, Extract, ModelConfig, RotaryPositions, Tag, UserError
 from pretrainax.zoo import patterns
 from pretrainax.zoo.family import (
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
     Part,
     Row,
+    TaskClass,
     linear,
     trained_by,
 )
@@ -148,28 +148,28 @@ FAMILIES = (
                 "local_attention": "window",
             },
             table=huggingface_names,
-            classifier=Classifier(
+            classifier=TaskClass(
                 "ModernBertForSequenceClassification",
                 Classify(hidden="gelu", hidden_bias=False, hidden_norm=True),
                 "classifier",
                 "head.dense",
                 "head.norm",
             ),
-            chooser=Classifier(
+            chooser=TaskClass(
                 "ModernBertForMultipleChoice",
                 Classify(hidden="gelu", hidden_bias=False, hidden_norm=True, kind="choice"),
                 "classifier",
                 "head.dense",
                 "head.norm",
             ),
-            extractor=Classifier(
+            question_answering_class=TaskClass(
                 "ModernBertForQuestionAnswering",
                 Extract(hidden="gelu", hidden_bias=False, hidden_norm=True),
                 "classifier",
                 "head.dense",
                 "head.norm",
             ),
-            token_classifier=Classifier(
+            token_classification_class=TaskClass(
                 "ModernBertForTokenClassification",
                 Tag(hidden="gelu", hidden_bias=False, hidden_norm=True),
                 "classifier",

@@ -14,15 +14,15 @@ from pretrainax.config import LongRopeScaling, ModelConfig, RotaryPositions
 from pretrainax.zoo import llama
 from pretrainax.zoo.family import (
     LAST,
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
     Part,
     Row,
+    TaskClass,
     layer_norm,
     linear,
-    token_classifier,
+    token_classification_class,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -282,7 +282,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 
 def fused_names(config: ModelConfig) -> list[Row]:
     """Returns the name table of transformers' Phi3ForCausalLM: LLaMA's with two fused matrices."""
-    return llama.around_rows(config) + llama.block_rows(config, _attention_rows, _feed_forward_rows)
+    return llama.outer_rows(config) + llama.block_rows(config, _attention_rows, _feed_forward_rows)
 
 
 def _attention_rows(config: ModelConfig) -> list[Row]:
@@ -343,8 +343,8 @@ FAMILIES = (
             fields={_OTHER_NAMES.get(key, key): path for key, path in llama.FIELDS.items()}
             | {"resid_pdrop": "dropout_rate"},
             table=huggingface_names,
-            classifier=Classifier("PhiForSequenceClassification", LAST),
-            token_classifier=token_classifier("PhiForCausalLM", "score"),
+            classifier=TaskClass("PhiForSequenceClassification", LAST),
+            token_classification_class=token_classification_class("PhiForCausalLM", "score"),
             constants={"qk_layernorm": False},
             read=llama.read_partial_rotary,
             write=_write,
@@ -366,8 +366,8 @@ FAMILIES = (
             base=_base_3,
             fields=llama.FIELDS | {"resid_pdrop": "dropout_rate", "sliding_window": "window"},
             table=fused_names,
-            classifier=Classifier("Phi3ForSequenceClassification", LAST),
-            token_classifier=token_classifier("Phi3ForCausalLM", "score"),
+            classifier=TaskClass("Phi3ForSequenceClassification", LAST),
+            token_classification_class=token_classification_class("Phi3ForCausalLM", "score"),
             read=_read_3,
             write=_write,
             tied=llama.tied,

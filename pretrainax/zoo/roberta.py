@@ -5,15 +5,15 @@ from collections.abc import Callable
 from pretrainax.config import Classify, LearnedPositions, ModelConfig, UserError
 from pretrainax.zoo.bert import CONSTANTS, FIELDS, encoder_names
 from pretrainax.zoo.family import (
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
     Row,
-    extractor,
+    TaskClass,
     layer_norm,
     linear,
-    token_classifier,
+    question_answering_class,
+    token_classification_class,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -115,20 +115,20 @@ def _huggingface(model_type: str, architecture: str, base: Callable[[], ModelCon
         base=base,
         fields=FIELDS,
         table=huggingface_names,
-        classifier=Classifier(
+        classifier=TaskClass(
             architecture.replace("MaskedLM", "SequenceClassification"),
             Classify(),
             "classifier.out_proj",
             "classifier.dense",
         ),
-        chooser=Classifier(
+        chooser=TaskClass(
             architecture.replace("MaskedLM", "MultipleChoice"),
             Classify(kind="choice"),
             "classifier",
             "roberta.pooler.dense",
         ),
-        token_classifier=token_classifier(architecture),
-        extractor=extractor(architecture),
+        token_classification_class=token_classification_class(architecture),
+        question_answering_class=question_answering_class(architecture),
         constants=CONSTANTS,
         read=read_positions,
         write=write_positions,

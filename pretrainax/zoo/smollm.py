@@ -6,12 +6,12 @@ from pretrainax.config import ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import llama, patterns
 from pretrainax.zoo.family import (
     LAST,
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
-    extractor,
-    token_classifier,
+    TaskClass,
+    question_answering_class,
+    token_classification_class,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -89,9 +89,9 @@ FAMILIES = (
             base=_base,
             fields=llama.FIELDS,
             table=llama.huggingface_names,
-            classifier=Classifier("SmolLM3ForSequenceClassification", LAST),
-            token_classifier=token_classifier("SmolLM3ForCausalLM", "score"),
-            extractor=extractor("SmolLM3ForCausalLM", base="transformer"),
+            classifier=TaskClass("SmolLM3ForSequenceClassification", LAST),
+            token_classification_class=token_classification_class("SmolLM3ForCausalLM", "score"),
+            question_answering_class=question_answering_class("SmolLM3ForCausalLM", base="transformer"),
             constants={"attention_bias": False, "mlp_bias": False},
             read=_read,
             write=_write,

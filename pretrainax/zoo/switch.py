@@ -5,7 +5,7 @@ Here it takes all tokens unless `config.model.experts.capacity` is set.
 """
 
 from pretrainax.config import MixtureOfExperts, ModelConfig, UserError
-from pretrainax.layers.feed_forward import kinds_of_layers
+from pretrainax.layers.feed_forward import layer_groups
 from pretrainax.zoo import experts, t5
 from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear, trained_by
 from pretrainax.zoo.variants import pick
@@ -41,15 +41,15 @@ def switch(variant: str = "base_8") -> ModelConfig:
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
     """Returns the name table of transformers' SwitchTransformersForConditionalGeneration."""
-    rows = t5.around_rows(config)
+    rows = t5.outer_rows(config)
     for stack, own in config.stacks.items():
-        plain, sparse = kinds_of_layers(own, own.num_layers)
+        plain, sparse = layer_groups(own, own.num_layers)
         router = f"{stack}.block.{{layer}}.layer.{2 if stack == 'decoder' else 1}.mlp.router.classifier"
         dense = t5.feed_forward_rows(stack, "mlp", config.gated)
         of_experts = t5.feed_forward_rows(stack, "mlp.experts.expert_{expert}", config.gated, "experts_")
         of_experts += linear(f"{stack}/blocks/mlp/router", router, bias=False)
-        rows += experts.of_kind(plain, stack, t5.attention_rows(stack) + dense)
-        rows += experts.of_kind(sparse, stack, t5.attention_rows(stack) + of_experts)
+        rows += experts.rows_of_kind(plain, stack, t5.attention_rows(stack) + dense)
+        rows += experts.rows_of_kind(sparse, stack, t5.attention_rows(stack) + of_experts)
     return rows
 
 

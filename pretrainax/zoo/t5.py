@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 from pretrainax.config import Classify, ModelConfig, RelativePositionBuckets, UserError
 from pretrainax.zoo.family import (
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
     Row,
-    extractor,
+    TaskClass,
     linear,
-    token_classifier,
+    question_answering_class,
+    token_classification_class,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -119,10 +119,10 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
     blocks = [
         [*attention_rows(stack), *feed_forward_rows(stack, "DenseReluDense", config.gated)] for stack in config.stacks
     ]
-    return around_rows(config) + sum(blocks, [])
+    return outer_rows(config) + sum(blocks, [])
 
 
-def around_rows(config: ModelConfig) -> list[Row]:
+def outer_rows(config: ModelConfig) -> list[Row]:
     """Returns the rows of the parameters outside the blocks."""
     rows = [Row("token_embedding/embedding", "shared.weight")]
     if not config.tie_embeddings:
@@ -271,15 +271,15 @@ def _huggingface(
             "dropout_rate": "dropout_rate",
         },
         table=huggingface_names,
-        classifier=Classifier(
+        classifier=TaskClass(
             architecture.replace("ConditionalGeneration", "SequenceClassification"),
             Classify(pooling="last"),
             "classification_head.out_proj",
             "classification_head.dense",
             prefix="transformer.",
         ),
-        token_classifier=token_classifier(architecture, prefix="transformer.", family="encoder"),
-        extractor=extractor(architecture),
+        token_classification_class=token_classification_class(architecture, prefix="transformer.", family="encoder"),
+        question_answering_class=question_answering_class(architecture),
         constants={"is_encoder_decoder": True, "is_decoder": False},
         read=read,
         write=write,

@@ -12,7 +12,7 @@ import pytest
 from pretrainax import models
 from pretrainax.adapt import IA3, Adapted, LoRA, PrefixTuning, PromptTuning
 from pretrainax.config import MeshConfig, TrainConfig
-from pretrainax.layers.compute import Compute, for_this_machine
+from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.layers.stack import layer_by_layer
 from pretrainax.optim import AdamW
 from pretrainax.sharding.arrays import put_batch
@@ -195,7 +195,7 @@ def test_an_update_is_the_same_on_one_device_and_on_eight():
     for devices, sizes in ((1, {}), (8, {"data": 2, "fsdp": 2, "tensor": 2})):
         mesh = make_mesh(MeshConfig(**sizes), jax.devices()[:devices])
         model = Adapted(models.build(config, Compute(remat="block")), LoRA(rank=2, targets=ALL), train_heads=False)
-        train = for_this_machine(TrainConfig(global_batch_size=8, accumulate=2 if devices == 1 else 1))
+        train = resolve_auto(TrainConfig(global_batch_size=8, accumulate=2 if devices == 1 else 1))
         with jax.set_mesh(mesh):
             whole = weights(config)
             whole = jax.device_put(whole, tree_shardings(mesh, whole))

@@ -6,7 +6,7 @@ import pytest
 
 from pretrainax import models, zoo
 from pretrainax.adapt import IA3, Adapted, BitFit, HeadAlone, LoRA, PrefixTuning, PromptTuning
-from pretrainax.adapt.matrices import chosen, matrices_of
+from pretrainax.adapt.matrices import matching, matrices_of
 from pretrainax.adapt.tuning import abstract_params
 from pretrainax.config import AUTO, LearnedPositions, MeshConfig, MixtureOfExperts, SlidingWindows, UserError, kinds
 from pretrainax.config.validation import validate
@@ -44,7 +44,7 @@ def test_of_a_mixture_neither_router_nor_experts_are_tuned(preset):
     params = models.abstract_params(zoo.preset(preset))
     matrices = {matrix.path for matrix in matrices_of(params)}
     assert matrices and not [path for path in matrices if "/router" in path or "/experts_" in path]
-    assert matrices_of(params) == chosen(matrices_of(params), (".*",))
+    assert matrices_of(params) == matching(matrices_of(params), (".*",))
 
 
 def test_a_feed_forward_behind_experts_is_rescaled_and_updated_as_others_are():

@@ -32,7 +32,7 @@ import types
 from collections.abc import Callable, Iterator
 
 from pretrainax.config import RunFailed, UserError
-from pretrainax.storage import copies, lease, places, store, twin
+from pretrainax.storage import copies, lease, mirror, places, store
 from tests.chaos.hostilities import DISK_ERRORS, Hostilities, Place, saved
 from tests.chaos.store import serving
 from tests.chaos.watched import ENVIRONMENT, FaultyDisk, Watch, hurried
@@ -109,7 +109,7 @@ class Trials:
 
     def train(self, steps: tuple[int, ...] = (10, 20)) -> None:
         """Imitates a training run: writes steps and appends metrics lines."""
-        with places.at_work(self.place.url) as folder:
+        with places.working_copy(self.place.url) as folder:
             root = pathlib.Path(folder)
             self._check_metrics(root)
             for step in steps:
@@ -142,7 +142,7 @@ class Trials:
         self.train((30, 40))
 
     def read(self) -> None:
-        folder = places.here(self.place.url)
+        folder = places.local_path(self.place.url)
         if os.path.isdir(os.path.join(folder, "checkpoints")):
             for step in os.listdir(os.path.join(folder, "checkpoints")):
                 places.complete(os.path.join(folder, "checkpoints", step))
@@ -152,10 +152,10 @@ class Trials:
 
     def match(self) -> None:
         for pattern in ("*", "*.json*", "checkpoints/*/run.json"):
-            places.here(f"{self.place.url}/{pattern}")
+            places.local_path(f"{self.place.url}/{pattern}")
 
     def send(self) -> None:
-        with places.sent(f"{self.place.url}/export") as folder, self.disk.healthy():
+        with places.uploaded_output(f"{self.place.url}/export") as folder, self.disk.healthy():
             self._write(pathlib.Path(folder), {"config.json": b"{}", "model.safetensors": b"weights"})
 
     def command(self) -> None:
@@ -266,7 +266,7 @@ def _whole_steps(tree: dict[str, bytes]) -> list[int]:
 @contextlib.contextmanager
 def _heard(said: list[str]) -> Iterator[None]:
     """Collects the storage's messages in `said`; a run that lost its lease raises TakenOver."""
-    modules = (store, places, twin, copies, lease)
+    modules = (store, places, mirror, copies, lease)
     before, hook = [module.say for module in modules], threading.excepthook
     for module in modules:
         module.say = said.append

@@ -160,7 +160,7 @@ class Trials:
         self._succeeds(self.training())
         self.mend()
         self.lose_machine()
-        here = places.here(f"{self.url}/run")
+        here = places.local_path(f"{self.url}/run")
         places.complete(here)
         runs.assert_same_run(pathlib.Path(here), self.whole.run)
         assert runs.valid_steps(pathlib.Path(here)) == runs.steps(self.whole.run)

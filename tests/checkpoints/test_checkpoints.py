@@ -342,7 +342,7 @@ def test_a_save_that_failed_does_not_keep_the_next_from_working(tmp_path, monkey
 
     checkpoints = Checkpoints(str(tmp_path), keep=2)
     with monkeypatch.context() as patch:
-        patch.setattr("pretrainax.checkpoints.manifest.seal", fail)
+        patch.setattr("pretrainax.checkpoints.manifest.write_manifest", fail)
         checkpoints.save(1, make_state(1), {})
         with pytest.raises(RunFailed, match="could not save step 1: No space left on device"):
             checkpoints.wait()

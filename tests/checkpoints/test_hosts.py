@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
     pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'pretrainax[test]'")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(places, "_twins", {})
-    with places.at_work(f"memory://bucket/{random.random()}") as folder:
+    with places.working_copy(f"memory://bucket/{random.random()}") as folder:
         yield folder
 
 
@@ -132,14 +132,14 @@ def test_another_machine_brings_the_newest_whose_files_are_as_they_were(folder, 
     for step in (10, 20):
         checkpoints.save(step, make_state(step, width=WIDTH), {})
     checkpoints.close()
-    places.share(folder)
+    places.synchronize(folder)
     store = store_of(folder)
     (values,) = [name for name in store.objects("checkpoints/20/params") if are_values(name.split("/", 2)[2])]
     content = bytearray(store.read(values))
     content[len(content) // 2] ^= 1
     store.write(values, bytes(content))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
-    with places.at_work(store.url, process=1) as other:
+    with places.working_copy(store.url, process=1) as other:
         step, state, _ = open_checkpoints(other).restore_newest(abstract(make_state(0, width=WIDTH)))
     assert step == 10
     chex.assert_trees_all_equal(state, make_state(10, width=WIDTH))
@@ -163,7 +163,7 @@ def test_what_an_earlier_attempt_has_sent_is_deleted(folder):
     checkpoints = open_checkpoints(folder)
     checkpoints.save(20, make_state(20), {})
     checkpoints.close()
-    places.share(folder)
+    places.synchronize(folder)
     sums = store.read("checkpoints/20/manifest.sha256").decode()
     names = {name.removeprefix("checkpoints/20/") for name in store.objects("checkpoints/20")}
     assert names == {line.split("  ")[1] for line in sums.splitlines()} | {"manifest.sha256"}
@@ -174,6 +174,6 @@ def test_old_ones_are_deleted_here_and_there(folder):
     for step in (10, 20, 30):
         checkpoints.save(step, make_state(step), {})
     checkpoints.close()
-    places.share(folder)
+    places.synchronize(folder)
     assert os.listdir(os.path.join(folder, "checkpoints")) == ["30"]
     assert {name.split("/")[1] for name in store_of(folder).objects("checkpoints")} == {"30"}

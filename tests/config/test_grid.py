@@ -3,7 +3,7 @@
 import pytest
 
 from pretrainax.config import UserError
-from pretrainax.config.grid import grid_of, what_differs
+from pretrainax.config.grid import describe_seeds, grid_of
 from pretrainax.config.overrides import set_field
 from tests.support import tiny
 
@@ -57,11 +57,11 @@ def test_values_that_a_folder_cannot_be_called_stay_apart(experiment):
 
 
 def test_what_a_seed_decides_is_said_and_what_is_set_apart_stays(experiment):
-    assert what_differs(experiment) == (
+    assert describe_seeds(experiment) == (
         "each seed is config.train.seed, which controls fresh parameters, the order of the data, dropout, masks"
     )
     experiment.train.order_seed = 3
-    assert what_differs(experiment).endswith("fresh parameters, dropout, masks; config.train.order_seed stays 3")
+    assert describe_seeds(experiment).endswith("fresh parameters, dropout, masks; config.train.order_seed stays 3")
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from pretrainax.config import (
     Phase,
     RotaryPositions,
     UserError,
+    config_at_checkpoint,
     phase_at,
     phases_of,
     resolve_auto,
-    trained_as,
 )
 from pretrainax.config.overrides import set_field
 from pretrainax.config.validation import validate
@@ -40,7 +40,7 @@ def test_a_run_without_phases_is_one_phase_and_the_very_same_config():
     experiment = make()
     (only,) = phases_of(experiment)
     assert (only.number, only.start, only.stop, only.changes) == (1, 0, 40, "")
-    assert only.experiment is experiment and trained_as(experiment, [3]) is experiment
+    assert only.experiment is experiment and config_at_checkpoint(experiment, [3]) is experiment
 
 
 def test_each_field_of_a_phase_is_one_of_the_config_which_stays_as_it_is():
@@ -124,16 +124,16 @@ def test_the_phase_of_a_step():
 def test_a_checkpoint_is_of_the_phase_that_made_its_last_update():
     experiment = make(Phase(steps=30, theta=5e5), Phase())
     experiment.model.position = RotaryPositions(max_length=64)
-    thetas = {step: trained_as(experiment, [step]).model.position.theta for step in (0, 1, 30, 31, 40)}
+    thetas = {step: config_at_checkpoint(experiment, [step]).model.position.theta for step in (0, 1, 30, 31, 40)}
     assert thetas == {0: 5e5, 1: 5e5, 30: 5e5, 31: 1e4, 40: 1e4}
-    assert trained_as(experiment, [31, 40]).phases == ()
+    assert config_at_checkpoint(experiment, [31, 40]).phases == ()
 
 
 def test_checkpoints_whose_models_compute_otherwise_have_no_average():
     experiment = make(Phase(steps=30, theta=5e5), Phase())
     experiment.model.position = RotaryPositions(max_length=64)
     with pytest.raises(UserError, match="the checkpoints 20, 40 are from phases with different positions"):
-        trained_as(experiment, [20, 40])
+        config_at_checkpoint(experiment, [20, 40])
 
 
 # --- what goes with them ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Literal, Optional
 import pytest
 
 from pretrainax.config import Choice, Experiment
-from pretrainax.config.choice import free
+from pretrainax.config.choice import resumable_field
 from pretrainax.config.reference import fields_of, first_sentence, type_text
 
 
@@ -24,7 +24,7 @@ class Example(Base):
     # above it | on two
     # lines
     above: Literal["a", "b"] = "a"
-    both: Optional[int] = free(None)  # and beside
+    both: Optional[int] = resumable_field(None)  # and beside
     within: bool = False  # the brackets
     said_again: int = 2
     text: str = "# no comment"

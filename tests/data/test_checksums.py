@@ -9,18 +9,18 @@ from pretrainax.data import checksums
 
 
 def test_checksum_of_a_file_is_that_of_what_was_written(tmp_path):
-    written = checksums.new()
+    written = checksums.new_hash()
     written.update(b"some ")
     written.update(b"tokens")
     (tmp_path / "a").write_bytes(b"some tokens")
-    assert checksums.of_file(str(tmp_path / "a")) == written.hexdigest()
+    assert checksums.file_checksum(str(tmp_path / "a")) == written.hexdigest()
 
 
 def test_checksum_is_given_up_when_nobody_wants_it(tmp_path):
     (tmp_path / "a").write_bytes(b"some tokens")
     stop = threading.Event()
     stop.set()
-    assert checksums.of_file(str(tmp_path / "a"), stop) == checksums.new().hexdigest()
+    assert checksums.file_checksum(str(tmp_path / "a"), stop) == checksums.new_hash().hexdigest()
 
 
 def test_json_of_which_any_byte_is_another_one_is_none_or_the_same(tmp_path):

@@ -124,7 +124,7 @@ def test_index_of_shards_with_more_than_31_bits_of_tokens(tmp_path):
     """Two shards, the first with 2^31 tokens: what it takes to join them is their totals."""
     for i, (size, ends) in enumerate([(2**31, [5, 2**31]), (3, [3])]):
         arrays = {"ends": np.array(ends), "bytes": np.ones(len(ends), np.int64), "counts": np.array([size, 0])}
-        shards.finish_shard(shards.base_of(str(tmp_path), i), arrays, {}, "checksum")
+        shards.finish_shard(shards.shard_path(str(tmp_path), i), arrays, {}, "checksum")
     shards.write_index(str(tmp_path), 2, 2, "fingerprint")
     assert Corpus(str(tmp_path)).document_ends.tolist() == [5, 2**31, 2**31 + 3]
     assert Corpus(str(tmp_path)).num_tokens == Corpus(str(tmp_path)).token_counts.sum() == 2**31 + 3

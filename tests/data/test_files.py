@@ -27,7 +27,7 @@ def written(folder, kind, content):
 
 
 def content_of(path):
-    with files.opened(path) as f:
+    with files.open_decompressed(path) as f:
         return f.read()
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrainax.data.framing import decoder_start, frame_of, longest_first
+from pretrainax.data.framing import decoder_start, special_token_frame, truncate_longest_first
 from pretrainax.tokenization.base import Vocabulary
 
 BERT = Vocabulary(99, pad=0, unk=1, cls=2, sep=3, mask=4)
@@ -28,10 +28,10 @@ A, B = np.array([10, 11]), np.array([20])
     ],
 )
 def test_a_pair_is_framed_as_in_pretraining(family, vocabulary, row, numbers):
-    frame = frame_of(family, vocabulary)
-    found, types = frame.around([A, B])
+    frame = special_token_frame(family, vocabulary)
+    found, types = frame.wrap([A, B])
     assert found.tolist() == row and types.tolist() == numbers
-    assert frame.count(2) == len(row) - 3 and frame.count(1) == len(frame.around([A])[0]) - 2
+    assert frame.count(2) == len(row) - 3 and frame.count(1) == len(frame.wrap([A])[0]) - 2
 
 
 def test_a_decoder_of_two_stacks_starts_as_its_family_does():
@@ -45,4 +45,4 @@ def test_the_longest_gives_way_token_by_token(sizes, room):
     while sum(wanted) > room:  # the last of the longest loses its end, as in transformers' "longest_first"
         longest = max(wanted)
         wanted[len(wanted) - 1 - wanted[::-1].index(longest)] -= 1
-    assert longest_first(sizes, room) == wanted
+    assert truncate_longest_first(sizes, room) == wanted

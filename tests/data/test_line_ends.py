@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pretrainax.config import UserError
 from pretrainax.data import files, long_lines
-from pretrainax.data.line_ends import MARKS, RETURNS, plain
+from pretrainax.data.line_ends import MARKS, RETURNS, normalize_line_ends
 from pretrainax.data.sources import HuggingFace, JsonLines, TextFiles
 from tests.data.sources.test_sources_tables import both
 from tests.support.reading import texts, write_lines
@@ -20,8 +20,8 @@ DIRTY, CLEAN = "\ufeffone\r\ntwo\r\n", "one\ntwo\n"
 @given(st.text(alphabet="a\r\n\ufeffé"))
 def test_text_and_its_utf8_are_made_plain_in_the_same_way(text):
     of_text, of_bytes = collections.Counter(), collections.Counter()
-    made = plain(text, of_text)
-    assert plain(bytearray(text.encode()), of_bytes).decode() == made and of_text == of_bytes
+    made = normalize_line_ends(text, of_text)
+    assert normalize_line_ends(bytearray(text.encode()), of_bytes).decode() == made and of_text == of_bytes
     assert "\r\n" not in made or "\r\r\n" in text
     assert len(text) - len(made) == of_text.total()
 
@@ -29,7 +29,7 @@ def test_text_and_its_utf8_are_made_plain_in_the_same_way(text):
 @pytest.mark.parametrize("text", ["", "one\ntwo", "a\rb", "x\ufeffy"])
 def test_plain_text_stays(text):
     found = collections.Counter()
-    assert plain(text, found) == text and not found
+    assert normalize_line_ends(text, found) == text and not found
 
 
 def test_text_files_are_made_plain_and_counted(tmp_path):
@@ -49,7 +49,7 @@ def test_no_carriage_return_is_left_where_a_text_is_cut(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("length", [1, 1 << 22], ids=["short", "long"])
 def test_json_lines_are_made_plain_and_counted_once(tmp_path, monkeypatch, length):
-    monkeypatch.setattr(long_lines, "LONG", min(long_lines.LONG, 10 * length))
+    monkeypatch.setattr(long_lines, "LONG_LINE_BYTES", min(long_lines.LONG_LINE_BYTES, 10 * length))
     lines = [json.dumps({"text": DIRTY + "x" * 200 + str(i)}) + "\r\n" for i in range(20)]
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + "".join(lines).encode())
     source, skipped = JsonLines(str(tmp_path / "a.jsonl"), valid_fraction=0.5), collections.Counter()

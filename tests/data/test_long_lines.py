@@ -18,7 +18,7 @@ def test_record_is_that_of_json(text, other, ascii_only):
     record = {"text": text, "list": [other, {other: text}], "number": 3, "short": "b"}
     line = bytearray(json.dumps(record, ensure_ascii=ascii_only).encode() + b"\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(long_lines, "LONG", 16)
+        patch.setattr(long_lines, "LONG_LINE_BYTES", 16)
         parsed = long_lines.parse(line)
     got = parsed["text"]
     assert (got.decode() if isinstance(got, bytearray) else got) == text
@@ -37,7 +37,7 @@ def test_record_is_that_of_json(text, other, ascii_only):
     ],
 )
 def test_broken_line_is_an_error(monkeypatch, end, message):
-    monkeypatch.setattr(long_lines, "LONG", 16)
+    monkeypatch.setattr(long_lines, "LONG_LINE_BYTES", 16)
     with pytest.raises(ValueError, match=message):
         long_lines.parse(bytearray(b'{"text": "' + b"a" * 30 + end))
 
@@ -49,6 +49,6 @@ def test_lines_are_those_of_the_file(lengths, ends):
     lines = [b"x" * n + b"\n" for n in lengths]
     content = b"".join(lines) + (b"" if ends else b"end")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(long_lines, "LONG", 16)
+        patch.setattr(long_lines, "LONG_LINE_BYTES", 16)
         f = io.BytesIO(content)
         assert list(iter(lambda: bytes(long_lines.read_line(f)), b"")) == [*lines, *([] if ends else [b"end"])]

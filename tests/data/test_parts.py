@@ -13,15 +13,15 @@ from pretrainax.data.objectives import (
     SpanCorruption,
     TextToText,
 )
-from pretrainax.data.parts import parts_of_streams
+from pretrainax.data.parts import stream_part_names
 from pretrainax.data.sources import TFDS, HuggingFace, JsonLines, PythonDocs, TextFiles
 
 ONE = [TextFiles(path="books")]
 
 
 def test_one_source_and_one_objective_have_no_parts():
-    assert parts_of_streams(ONE, CausalLM()) == [()]
-    assert parts_of_streams(ONE, ObjectiveMixture((CausalLM(), CausalLM()), (1.0, 1.0))) == [(), ()]
+    assert stream_part_names(ONE, CausalLM()) == [()]
+    assert stream_part_names(ONE, ObjectiveMixture((CausalLM(), CausalLM()), (1.0, 1.0))) == [(), ()]
 
 
 @pytest.mark.parametrize(
@@ -38,35 +38,35 @@ def test_one_source_and_one_objective_have_no_parts():
     ],
 )
 def test_a_source_is_named_by_its_path_or_its_class(source, name):
-    assert parts_of_streams([TextFiles(path="other"), source], CausalLM())[1] == (f"source={name}",)
+    assert stream_part_names([TextFiles(path="other"), source], CausalLM())[1] == (f"source={name}",)
 
 
 def test_sources_of_one_name_are_numbered_and_the_same_one_twice_is_one():
     sources = [TextFiles(path="en/books"), TextFiles(path="de/books"), TextFiles(path="en/books")]
-    assert parts_of_streams(sources, CausalLM()) == [("source=books#1",), ("source=books#2",), ("source=books#1",)]
+    assert stream_part_names(sources, CausalLM()) == [("source=books#1",), ("source=books#2",), ("source=books#1",)]
 
 
 def test_the_denoisers_of_ul2_have_their_letters_and_rates():
     names = ["R-0.15-3", "R-0.15-8", "X-0.5-3", "X-0.5-8", "X-0.15-64", "X-0.5-64", "S-0.25"]
-    assert parts_of_streams(ONE, MixtureOfDenoisers()) == [(f"denoiser={name}",) for name in names]
+    assert stream_part_names(ONE, MixtureOfDenoisers()) == [(f"denoiser={name}",) for name in names]
     names = ["S-0.5", "R-0.15-3", "X-0.15-32", "X-0.5-3"]
-    assert parts_of_streams(ONE, DecoderOnly(UL2R())) == [(f"denoiser={name}",) for name in names]
+    assert stream_part_names(ONE, DecoderOnly(UL2R())) == [(f"denoiser={name}",) for name in names]
 
 
 def test_objectives_that_differ_in_another_field_are_numbered():
     mixture = ObjectiveMixture((MaskedLM(rate=0.15), MaskedLM(rate=0.3)), (1.0, 1.0))
-    assert parts_of_streams(ONE, mixture) == [("objective=MaskedLM#1",), ("objective=MaskedLM#2",)]
+    assert stream_part_names(ONE, mixture) == [("objective=MaskedLM#1",), ("objective=MaskedLM#2",)]
 
 
 def test_each_stream_is_of_a_source_and_of_an_objective():
     """In the order of pipeline.Batches: corpus by corpus; an objective without weight has no stream."""
     mixture = ObjectiveMixture((SpanCorruption(), SequentialDenoising(), SpanCorruption(0.5)), (1.0, 2.0, 0.0))
     span, rest = "denoiser=SpanCorruption-0.15-3", "denoiser=SequentialDenoising-0.25"
-    assert parts_of_streams([*ONE, PythonDocs()], mixture) == [
+    assert stream_part_names([*ONE, PythonDocs()], mixture) == [
         (f"source={source}", part) for source in ("books", "PythonDocs") for part in (span, rest)
     ]
     pairs = JsonLines(path="pairs.jsonl", target_field="de")
-    assert parts_of_streams([*ONE, pairs], TextToText()) == [
+    assert stream_part_names([*ONE, pairs], TextToText()) == [
         ("source=books", span),
         ("source=pairs.jsonl", "objective=SequenceToSequence"),
     ]

@@ -13,7 +13,7 @@ from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.data.sources import SourceMixture, TextFiles
 from pretrainax.tokenization.base import Vocabulary
 from pretrainax.training.loop_state import Rollback
-from pretrainax.training.loss_spikes import Skipping
+from pretrainax.training.loss_spikes import SkippingBatches
 from tests.data.test_pipeline import CountingCorpus, same
 from tests.support import tiny
 
@@ -143,7 +143,7 @@ def test_the_loader_crosses_the_boundary_and_its_workers_get_all_of_it(text, cac
     experiment = tiny.get_config("gpt")
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
     experiment.train.steps, experiment.phases = 6, (Phase(steps=3, sequence_length=16, global_batch_size=2), Phase())
-    batches = Skipping(phase_batches(experiment, prepare(experiment)), [])
+    batches = SkippingBatches(phase_batches(experiment, prepare(experiment)), [])
     found, sent = list(iterate(batches, 1, 6)), pickle.loads(pickle.dumps(batches))
     assert [batch["tokens"].shape for batch in found] == [(2, 16)] * 2 + [(8, 32)] * 3
     assert all(same(batch, batches[step]) and same(batch, sent[step]) for step, batch in enumerate(found, 1))
@@ -151,7 +151,7 @@ def test_the_loader_crosses_the_boundary_and_its_workers_get_all_of_it(text, cac
 
 def test_batches_left_out_by_a_rollback_leave_a_step_in_its_phase():
     experiment, prepared = run(Phase(steps=10, sequence_length=15), Phase())
-    batches = Skipping(phase_batches(experiment, prepared), [Rollback(spike=7, step=6, skipped=5)])
+    batches = SkippingBatches(phase_batches(experiment, prepared), [Rollback(spike=7, step=6, skipped=5)])
     assert [batches[step]["tokens"].shape[1] for step in (5, 6, 9, 10)] == [15, 15, 15, 31]
     rows = [tuple(batches[step]["tokens"][:, 0]) for step in range(10)]
     left_out = windows(*run(Phase(steps=20, sequence_length=15), Phase(), steps=40))

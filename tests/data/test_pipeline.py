@@ -18,7 +18,7 @@ from pretrainax.data.packing import BestFit, OneEach
 from pretrainax.data.pipeline import Batches, batches_of, iterate
 from pretrainax.data.preparation import shards
 from pretrainax.data.row_stream import RowOptions
-from pretrainax.data.text_counts import lost_text
+from pretrainax.data.text_counts import text_loss_reason
 from pretrainax.tokenization import Characters
 from pretrainax.tokenization.base import Vocabulary
 from tests.support import tiny
@@ -369,7 +369,7 @@ def test_the_batches_of_a_run_are_those_of_its_config(split, process, tmp_path):
         shuffle=training,
         packing=BestFit(),
         text=TOKENIZER.text_table,
-        no_target_bytes=lost_text(TOKENIZER, corpora[split]),
+        no_target_bytes=text_loss_reason(TOKENIZER, corpora[split]),
     )
     steps = 12 if training else None
     expected = Batches(

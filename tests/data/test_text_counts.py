@@ -13,7 +13,7 @@ from pretrainax.data.packing import BestFit
 from pretrainax.data.pipeline import Batches
 from pretrainax.data.preparation import shards
 from pretrainax.data.row_stream import RowOptions
-from pretrainax.data.text_counts import TextCounter, bytes_per_spelled, lost_text
+from pretrainax.data.text_counts import TextCounter, bytes_per_spelled, text_loss_reason
 from pretrainax.tokenization import BPE, ByteBPE, Characters, Unigram, WordPiece
 
 TEXTS = [
@@ -40,7 +40,7 @@ def corpus(folder, tokenizer, texts=TEXTS):
     "tokenizer", [BYTE_BPE, UNIGRAM, BPE(vocab_size=300).build(iter(TEXTS))], ids=("bytes", "unigram", "bpe")
 )
 def test_tokenizers_that_keep_the_text_lose_nothing(tmp_path, tokenizer):
-    assert lost_text(tokenizer, [corpus(tmp_path / "c", tokenizer)]) == ""
+    assert text_loss_reason(tokenizer, [corpus(tmp_path / "c", tokenizer)]) == ""
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_tokenizers_that_keep_the_text_lose_nothing(tmp_path, tokenizer):
     ],
 )
 def test_what_a_tokenizer_loses_is_said(tmp_path, tokenizer, text, reason):
-    assert re.search(reason, lost_text(tokenizer, [corpus(tmp_path / "c", tokenizer, text)]))
+    assert re.search(reason, text_loss_reason(tokenizer, [corpus(tmp_path / "c", tokenizer, text)]))
 
 
 def test_bytes_that_no_token_spells_are_lost(tmp_path):
     prepared = corpus(tmp_path / "c", BYTE_BPE)
     prepared.num_bytes += 3  # as where blanks were dropped
-    assert f"but the text has {prepared.num_bytes:,}" in lost_text(BYTE_BPE, [prepared])
+    assert f"but the text has {prepared.num_bytes:,}" in text_loss_reason(BYTE_BPE, [prepared])
 
 
 # --- what is counted

@@ -61,7 +61,7 @@ def test_a_batch_has_them_where_each_row_has_one_text(corpus, objective, packing
 
 def test_an_objective_that_has_several_texts_after_all_is_refused(corpus):
     class Wrong(CausalLM):
-        one_text = True
+        single_segment = True
 
     with pytest.raises(ValueError, match="a row has several segments, but its objective sets one_text"):
         batch_of(corpus, Wrong(mask_documents=True))

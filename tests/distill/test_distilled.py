@@ -11,7 +11,7 @@ import pytest
 from pretrainax import models
 from pretrainax.config import MeshConfig, TrainConfig
 from pretrainax.distill import MAPS, TEACHER, Distillation, Distilled, states
-from pretrainax.layers.compute import Compute, for_this_machine
+from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.layers.linear import Linear
 from pretrainax.optim import AdamW
 from pretrainax.sharding.arrays import put_batch
@@ -110,7 +110,7 @@ def test_an_update_is_the_same_on_one_device_and_on_eight():
         mesh = make_mesh(MeshConfig(**sizes), jax.devices()[:devices])
         student, teacher = (models.build(c, Compute(attention="xla", remat="block")) for c in (ours, theirs))
         model = Distilled(student, teacher, ALL, 8)
-        train = for_this_machine(TrainConfig(global_batch_size=8, accumulate=2 if devices == 1 else 1))
+        train = resolve_auto(TrainConfig(global_batch_size=8, accumulate=2 if devices == 1 else 1))
         with jax.set_mesh(mesh):
             start = jax.jit(lambda p, m=model: m.start(p, jax.random.key(0)))(weights(ours))
             frozen = weights(theirs)

@@ -27,7 +27,7 @@ def test_soft_targets_of_tokens_however_many_are_there_at_a_time(chunk):
 
     ours, theirs, weights = said(4), said(6), RNG.randint(0, 2, (B, T)).astype(np.float32)
     student, teacher = (softmax(np.asarray(x.logits()) / 2) for x in (ours, theirs))
-    found = soft_targets.of_tokens(ours, theirs, {"loss_weights": jnp.asarray(weights)}, 2.0, chunk)
+    found = soft_targets.token_loss(ours, theirs, {"loss_weights": jnp.asarray(weights)}, 2.0, chunk)
     np.testing.assert_allclose(found, (4 * kl(teacher, student) * weights).sum(), rtol=1e-4)
 
 
@@ -36,7 +36,7 @@ def test_soft_targets_of_labels_are_of_rows_with_text():
     batch = {"segment_ids": jnp.array([[1], [1], [0]])}
 
     def found(kind):
-        return soft_targets.of_labels(ClassifierOutput(ours, kind), ClassifierOutput(theirs, kind), batch, 3.0, 1)
+        return soft_targets.label_loss(ClassifierOutput(ours, kind), ClassifierOutput(theirs, kind), batch, 3.0, 1)
 
     one = 9 * kl(softmax(theirs / 3), softmax(ours / 3))
     for kind in ("single", "choice"):

@@ -286,7 +286,7 @@ def _read_resealed(folder: pathlib.Path) -> None:
     from pretrainax.checkpoints import manifest
 
     (folder / "checkpoints" / "10" / manifest.MANIFEST).unlink()
-    manifest.seal(str(folder / "checkpoints" / "10"))
+    manifest.write_manifest(str(folder / "checkpoints" / "10"))
     _read_checkpoint(folder)
 
 

@@ -137,7 +137,7 @@ def _of_tunings():
 def _of_adaptations():
     return [
         ("DecoderToEncode()", "did you mean 'DecoderToEncoder'"),
-        ("Layers(taken='evenl')", "it must be a tuple, each of type int or 'evenly' or 'stacked'"),
+        ("Layers(layers='evenl')", "it must be a tuple, each of type int or 'evenly' or 'stacked'"),
         ("Layers()", "which gives config.checkpoint.init_from another shape: set it to"),
     ]
 

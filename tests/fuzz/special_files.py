@@ -71,7 +71,7 @@ def fault(name: str, form: Format, file: str, kind: str, folder: pathlib.Path) -
         try:
             form.read(bad)
         except UserError as e:
-            return cli.complain(e)
+            return cli.report_error(e)
         return 0
 
     code, text = run_forked(read, folder / "said.txt", SECONDS)

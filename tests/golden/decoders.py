@@ -40,13 +40,13 @@ def case(family, variant, sizes, **changes):
 
 
 # Of the two frequencies one is left alone, and one nearly stretched in full.
-YARN = YarnScaling(4.0, fast=4.0, slow=0.5, original_length=30, turned_weight=0.9, logit_weight=0.6)
+YARN = YarnScaling(4.0, fast=4.0, slow=0.5, original_length=30, mscale=0.9, mscale_all_dim=0.6)
 LATENT = GROUPED | {
     "num_layers": 3,
     "num_kv_heads": None,
     "head_dim": 10,
     "latent_attention": LatentAttention(rank=12, query_rank=14, rotary_dim=4, value_dim=6),
-    "position": RotaryPositions(20, theta=40.0, neighbours=True),
+    "position": RotaryPositions(20, theta=40.0, interleaved=True),
 }
 
 

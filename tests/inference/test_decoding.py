@@ -31,7 +31,7 @@ def alphabet():
     loaded = dataclasses.replace(loaded, experiment=dataclasses.replace(loaded.experiment, model=model))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoding, "CachedModel", lambda loaded: Bigrams(jnp.array(table)))
-        loaded.keep_compiled(decoding.Writer), loaded.keep(decoding.stepping_params)
+        loaded.cached_across_checkpoints(decoding.Generator), loaded.keep(decoding.stepping_params)
     return loaded
 
 

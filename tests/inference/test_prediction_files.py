@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from pretrainax.config import UserError
-from pretrainax.inference.prediction_files import Asked, Input, writing
+from pretrainax.inference.prediction_files import Input, InputRecord, writing
 from pretrainax.tasks import Classification
 from tests.support import tiny
 
@@ -161,7 +161,7 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path):
 def test_a_cell_that_a_spreadsheet_would_run_is_marked_and_a_number_is_not(tmp_path):
     fields = {"id": "=1+1", "a": "@SUM(A1)", "b": "-2+3", "c": "-1.5e-3", "d": "+7", "e": "\tx", "f": "plain", "g": "-"}
     with writing(str(tmp_path / "out.csv"), "csv") as output:
-        output.add(Asked("in.csv:2", fields, None), {"label": "=x"})
+        output.add(InputRecord("in.csv:2", fields, None), {"label": "=x"})
     with open(tmp_path / "out.csv", newline="") as f:
         _, row = csv.reader(f)
     assert row == ["'=1+1", "'@SUM(A1)", "'-2+3", "-1.5e-3", "+7", "'\tx", "plain", "'-", "'=x"]
@@ -169,9 +169,9 @@ def test_a_cell_that_a_spreadsheet_would_run_is_marked_and_a_number_is_not(tmp_p
 
 def test_a_reader_of_the_output_that_has_read_enough_ends_it_quietly():
     code = (
-        "from pretrainax.inference.prediction_files import Asked, writing\n"
+        "from pretrainax.inference.prediction_files import InputRecord, writing\n"
         "with writing('-', 'jsonl') as output:\n"
-        "    for i in range(10**6): output.add(Asked('x', {'id': i}, None), {})\n"
+        "    for i in range(10**6): output.add(InputRecord('x', {'id': i}, None), {})\n"
     )
     command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} | head -n 2; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pretrainax.inference import sampling
-from pretrainax.inference.sampling import Rules, choose, cut, history_of, limited, row_keys
+from pretrainax.inference.sampling import Rules, choose, history_of, processed_logits, row_keys, truncate_logits
 from tests.golden.case import needs_transformers
 
 ROWS, SIZE = 5, 40
@@ -78,7 +78,7 @@ def test_penalties_count_what_was_read_and_said():
             expected[row, token] -= 0.25
         for token in set(said[:, row].tolist()):
             expected[row, token] -= 0.5
-    np.testing.assert_allclose(limited(LOGITS, asked, history), expected, atol=1e-6)
+    np.testing.assert_allclose(processed_logits(LOGITS, asked, history), expected, atol=1e-6)
 
 
 OPTIONS = [
@@ -110,7 +110,7 @@ def test_what_is_drawn_from_is_what_transformers_draws_from(options):
         if name in options:
             expected = make(options[name])(torch.from_numpy(READ), expected)
     history = history_of(jnp.array(READ), jnp.ones_like(READ, bool), rules(**options))
-    got = jax.jit(lambda asked: cut(limited(LOGITS, asked, history), asked))(rules(**options))
+    got = jax.jit(lambda asked: truncate_logits(processed_logits(LOGITS, asked, history), asked))(rules(**options))
     np.testing.assert_array_equal(kept(got), kept(expected.numpy()))
     np.testing.assert_allclose(got, expected.numpy(), rtol=2e-6)
 

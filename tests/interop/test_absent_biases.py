@@ -8,7 +8,7 @@ from pretrainax import models
 from pretrainax.config import UserError
 from pretrainax.interop import directories
 from pretrainax.interop.architectures import describe_model
-from pretrainax.zoo.convert import places, rows_of
+from pretrainax.zoo.convert import rows_of, tensor_locations
 from pretrainax.zoo.family import biases
 from tests.golden import CASES
 from tests.golden.case import needs_transformers, weights
@@ -51,7 +51,7 @@ def test_each_bias_that_is_absent_is_a_tensor_of_zeros(changes, tmp_path):
 def exported_names(config):
     family, _, model = describe_model(config, "")
     rows = rows_of(family.names(model), models.abstract_params(model)).values()
-    return {name for row, shape in rows for name, _ in places(row, shape)}
+    return {name for row, shape in rows for name, _ in tensor_locations(row, shape)}
 
 
 def test_a_class_without_biases_is_preferred():

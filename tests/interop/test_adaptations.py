@@ -79,7 +79,7 @@ def test_of_one_token_alone_an_encoder_says_what_the_decoder_did(tmp_path):
 @pytest.mark.parametrize("name", few(["gpt2", "llama3", "gemma1"], ["llama3"]))
 def test_silent_cross_attention_lets_the_decoder_say_what_it_did(name, tmp_path):
     model = dataclasses.replace(CASES[name].config, family="encoder_decoder")
-    adaptation = DecoderToEncoderDecoder(cross_attention="silent")
+    adaptation = DecoderToEncoderDecoder(cross_attention="zero")
     params = taken(write_run(tmp_path / "start", CASES[name].config), model, adaptation)
     encoder = {key: x for key, x in batch(Case(model, CASES[name].family)).items() if key.startswith("encoder_")}
     arrays = batch(CASES[name])
@@ -214,9 +214,9 @@ def test_layers_begin_as_those_that_are_taken(there, ours, layers, expected, tmp
 def test_more_layers_that_are_silent_compute_what_fewer_did(name, which, tmp_path):
     model = dataclasses.replace(CASES[name].config, num_layers=4)
     start = write_run(tmp_path / "start", CASES[name].config)
-    params = taken(start, model, Layers(which, silent=True))
+    params = taken(start, model, Layers(which, zero_init=True))
     np.testing.assert_allclose(our_logits(model, params, batch(CASES[name])), logits_of(name), **ROUNDING)
-    assert planned(start, model, Layers(which, silent=True)).effects[0].endswith("the initial function is unchanged")
+    assert planned(start, model, Layers(which, zero_init=True)).effects[0].endswith("the initial function is unchanged")
     louder = taken(start, model, Layers(which))
     assert np.abs(our_logits(model, louder, batch(CASES[name])) - logits_of(name)).max() > 0.1
 
@@ -248,14 +248,14 @@ def test_of_layers_in_turns_too(tmp_path):
 @pytest.mark.parametrize("taken", [(0, 0, 1, 1), (1, 0, 1, 0), (0, 1, 1, 0), (0, 0, 0, 0)])
 def test_silent_layers_are_said_to_change_nothing_where_the_others_are_all_there_and_in_their_order(taken, tmp_path):
     source, model = CASES["gpt2"].config, dataclasses.replace(CASES["gpt2"].config, num_layers=4)
-    start = planned(write_run(tmp_path / "start", source), model, Layers(taken, silent=True))
+    start = planned(write_run(tmp_path / "start", source), model, Layers(taken, zero_init=True))
     assert start.effects[0].endswith("the initial function is unchanged") == (taken in [(0, 0, 1, 1), (0, 1, 1, 0)])
 
 
 def test_layers_that_were_local_and_are_global_are_said(tmp_path):
     source = dataclasses.replace(CASES["gpt_neo"].config, num_layers=2)  # one of each, in turn
     start = write_run(tmp_path / "start", source)
-    for layers, other, same in ((Layers(silent=True), "1, 2", False), (Layers("stacked", silent=True), "", True)):
+    for layers, other, same in ((Layers(zero_init=True), "1, 2", False), (Layers("stacked", zero_init=True), "", True)):
         (effect,) = planned(start, dataclasses.replace(source, num_layers=4), layers).effects
         said = f"with another attention than in the start (local, global, without rotation): {other} of these 4"
         assert (said in effect) != same

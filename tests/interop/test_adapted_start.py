@@ -29,12 +29,12 @@ from pretrainax.interop.adaptations import (
     DenseToExperts,
     Layers,
     LongerContext,
-    Making,
+    Operation,
     WiderVocabulary,
 )
 from pretrainax.interop.architectures import described_model, read_config_json
 from pretrainax.interop.origin import Origin, find_origin
-from pretrainax.interop.same_ids import check_tokenizer_of
+from pretrainax.interop.tokenizer_check import check_tokenizer_of
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import flat
 from pretrainax.sharding.rules import tree_shardings
@@ -129,7 +129,7 @@ def test_what_is_used_up_is_forgotten_at_once(starts):
         alive.append(sum(reference() is not None for reference in there))
         return x
 
-    ways = {path: way._replace(made=(Making("counted", counted),)) for path, way in start.ways.items()}
+    ways = {path: way._replace(made=(Operation("counted", counted),)) for path, way in start.ways.items()}
     shardings = jax.tree.map(lambda x: x.sharding, params)
     shardings["encoder"] = shardings.pop("decoder")
     given = [params]
@@ -183,8 +183,8 @@ def test_the_decoder_of_a_llama_that_transformers_has_written_says_what_that_doe
     _, source = described_model(read_config_json(str(tmp_path / "llama")))
     model = changed(source, family="encoder_decoder", num_layers=4, experts=EXPERTS, vocab_size=128)
     adaptations = (
-        DecoderToEncoderDecoder(cross_attention="silent"),
-        Layers("stacked", silent=True),
+        DecoderToEncoderDecoder(cross_attention="zero"),
+        Layers("stacked", zero_init=True),
         DenseToExperts(),
         WiderVocabulary(),
     )
@@ -294,8 +294,8 @@ def test_the_recipe_gives_the_tokenizer_of_a_decoder_what_objectives_that_mask_n
             "neither of 3 layers of config.model and the 2 of the decoder there divides the other: set",
         ),
         ("gpt2", {"num_layers": 1}, [Layers("stacked")], "1 layers of config.model are fewer than the 2 there"),
-        ("gpt2", {"num_layers": 3}, [Layers((0, 1))], "taken must be 3 numbers from 0 to 1, one for each layer"),
-        ("gpt2", {"num_layers": 1}, [Layers((2,))], "taken must be 1 numbers from 0 to 1"),
+        ("gpt2", {"num_layers": 3}, [Layers((0, 1))], "layers must be 3 numbers from 0 to 1, one for each layer"),
+        ("gpt2", {"num_layers": 1}, [Layers((2,))], "layers must be 1 numbers from 0 to 1"),
         ("gpt2", {"vocab_size": 64}, [WiderVocabulary()], "config.model.vocab_size is 64, and the start has 99 rows"),
         (
             "gpt2",
@@ -359,10 +359,10 @@ def test_a_start_that_an_adaptation_would_make_the_model_of_says_which(kind, mod
     [
         (DecoderToEncoder(), {}, "config.model.family is 'decoder': set it to 'encoder'"),
         (DecoderToEncoderDecoder(), {}, "config.model.family is 'decoder': set it to 'encoder_decoder'"),
-        (DecoderToEncoderDecoder("silent"), {"norm_at": "both"}, "norm_at is 'both', .* set cross_attention='self'"),
+        (DecoderToEncoderDecoder("zero"), {"norm_at": "both"}, "norm_at is 'both', .* set cross_attention='self'"),
         (DenseToExperts(), {}, "config.model.experts is None: set it, for example to MixtureOfExperts"),
         (Layers(), {"share_layers": True}, "config.model.share_layers shares one layer: set it to False"),
-        (Layers(silent=True), {"norm_at": "post"}, "config.model.norm_at is 'post', .*: set silent=False"),
+        (Layers(zero_init=True), {"norm_at": "post"}, "config.model.norm_at is 'post', .*: set zero_init=False"),
         (WiderVocabulary(0), {}, "tokens must be at least 1; None: all rows are tokens"),
         (LongerContext(), {"position": SinusoidalPositions()}, "which has no maximum length: leave it out"),
     ],

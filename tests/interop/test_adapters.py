@@ -11,7 +11,7 @@ import safetensors.numpy
 import pretrainax
 from pretrainax import config as config_lib
 from pretrainax.adapt import LoRA, PrefixTuning
-from pretrainax.adapt.matrices import chosen, matrices_of
+from pretrainax.adapt.matrices import matching, matrices_of
 from pretrainax.config import UserError
 from pretrainax.interop import adapters, directories
 from pretrainax.interop.origin import find_origin
@@ -106,7 +106,7 @@ def test_prefixes_of_peft_give_its_logits_there_and_back(tmp_path):
 def write_adapter(directory, name, tuning, **fields):
     """A directory as peft would save it, of random updates."""
     config = CASES[name].config
-    matrices = chosen(matrices_of(weights(config)), tuning.targets)
+    matrices = matching(matrices_of(weights(config)), tuning.targets)
     sizes = dict(size for matrix in matrices for size in adapters._sizes(matrix, tuning))
     draw = {path: np.random.RandomState(zlib.crc32(path.encode())) for path in sizes}
     trained = {path: draw[path].standard_normal(size).astype(np.float32) for path, size in sizes.items()}

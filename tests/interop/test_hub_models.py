@@ -16,7 +16,7 @@ from pretrainax.config import UserError
 from pretrainax.config.overrides import set_field
 from pretrainax.config.values import range_problems
 from pretrainax.distill import Distillation
-from pretrainax.evaluation.asked import Evaluation
+from pretrainax.evaluation.command import Evaluation
 from pretrainax.huggingface import Exchange
 from pretrainax.interop import adapters, directories, start
 from pretrainax.interop.origin import find_origin
@@ -79,12 +79,12 @@ def test_an_import_remembers_the_commit(released, hub_server, tmp_path, monkeypa
     # the branch goes on, and what was imported is still found
     hub_server.repositories["org/tiny"].commit({"config.json": b"{}"})
     forget(monkeypatch)
-    found = start.find_known_start(str(tmp_path / "run"))
+    found = start.load_recorded_start(str(tmp_path / "run"))
     assert found.hub == f"{NAME}@{commit}" and os.path.basename(found.directory) == commit
 
 
 def test_a_config_keeps_the_name_that_was_given(released, hub_server, tmp_path):
-    beginning = start.beginning_of(f"{NAME}@main")
+    beginning = start.start_model_of(f"{NAME}@main")
     assert beginning.tokenizer.path == f"{NAME}@main"
     experiment = directories.evaluation_of(beginning.model, beginning.tokenizer.load().vocabulary, f"{NAME}@main")
     experiment.checkpoint.init_from = f"{NAME}@main"

@@ -133,7 +133,7 @@ def test_the_best_is_by_the_figure_of_the_run_and_by_the_loss_where_checkpoints_
         file = run / "checkpoints" / str(step) / RUN_JSON
         known = json.loads(file.read_text())
         file.write_text(json.dumps(known | {"metrics": known["metrics"] | {"accuracy": accuracy}}))
-        manifest.seal(str(file.parent))
+        manifest.write_manifest(str(file.parent))
     assert find_origin(f"{run}@best").description == f"{run}, step 30, the best by validation accuracy: 0.5000"
 
 

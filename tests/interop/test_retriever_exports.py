@@ -12,7 +12,7 @@ from pretrainax.inference.framing import framed_rows
 from pretrainax.inference.load import load
 from pretrainax.interop import directories
 from pretrainax.interop.origin import find_origin
-from pretrainax.interop.start import beginning_of, fit_of
+from pretrainax.interop.start import fit_of, start_model_of
 from pretrainax.tasks import Retrieval
 from pretrainax.zoo.family import without_heads
 from tests.golden import CASES
@@ -65,7 +65,7 @@ def test_sentence_transformers_finds_the_pooling_and_another_run_the_parameters(
     assert pooling.pop("word_embedding_dimension") == 16
     assert [name for name, value in pooling.items() if value] == ["pooling_mode_cls_token"]
     assert read("sentence_bert_config.json")["max_seq_length"] == CASES["bert"].config.position.max_length
-    begun = beginning_of(str(tmp_path / "there")).model
+    begun = start_model_of(str(tmp_path / "there")).model
     begun.head = Embed(2)
     fit = fit_of(find_origin(str(tmp_path / "there")), begun, fresh_heads=True)
     assert not fit.lacking and not fit.changed

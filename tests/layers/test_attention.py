@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from pretrainax import models
 from pretrainax.config import MeshConfig, ModelConfig, RotaryPositions, UserError
 from pretrainax.layers import gpu_attention
-from pretrainax.layers.attention import Mask, Weights, attention_of_weights
+from pretrainax.layers.attention import Mask, Weights, attention_with_weights
 from pretrainax.layers.compute import Compute
 from pretrainax.sharding.mesh import make_mesh
 from tests.support.attending import (
@@ -88,7 +88,7 @@ def test_a_sink_takes_its_part_of_the_weights(size, compiled):
 
     def with_sinks(sinks):
         q, k, v, _ = args
-        return attention_of_weights(q, k, v, weights=Weights(sinks=sinks), mask=mask, scale=0.3)
+        return attention_with_weights(q, k, v, weights=Weights(sinks=sinks), mask=mask, scale=0.3)
 
     got = compiled(with_sinks)(sinks)
     assert_close(got, expected, 2e-6)  # float32 sums of 8 and 3 terms; exp(200) is more than float32 holds
@@ -301,7 +301,7 @@ def test_cudnn_is_told_the_length_of_the_one_text_of_a_row(asked_of_cudnn, causa
         out, backward = jax.vjp(read, *args)
         return out, backward(jnp.cos(jnp.arange(out.size)).reshape(out.shape))
 
-    got, expected = results(Mask(causal, *ids, one_text=True), "cudnn"), results(Mask(causal, *ids), "xla")
+    got, expected = results(Mask(causal, *ids, single_segment=True), "cudnn"), results(Mask(causal, *ids), "xla")
     assert_close(got, expected, 2e-6)  # float32 sums of 8 and 16 terms near 1
     ((_, _, _, bias), options), *_ = asked_of_cudnn
     assert (bias is None) != has_bias and (bias is None or bias.shape == (1, 4, 12, 16))

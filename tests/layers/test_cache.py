@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pretrainax.layers.attention import Mask
-from pretrainax.layers.cache import KeysAndValues, behind
+from pretrainax.layers.cache import KeyValues, slot_distance
 
 
 def numbered(lengths, padded):
@@ -15,7 +15,7 @@ def numbered(lengths, padded):
     place = np.arange(padded)[None]
     number = np.where(place < np.array(lengths)[:, None], 10 * np.arange(len(lengths))[:, None] + place, 99)
     keys = jnp.broadcast_to(jnp.asarray(number, jnp.float32)[:, :, None, None], (*number.shape, 2, 3))
-    return KeysAndValues.of(keys, -keys)
+    return KeyValues.of(keys, -keys)
 
 
 def slots(ring):
@@ -26,8 +26,8 @@ def slots(ring):
 
 
 def test_slots_stand_so_far_behind_the_newest():
-    np.testing.assert_array_equal(behind(5, 4), [1, 0, 3, 2])  # tokens 4, 5, 2, 3
-    np.testing.assert_array_equal(behind(2, 4), [2, 1, 0, 3])  # tokens 0, 1, 2; and none yet
+    np.testing.assert_array_equal(slot_distance(5, 4), [1, 0, 3, 2])  # tokens 4, 5, 2, 3
+    np.testing.assert_array_equal(slot_distance(2, 4), [2, 1, 0, 3])  # tokens 0, 1, 2; and none yet
 
 
 def test_rows_are_aligned_at_their_last_token():
@@ -43,7 +43,7 @@ def test_a_ring_keeps_the_last_tokens(variant, rows):
     ring = numbered(lengths, 6).ring(lengths, 4)  # places 2 … 5 of 0 … 5, place i in slot i mod 4
     np.testing.assert_array_equal(slots(ring)[0], [4, 5, 2, 3])
     new = jnp.full((rows, 1, 2, 3), 7.0)
-    written = variant(lambda ring, index: ring.written(KeysAndValues.of(new, -new), index))(ring, 6)
+    written = variant(lambda ring, index: ring.append(KeyValues.of(new, -new), index))(ring, 6)
     np.testing.assert_array_equal(slots(written)[0], [4, 5, 7, 3])
     chex.assert_trees_all_equal_shapes_and_dtypes(written, ring)
 
@@ -51,7 +51,7 @@ def test_a_ring_keeps_the_last_tokens(variant, rows):
 def test_a_query_sees_what_is_of_its_text():
     ring = numbered([6, 2], 6).ring(jnp.array([6, 2]), 4)
     # The query is token 6 of all rows, and token 6 and 2 of its text.
-    mask, bias = ring.seen_from(
+    mask, bias = ring.mask_for_query(
         jnp.asarray(6), Mask(True, query_positions=jnp.array([[6], [2]])), jnp.arange(8.0)[None, None, None]
     )
     np.testing.assert_array_equal(

@@ -60,7 +60,7 @@ class Case:
     mixed: bool = False  # as in a scan over layers of which some have the window and some have not
     cap: Optional[float] = None
     prefix: bool = False
-    one_text: bool = False  # a row
+    single_segment: bool = False  # a row
 
 
 def compile_attention(mesh, implementation, case):
@@ -91,7 +91,7 @@ def compile_attention(mesh, implementation, case):
             window=case.window,
             windowed=shape((), jnp.bool_) if case.mixed else None,
             prefix=ids[1] if case.prefix else None,
-            one_text=case.one_text,
+            single_segment=case.single_segment,
         )
         return jax.jit(step).lower(q, k, k, bias, mask).compile()
 
@@ -165,7 +165,7 @@ def test_rows_of_one_text_have_no_mask_or_bias_of_their_own(gpu_mesh, shape):
     if not installed("nvidia.cudnn"):
         pytest.skip("cuDNN is not installed: pip install 'pretrainax[cuda]'")
     case = SHAPES[shape]
-    (t, s), padded = case.lengths, dataclasses.replace(case, one_text=True)
+    (t, s), padded = case.lengths, dataclasses.replace(case, single_segment=True)
     per_row = re.compile(rf"(bf16|f32|pred)\[8,(4,|1,)?{t},{s}\]")
     assert per_row.search(compile_attention(gpu_mesh, "cudnn", case).as_text())
     text = compile_attention(gpu_mesh, "cudnn", padded).as_text()

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import MeshConfig
-from pretrainax.layers.dropout import Dropout, dropped
+from pretrainax.layers.dropout import Dropout, apply_dropout
 from pretrainax.layers.hashed_keys import hashed_key
 from pretrainax.sharding.mesh import make_mesh
 
@@ -20,7 +20,7 @@ ALL_KEYS = pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
 
 @ALL_KEYS
 def test_a_share_is_dropped_and_the_rest_grows(key):
-    y = np.asarray(dropped(RATE, X, key))
+    y = np.asarray(apply_dropout(RATE, X, key))
     left = y != 0
     assert abs(left.mean() - (1 - RATE)) < 5 * np.sqrt(RATE * (1 - RATE) / X.size)
     np.testing.assert_allclose(y[left], np.asarray(X)[left] / (1 - RATE), rtol=2**-23)  # a rounding
@@ -29,7 +29,7 @@ def test_a_share_is_dropped_and_the_rest_grows(key):
 def test_what_is_left_of_bfloat16_grows_by_what_is_dropped():
     """1 / (1 - rate) rounded to bfloat16 would be 0.2 % off: each number is rounded once."""
     x = X.astype(jnp.bfloat16)
-    y = dropped(RATE, x, KEYS["hashed"])
+    y = apply_dropout(RATE, x, KEYS["hashed"])
     assert y.dtype == jnp.bfloat16
     left = np.asarray(y != 0)
     expected = (np.asarray(x, np.float32) / np.float32(1 - RATE)).astype(jnp.bfloat16)
@@ -38,15 +38,15 @@ def test_what_is_left_of_bfloat16_grows_by_what_is_dropped():
 
 @ALL_KEYS
 def test_the_backward_draws_the_same_numbers_and_keeps_none_of_them(key):
-    y, backward = jax.vjp(functools.partial(dropped, RATE, key=key), X)
+    y, backward = jax.vjp(functools.partial(apply_dropout, RATE, key=key), X)
     np.testing.assert_array_equal(backward(X)[0], y)
     assert [leaf.shape for leaf in jax.tree.leaves(backward)] == [()]  # the key
 
 
 def test_a_gradient_can_be_differentiated_again():
-    gradient = jax.grad(lambda x: dropped(RATE, x**3, KEYS["hashed"]).sum())
+    gradient = jax.grad(lambda x: apply_dropout(RATE, x**3, KEYS["hashed"]).sum())
     _, along = jax.jvp(gradient, (X,), (jnp.ones_like(X),))
-    left = np.asarray(dropped(RATE, X, KEYS["hashed"]) != 0)
+    left = np.asarray(apply_dropout(RATE, X, KEYS["hashed"]) != 0)
     np.testing.assert_allclose(along, np.where(left, 6 * X / (1 - RATE), 0), rtol=1e-6)  # float32, some roundings
 
 
@@ -61,7 +61,7 @@ def test_module_drops_in_training_alone_and_by_its_key():
 
 @pytest.mark.slow
 def test_eight_devices_drop_what_one_does():
-    run = jax.jit(functools.partial(dropped, RATE))
+    run = jax.jit(functools.partial(apply_dropout, RATE))
     expected = np.asarray(run(X, KEYS["hashed"]))
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     with jax.set_mesh(mesh):

@@ -11,11 +11,11 @@ import pytest
 
 from pretrainax.config import LatentAttention, LearnedPositions, ModelConfig, RotaryPositions
 from pretrainax.layers.attention import Mask
-from pretrainax.layers.cache import KeysAndValues
+from pretrainax.layers.cache import KeyValues
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.latent_attention import MultiHeadLatentAttention
 from pretrainax.layers.multi_head import MultiHeadAttention
-from pretrainax.layers.positions import Places, positions_of
+from pretrainax.layers.positions import AttentionPositions, positions_for
 from pretrainax.layers.self_attention import self_attention_of
 from tests.support import tiny
 
@@ -24,7 +24,7 @@ CONFIG = ModelConfig(
     num_heads=4,
     head_dim=10,
     latent_attention=LatentAttention(rank=12, query_rank=14, rotary_dim=4, value_dim=6),
-    position=RotaryPositions(32, neighbours=True),
+    position=RotaryPositions(32, interleaved=True),
     norm="rms",
     use_bias=False,
     init_stddev=0.5,
@@ -34,7 +34,7 @@ POSITIONS = jnp.broadcast_to(jnp.arange(7)[None], (2, 7))
 
 
 def terms(config, positions):
-    return positions_of(config).terms(Places(positions), causal=True, dtype=jnp.float32)
+    return positions_for(config).terms(AttentionPositions(positions), causal=True, dtype=jnp.float32)
 
 
 def attend(config, params, x, positions, mask, *cache):
@@ -56,7 +56,7 @@ def test_token_by_token_as_the_whole_text(query_rank):
     whole, memory = attend(config, params, X, POSITIONS, Mask(True))
     assert memory.values is None
     chex.assert_shape(memory.keys, (2, 1, 7, 12 + 4))  # of a token the latent and one turned key, not 4 heads of 10 + 6
-    ring = KeysAndValues(jnp.zeros((2, 1, 7, 16)), None)
+    ring = KeyValues(jnp.zeros((2, 1, 7, 16)), None)
     for i in range(7):
         mask = Mask(True, query_positions=POSITIONS[:, i : i + 1])
         step, ring = attend(config, params, X[:, i : i + 1], POSITIONS[:, i : i + 1], mask, ring, jnp.asarray(i))

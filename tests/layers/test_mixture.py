@@ -12,7 +12,7 @@ import pytest
 from pretrainax.config import MeshConfig, MixtureOfExperts, ModelConfig
 from pretrainax.layers.feed_forward import ACTIVATIONS, Dense, Mixture
 from pretrainax.layers.feed_forward.router import balance, route
-from pretrainax.layers.feed_forward.slots import assign, from_slots, room_of, to_slots
+from pretrainax.layers.feed_forward.slots import assign, from_slots, slots_per_expert, to_slots
 from pretrainax.sharding.mesh import make_mesh
 from tests.golden.case import needs_transformers
 from tests.support.tiers import few
@@ -145,7 +145,7 @@ def test_what_is_dropped_is_counted():
     params["params"]["router"]["kernel"] = jnp.zeros((16, 8))  # so all tokens go to experts 0 and 1
     _, sums = Mixture(settings).apply(params, X)
     dropped, assigned = sums["layers/dropped"]
-    assert assigned == 2 * 280 and dropped == 2 * (280 - room_of(1.0, 560, 8)) == 2 * (280 - 70)
+    assert assigned == 2 * 280 and dropped == 2 * (280 - slots_per_expert(1.0, 560, 8)) == 2 * (280 - 70)
     np.testing.assert_array_equal(sums["layers/expert_tokens"][0], [280, 280, 0, 0, 0, 0, 0, 0])
 
 

@@ -63,7 +63,7 @@ def output_and_gradients(model, mesh=None, rows=ROWS, **compute):
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", few([1, 2, 8], [2]))
 def test_any_number_of_parts_gives_the_stream_and_gradients_of_one_device(parts):
-    got = output_and_gradients("rotary", MESH, pipeline_parts=parts)
+    got = output_and_gradients("rotary", MESH, pipeline_microbatches=parts)
     chex.assert_trees_all_close(got, output_and_gradients("rotary"), rtol=2e-5, atol=2e-6)  # float32, another order
 
 

@@ -19,7 +19,7 @@ PREFIX = jnp.asarray(np.random.default_rng(1).integers(0, 2, (4, 64)), jnp.int32
 CASES = {  # (lengths, rows of the bias, mask, cap of logits)
     "causal": ((64, 64), 0, Mask(True), None),
     "packed": ((64, 64), 0, Mask(True, IDS, IDS), None),
-    "one text a row": ((64, 64), 0, Mask(True, ONE_TEXT, ONE_TEXT, one_text=True), None),
+    "one text a row": ((64, 64), 0, Mask(True, ONE_TEXT, ONE_TEXT, single_segment=True), None),
     "encoder with a window and a cap": ((64, 64), 0, Mask(False, IDS, IDS, window=12), 2.0),
     "windowed layer with a prefix": ((64, 64), 0, Mask(True, IDS, IDS, 12, jnp.asarray(True), PREFIX), None),
     "global layer with a prefix": ((64, 64), 0, Mask(True, IDS, IDS, 12, jnp.asarray(False), PREFIX), None),
@@ -84,7 +84,7 @@ def test_keys_and_values_alone_go_around_the_ring():
         ("tpu_splash", Mask(True, packed_ids(2, 256), packed_ids(2, 256)), False),
         ("tpu_splash", Mask(True, packed_ids(2, 256), packed_ids(2, 256), window=100), False),
         ("tpu_splash", Mask(False, packed_ids(2, 256), packed_ids(2, 256)), False),
-        ("tpu_splash", Mask(True, *[jnp.ones((2, 256), jnp.int32)] * 2, one_text=True), False),
+        ("tpu_splash", Mask(True, *[jnp.ones((2, 256), jnp.int32)] * 2, single_segment=True), False),
         ("tpu_flash", Mask(False, packed_ids(2, 256), packed_ids(2, 256)), True),
     ],
     ids=["causal splash", "window", "splash", "one text a row", "flash with a bias"],

@@ -11,10 +11,10 @@ import pytest
 from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions
 from pretrainax.layers.block import Block, SideOutputs
 from pretrainax.layers.compute import Compute
-from pretrainax.layers.feed_forward import kinds_of_layers
+from pretrainax.layers.feed_forward import layer_groups
 from pretrainax.layers.stack import Stack
 from pretrainax.models.outputs import hidden_states
-from pretrainax.sharding.param_paths import numbers_of_layers, parameter_names
+from pretrainax.sharding.param_paths import layer_indices, parameter_names
 from tests.support.tiers import few
 
 MODEL = ModelConfig(num_layers=4, d_model=16, d_ff=32, num_heads=4, position=RotaryPositions(), dropout_rate=0.2)
@@ -90,8 +90,8 @@ def test_parameters_of_a_kind_are_one_array_and_their_numbers_are_known(every):
     for name, size in sizes.items():
         wanted = 4 - turns if name.startswith("between/") else turns
         assert size == wanted or name.startswith("final_norm"), name
-    before, own = numbers_of_layers({"decoder": params}).values()
-    kinds = [list(kind.numbers) for kind in kinds_of_layers(config, 4)]
+    before, own = layer_indices({"decoder": params}).values()
+    kinds = [list(kind.numbers) for kind in layer_groups(config, 4)]
     assert [list(before[0]), list(own[0])] == kinds == [[0, 2], [1, 3]] if every == 2 else [[0, 1, 2], [3]]
     kernel = params["between"]["blocks"]["mlp"]["up"]["kernel"]
     assert len(np.unique(kernel)) == kernel.size  # each layer starts with numbers of its own

@@ -23,19 +23,19 @@ from pretrainax.config import (
     SlidingWindows,
     UserError,
 )
-from pretrainax.layers.attention import Mask, attention, choose_implementation
+from pretrainax.layers.attention import Mask, attention, choose_backend
 from pretrainax.layers.attention_mask import FORBIDDEN
 from pretrainax.layers.attention_spec import KeyBlocks, collect_attention_specs
 from pretrainax.layers.attention_work import all_pairs
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.sparse_attention import WindowAttention
 from pretrainax.layers.sparse_attention.windows import (
+    first_token_attention,
+    first_token_logits,
     first_tokens,
-    near,
-    of_first,
-    of_question,
-    seen_by_first,
-    seen_by_question,
+    question_attention,
+    question_logits,
+    window_attention,
 )
 from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.mesh import make_mesh
@@ -80,7 +80,7 @@ def test_blocks_read_what_a_mask_leaves_of_all_pairs(window):
     mask = Mask(False, ROWS, ROWS, window=window)
     expected = attention(q, k, v, mask=mask, scale=SCALE)
     # the same sums with fewer zeros in them
-    np.testing.assert_allclose(near(q, k, v, mask, None, SCALE, None), expected, atol=1e-6)
+    np.testing.assert_allclose(window_attention(q, k, v, mask, None, SCALE, None), expected, atol=1e-6)
 
 
 def test_the_first_token_of_each_text_is_known_of_its_row():
@@ -95,7 +95,7 @@ def test_others_see_the_first_token_once_and_their_window(window):
     mask, first = Mask(False, ROWS, ROWS, window=window), first_tokens(ROWS)
     is_first = first == jnp.arange(23)[None]
     allowed = mask.materialize(23, 23)[:, 0] | (first[:, :, None] == jnp.arange(23)[None, None])
-    got = near(q, k, v, mask, of_first(q, k, v, first, SCALE), SCALE, None)
+    got = window_attention(q, k, v, mask, first_token_logits(q, k, v, first, SCALE), SCALE, None)
     np.testing.assert_allclose(got[~is_first], read(q, k, v, allowed)[~is_first], atol=1e-6)  # as above
 
 
@@ -107,9 +107,9 @@ def test_others_see_the_question_once_and_their_window_and_it_sees_all_of_its_te
     mask = Mask(False, ROWS, ROWS, window=window, prefix=asked.astype(jnp.int32))
     same = ROWS[:, :, None] == ROWS[:, None]
     allowed = mask.materialize(23, 23)[:, 0] | (asked[:, None] & same)
-    got = near(q, k, v, mask, of_question(q, k, v, mask, count, SCALE), SCALE, None)
+    got = window_attention(q, k, v, mask, question_logits(q, k, v, mask, count, SCALE), SCALE, None)
     np.testing.assert_allclose(got, read(q, k, v, allowed), atol=1e-6)  # as above
-    got = seen_by_question(q, k, v, mask, count, SCALE, None)
+    got = question_attention(q, k, v, mask, count, SCALE, None)
     np.testing.assert_allclose(got, read(q, k, v, same)[:, :count], atol=1e-6)  # as above
 
 
@@ -117,7 +117,7 @@ def test_the_first_token_sees_all_of_its_text():
     q, k, v = vectors(23)
     first = first_tokens(ROWS)
     is_first = first == jnp.arange(23)[None]
-    got = seen_by_first(q, k, v, first, SCALE, None)
+    got = first_token_attention(q, k, v, first, SCALE, None)
     expected = read(q, k, v, ROWS[:, :, None] == ROWS[:, None])
     np.testing.assert_allclose(got[is_first], expected[is_first], atol=1e-6)  # as above
     assert not got[~is_first].any()
@@ -194,7 +194,7 @@ def test_the_spec_says_so():
     with pytest.raises(
         UserError, match="does not support blocks, and config.model.sparse_attention is set; set it to 'auto'"
     ):
-        choose_implementation("tpu_splash", "tpu", dataclasses.replace(spec, dropout_rate=0.0))
+        choose_backend("tpu_splash", "tpu", dataclasses.replace(spec, dropout_rate=0.0))
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import pytest
 
 from pretrainax import models
 from pretrainax.config import DisentangledPositions, Generator, MeshConfig, TrainConfig, UserError
-from pretrainax.layers.compute import Compute, for_this_machine
+from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.models import electra
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.optim.optimizers import AdamW
@@ -60,7 +60,7 @@ def test_replacements_are_drawn_from_the_softmax():
     generated = LanguageModelOutput(jnp.ones((rows, length, 1)), jnp.asarray(logits)[None], None)
     zeros = jnp.zeros((rows, length), jnp.int32)
     batch = {"tokens": zeros, "targets": zeros, "loss_weights": jnp.ones((rows, length))}
-    tokens, replaced = jax.jit(electra.replace)(generated, batch, jax.random.key(7))
+    tokens, replaced = jax.jit(electra.sample_replacements)(generated, batch, jax.random.key(7))
     p, n = np.asarray(jax.nn.softmax(logits)), rows * length
     counts = np.bincount(np.asarray(tokens).ravel(), minlength=vocabulary)
     # 20 counts of a multinomial within 4 deviations: one in 800 keys fails, and the key is fixed
@@ -78,7 +78,7 @@ def test_masked_tokens_are_replaced_and_all_others_are_the_originals(form):
     masked = everywhere(batch)["loss_weights"] > 0
     places = SLOTS if form == "gathered" else LENGTH
     batch = batch if form == "gathered" else everywhere(batch)
-    tokens, replaced = electra.replace(says(7, places=places), batch)
+    tokens, replaced = electra.sample_replacements(says(7, places=places), batch)
     np.testing.assert_array_equal(tokens, np.where(masked, 7, originals))
     assert not replaced[:, 0].any() and (tokens[:, 0] == originals[:, 0]).all()  # where empty slots point to
     np.testing.assert_array_equal(replaced, masked & (originals != 7))
@@ -87,7 +87,7 @@ def test_masked_tokens_are_replaced_and_all_others_are_the_originals(form):
 def test_a_draw_that_hits_the_original_is_an_original():
     _, batch = masked_batch()
     hit = batch["targets"][3, 2]
-    tokens, replaced = electra.replace(says(int(hit)), batch)
+    tokens, replaced = electra.sample_replacements(says(int(hit)), batch)
     place = batch["masked_positions"][3, 2]
     assert batch["tokens"][3, place] == 5 and tokens[3, place] == hit and not replaced[3, place]
     assert replaced.sum() == (batch["targets"] != hit)[batch["loss_weights"] > 0].sum() > 0
@@ -273,7 +273,7 @@ def one_step(sharing, mesh, certain=False, **fields):
     config.generator = Generator(2, 16, 32, 2, share_embeddings=sharing)
     devices = jax.devices()[: int(np.prod(list(mesh.values())))]
     mesh, batch = make_mesh(MeshConfig(**mesh), devices), masked_batch()[1]
-    train = for_this_machine(TrainConfig(steps=1, global_batch_size=ROWS, **fields))
+    train = resolve_auto(TrainConfig(steps=1, global_batch_size=ROWS, **fields))
     model, schedule = models.build(config, Compute()), WarmupConstant(warmup_steps=1).build(1e-3, 1)
     with jax.set_mesh(mesh), jax.numpy_dtype_promotion("standard"):  # Optax adds integers to floats
         shapes = train_step.global_shapes(batch, ROWS)

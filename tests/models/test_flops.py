@@ -12,7 +12,7 @@ from pretrainax.data.objectives import Lengths
 from pretrainax.layers.attention_spec import AttentionSpec, Work
 from pretrainax.layers.compute import Compute
 from pretrainax.models.electra import discriminator_config, generator_config
-from pretrainax.models.flops import attention_flops, flops_done, flops_per_step, other_flops, work_of
+from pretrainax.models.flops import attention_flops, executed_flops, flops_per_step, other_flops, work_of
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.zoo.bert import bert
 from pretrainax.zoo.electra import electra
@@ -156,7 +156,7 @@ def traced(config, length, **other):
 
 
 def too_dear(config, length, targets, work):
-    return flops_per_step(config, 4, length, targets) / flops_done(config, 4, length, targets, work)
+    return flops_per_step(config, 4, length, targets) / executed_flops(config, 4, length, targets, work)
 
 
 def exactly(causal):
@@ -214,14 +214,14 @@ def _collected(config, inputs, targets):
 def test_nothing_is_skipped_where_xla_runs(preset, platform):
     config = zoo.preset(preset)
     work = work_of([traced(config, 2048)], "auto", platform)
-    assert flops_done(config, 4, 2048, 2048, work) == flops_per_step(config, 4, 2048, 2048)
+    assert executed_flops(config, 4, 2048, 2048, work) == flops_per_step(config, 4, 2048, 2048)
 
 
 def test_a_causal_half_is_skipped_by_cudnn():
     config = gpt2("124m")
     work = work_of([traced(config, 1024)], "auto", "gpu")
     half = 12 * 12 * 768 * 1024 * (1 - 1025 / 2048)  # of 12 x layers x width x context
-    skipped = flops_per_step(config, 8, 1024, 1024) - flops_done(config, 8, 1024, 1024, work)
+    skipped = flops_per_step(config, 8, 1024, 1024) - executed_flops(config, 8, 1024, 1024, work)
     assert skipped == pytest.approx(8 * 1024 * half, rel=1e-12)
 
 
@@ -230,16 +230,16 @@ def test_only_a_decoders_own_attention_has_a_half_to_skip():
     encoder = dict(head_dim=64, dtype="bfloat16", has_prefix=False, has_positions=False, logit_cap=None, sequence=1)
     encoder |= dict(window=None, query_length=512, key_length=512, causal=False, bias="shared")
     specs = [AttentionSpec(**(encoder | changes)) for changes in ({}, dict(causal=True), dict(bias="none"))]
-    skipped = flops_per_step(config, 1, 256, 512) - flops_done(config, 1, 256, 512, work_of(specs, "auto", "gpu"))
+    skipped = flops_per_step(config, 1, 256, 512) - executed_flops(config, 1, 256, 512, work_of(specs, "auto", "gpu"))
     assert skipped == 12 * 2 * 768 * (512**2 - 512 * 513 / 2)  # of other lengths than were traced
 
 
 def test_both_encoders_of_electra_have_windows():
     config = dataclasses.replace(electra("base"), layer_pattern=("local",), window=128)
     specs = [traced(part, 2048) for part in (discriminator_config(config), generator_config(config))]
-    total = flops_done(config, 4, 2048, 154, work_of(specs, "auto", "tpu"))
+    total = executed_flops(config, 4, 2048, 154, work_of(specs, "auto", "tpu"))
     parts = (
-        flops_done(part(config), 4, 2048, 154, work_of(specs, "auto", "tpu"))
+        executed_flops(part(config), 4, 2048, 154, work_of(specs, "auto", "tpu"))
         for part in (discriminator_config, generator_config)
     )
     assert total == sum(parts) < flops_per_step(config, 4, 2048, 154)
@@ -300,7 +300,7 @@ def test_positions_of_deberta_are_two_products_more_of_each_block():
 def test_parts_of_a_row_are_added_up():
     config = gpt2("124m")
     whole, split = (work_of([traced(config, 2048, sequence=parts)], "auto", "tpu") for parts in (1, 4))
-    assert flops_done(config, 8, 2048, 2048, split) == flops_done(config, 8, 2048, 2048, whole)
+    assert executed_flops(config, 8, 2048, 2048, split) == executed_flops(config, 8, 2048, 2048, whole)
 
 
 def test_an_attention_is_that_of_its_lengths():

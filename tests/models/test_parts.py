@@ -16,7 +16,7 @@ from pretrainax.config.kinds import ModelPart
 from pretrainax.config.metric import METRICS, Metric
 from pretrainax.config.validation import validate
 from pretrainax.layers import multi_head
-from pretrainax.layers.compute import Compute, for_this_machine
+from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.layers.feed_forward import base as feed_forwards
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.models import base, flops
@@ -24,7 +24,7 @@ from pretrainax.models.heads import base as heads
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.outputs import Outputs
 from pretrainax.optim import AdamW, WarmupConstant
-from pretrainax.planning.search import assess
+from pretrainax.planning.search import estimate_run
 from pretrainax.planning.topologies import Topology
 from pretrainax.sharding import rules
 from pretrainax.sharding.arrays import put_batch
@@ -173,7 +173,7 @@ def trained(config: ModelConfig, **sizes: int) -> tuple[list[float], dict, dict]
     batch |= {"positions": np.tile(np.arange(32, dtype=np.int32), (8, 1)), "segment_ids": np.ones((8, 32), np.int32)}
     batch["loss_weights"] = np.ones((8, 32), np.float32)
     with jax.set_mesh(mesh), jax.numpy_dtype_promotion("standard"):  # the optimizer cannot do without
-        schedule, train = WarmupConstant(0).build(1e-2, 3), for_this_machine(TrainConfig(global_batch_size=8))
+        schedule, train = WarmupConstant(0).build(1e-2, 3), resolve_auto(TrainConfig(global_batch_size=8))
         optimizer = AdamW(epsilon=1e-3).build(schedule, train_step.abstract_params(model, shapes))
         state = train_step.init_state(model, optimizer, shapes, mesh, seed=0)
         step = train_step.make_train_step(model, optimizer, schedule, train, mesh)
@@ -242,7 +242,7 @@ def test_a_plan_counts_the_brick(part, parameter, topology):
     experiment = tiny.get_config("gpt")
     experiment.model, experiment.mesh.fsdp = config_of(part), 4
     plain = dataclasses.replace(experiment, model=config_of())
-    found, others = (assess(one, Topology.parse(topology)) for one in (experiment, plain))
+    found, others = (estimate_run(one, Topology.parse(topology)) for one in (experiment, plain))
     assert found.memory.parameters != others.memory.parameters
     assert any(parameter in where for where, _ in found.memory.largest)
     assert (found.roofline.flops == others.roofline.flops) == isinstance(part, Parity)  # one output, not counted

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pretrainax.config import LayersConfig, MixtureOfExperts
-from pretrainax.optim.balancing import steered
+from pretrainax.optim.balancing import update_balance_biases
 
 TOKENS = jnp.array([[6.0, 2.0, 4.0], [1.0, 1.0, 1.0]])  # of two layers
 SUMS = {"layers/decoder/1:1/expert_tokens": (TOKENS, jnp.ones(2)), "loss": (jnp.ones(()), jnp.ones(()))}
@@ -18,7 +18,7 @@ def tree(first=1):
 
 def moved(frozen=0, **settings):
     settings = MixtureOfExperts(**{"num_experts": 3, "bias_rate": 0.1} | settings)
-    after = steered(settings, LayersConfig(frozen=frozen), tree(), SUMS)
+    after = update_balance_biases(settings, LayersConfig(frozen=frozen), tree(), SUMS)
     router = after["decoder"]["blocks"]["mlp"]["router"]
     np.testing.assert_array_equal(router["kernel"], 1.0)
     return np.asarray(router["balance"]) - 0.5

@@ -13,9 +13,9 @@ from pretrainax import models, zoo
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.config import Choice, Generator, LayersConfig, UserError, kinds
 from pretrainax.config.validation import validate
-from pretrainax.layers.compute import for_this_machine
+from pretrainax.layers.compute import resolve_auto
 from pretrainax.optim import AdamW, WarmupConstant
-from pretrainax.optim.layers import by_layer, count_trained, factors, layers_above
+from pretrainax.optim.layers import count_trained, layers_above, rate_factors, with_layer_rates
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training import train_step
@@ -78,7 +78,7 @@ SMALL = {
 
 def at(step, **layers):
     """The factors of the head, the last block, the first block and the embeddings."""
-    found = factors(LayersConfig(**layers), SMALL, jnp.int32(step))
+    found = rate_factors(LayersConfig(**layers), SMALL, jnp.int32(step))
     first, last = found["decoder"]["blocks"]["mlp"]["kernel"].ravel()
     return [float(x) for x in (found["head"]["kernel"], last, first, found["token_embedding"]["embedding"])]
 
@@ -107,7 +107,7 @@ OPTIMIZERS = {cls.__name__: cls() for cls in Choice.alternatives(kinds.Optimizer
 def test_what_is_frozen_keeps_every_bit_with_any_optimizer(name):
     layers = LayersConfig(frozen=1, frozen_embeddings=True)
     optimizer = dataclasses.replace(OPTIMIZERS[name], weight_decay=0.5)
-    tx = by_layer(layers, optimizer, optimizer.build(WarmupConstant(0).build(0.1, 10), PARAMS), PARAMS)
+    tx = with_layer_rates(layers, optimizer, optimizer.build(WarmupConstant(0).build(0.1, 10), PARAMS), PARAMS)
     params, state = PARAMS, tx.init(PARAMS)
     assert jax.tree.structure(state) == jax.tree.structure(optimizer.build(lambda step: 0.1, PARAMS).init(PARAMS))
 
@@ -135,8 +135,8 @@ def stepping(mesh_name, freezes=True):
     """The jitted step, its batch and a fresh state on a mesh."""
     layers, mesh, optimizer = GRADUAL if freezes else LayersConfig(), mesh_named(mesh_name), AdamW(1e-2, epsilon=1e-3)
     schedule, params = WarmupConstant(0).build(1e-2, 10), train_step.abstract_params(MODEL, SHAPES)
-    tx = by_layer(layers, optimizer, optimizer.build(schedule, params), params)
-    train = for_this_machine(tiny.get_config("gpt").train)
+    tx = with_layer_rates(layers, optimizer, optimizer.build(schedule, params), params)
+    train = resolve_auto(tiny.get_config("gpt").train)
     with jax.set_mesh(mesh):
         step = train_step.make_train_step(MODEL, tx, schedule, train, mesh, optimizer, layers)
         abstract = train_step.abstract_state(params, tx, mesh)

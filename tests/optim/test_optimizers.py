@@ -316,13 +316,13 @@ def test_an_impossible_optimizer_field_is_named(field, value):
     [
         (StableAdamW(), "b2", 1.0),
         (AdEMAMix(), "b3", 1.0),
-        (AdEMAMix(), "rise_steps", -1),
+        (AdEMAMix(), "alpha_warmup_steps", -1),
         (AdEMAMix(), "alpha", -1.0),
-        (AdEMAMix(rise_steps=10), "b3", 0.5),  # below b1, from where it rises
+        (AdEMAMix(alpha_warmup_steps=10), "b3", 0.5),  # below b1, from where it rises
         (Lion(), "learning_rate", 0.0),
         (Adafactor(), "clip_rms", 0.0),
         (Adafactor(), "decay_exponent", 0.0),
-        (Adafactor(), "least_factored", 0),
+        (Adafactor(), "min_factored_size", 0),
         (SM3(), "b1", 1.0),
         (Muon(), "momentum", 1.0),
         (Muon(), "update_rms", 0.0),
@@ -359,8 +359,8 @@ def test_what_an_optimizer_needs_of_the_rest_is_said(optimizer, line):
 
 def test_a_rate_that_is_relative_fits_every_size():
     relative = (AdamW(scale_by_parameter_rms=True), Lamb(), Adafactor())
-    assert all(optimizer.is_relative for optimizer in relative)
-    assert not any(o.is_relative for o in (AdamW(), Muon(), Adafactor(scale_by_parameter_rms=False)))
+    assert all(optimizer.is_scale_invariant for optimizer in relative)
+    assert not any(o.is_scale_invariant for o in (AdamW(), Muon(), Adafactor(scale_by_parameter_rms=False)))
 
 
 def test_an_impossible_schedule_field_is_named():

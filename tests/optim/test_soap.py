@@ -79,5 +79,5 @@ def test_the_first_update_is_decay_alone():
 @pytest.mark.parametrize("longest, sides", [(10_000, 2), (1000, 1), (100, 0)])
 def test_a_long_side_has_no_eigenvectors(longest, sides):
     params = {"token_embedding": {"embedding": jax.ShapeDtypeStruct((5000, 128), jnp.float32)}}
-    state = jax.eval_shape(SOAP(longest=longest).build(WarmupConstant(0).build(RATE, STEPS), params).init, params)
+    state = jax.eval_shape(SOAP(max_side=longest).build(WarmupConstant(0).build(RATE, STEPS), params).init, params)
     assert sum(x.shape in ((5000, 5000), (128, 128)) for x in jax.tree.leaves(state)) == 2 * sides

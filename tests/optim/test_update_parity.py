@@ -27,7 +27,7 @@ from pretrainax.optim import (
     WarmupConstant,
     WarmupLinear,
 )
-from pretrainax.optim.layers import by_layer
+from pretrainax.optim.layers import with_layer_rates
 from pretrainax.sharding.param_paths import parameter_names
 from tests.support.runs import ROOT
 
@@ -84,7 +84,7 @@ LARGE = [{path: np.sign(x) + x for path, x in draw(seed, lambda path: 1.0).items
 def ours(optimizer, schedule, steps, gradients, layers):
     """The matrices after three updates, at these steps of a run of 1,000."""
     tx = optimizer.build(schedule.build(optimizer.learning_rate, 1000), nested(PARAMS))
-    tx = by_layer(layers, optimizer, tx, nested(PARAMS))
+    tx = with_layer_rates(layers, optimizer, tx, nested(PARAMS))
     params = nested(PARAMS)
     state = tx.init(params)
 
@@ -219,7 +219,7 @@ def lion(o, name, w, g, state, rate, t):
 
 def ademamix(o, name, w, g, state, rate, t):
     """apple/ml-ademamix, optax/ademamix.py, with its alpha_scheduler and beta3_scheduler."""
-    risen = (t - 1) / o.rise_steps  # of a rise that is not over
+    risen = (t - 1) / o.alpha_warmup_steps  # of a rise that is not over
     f = lambda beta: np.log(0.5) / np.log(beta) - 1  # noqa: E731
     b3 = 0.5 ** (1 / ((1 - risen) * f(o.b1) + risen * f(o.b3) + 1))
     m = mean(state, "m", o.b1, g) / (1 - o.b1**t)
@@ -312,7 +312,7 @@ FALLING, CONSTANT = WarmupLinear(2), WarmupConstant(2)
         (stable_adamw, StableAdamW(8e-4, weight_decay=1e-5 / 8e-4, b2=0.98), FALLING),
         (adagrad, Adagrad(weight_decay=0.1), FALLING),
         (lion, Lion(), FALLING),
-        (ademamix, AdEMAMix(rise_steps=4, clip_norm=None), FALLING),
+        (ademamix, AdEMAMix(alpha_warmup_steps=4, clip_norm=None), FALLING),
         (muon, Muon(weight_decay=0.1), FALLING),
         (
             moonlight,

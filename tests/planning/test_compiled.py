@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from pretrainax.config import Experiment, UserError
-from pretrainax.layers.compute import for_this_machine
+from pretrainax.layers.compute import resolve_auto
 from pretrainax.planning import topologies
 from pretrainax.planning.compiled import Compiled, compile_for, compile_step, exhausted_bytes
 from pretrainax.planning.shapes import batch_shapes
@@ -153,7 +153,7 @@ def test_a_step_for_a_tpu_runs_in_bfloat16_and_with_its_kernel():
     experiment.model.num_heads = 2  # of width 64
     mesh = make_mesh(experiment.mesh, absent("v5e:2x2").devices())
     with jax.set_mesh(mesh):
-        assert for_this_machine(experiment.train).dtype == "bfloat16"
+        assert resolve_auto(experiment.train).dtype == "bfloat16"
         shapes = batch_shapes(experiment)
         program = build_steps(experiment, shapes, mesh)
         assert "tpu_custom_call" in program.step.lower(program.abstract_state, shapes).as_text()

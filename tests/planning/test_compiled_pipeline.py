@@ -7,7 +7,7 @@ import pytest
 from pretrainax.config import LearnedPositions, UserError
 from pretrainax.planning.compiled import compile_step
 from pretrainax.planning.topologies import Topology
-from pretrainax.sharding.stages import stages_of
+from pretrainax.sharding.stages import pipeline_stages
 from tests.support import tiny
 
 pytestmark = pytest.mark.aot
@@ -39,7 +39,7 @@ def test_a_tick_permutes_the_stream_of_a_part_and_no_stage_has_layers_of_another
     for axis, size in mesh.items():
         setattr(experiment.mesh, axis, size)
     step = compile_step(experiment, absent)
-    stages = stages_of(experiment, {"expert": 1, "fsdp": 1, **mesh})
+    stages = pipeline_stages(experiment, {"expert": 1, "fsdp": 1, **mesh})
     permutes = [c for c in step.collectives if c.kind == "collective-permute" and c.axis == "pipeline"]
     # forward, and its gradient backward
     assert sum(c.count for c in permutes) == 2 * stages.ticks

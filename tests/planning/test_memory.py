@@ -11,8 +11,8 @@ from pretrainax.config import Classify, MeshConfig, MixtureOfExperts, UserError
 from pretrainax.models.active import predicted_vocabulary
 from pretrainax.optim import Adafactor, ScheduleFreeAdamW, Sophia
 from pretrainax.planning import memory
-from pretrainax.planning.activations import local, saved_residuals
-from pretrainax.planning.roofline import between_products
+from pretrainax.planning.activations import saved_residuals, shard_experiment
+from pretrainax.planning.roofline import memory_bytes_between_products
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
 from pretrainax.runtime.chips import CHIPS
@@ -91,7 +91,7 @@ def test_the_optimizer_has_what_it_keeps_and_what_it_makes():
     assert free.copies == free.parameters  # the gradient's, which is at none of the model's
     sophia = with_optimizer(Sophia())
     assert sophia.gradients == 3 * sophia.parameters and sophia.activations == 3 * adam.activations
-    factored = with_optimizer(Adafactor(least_factored=32))
+    factored = with_optimizer(Adafactor(min_factored_size=32))
     # rows and columns of the token embedding, and placeholders, counters and rows and columns of all the others
     assert 4 * (512 + 32) < factored.optimizer < adam.optimizer / 8
     state = dict(factored.largest)
@@ -133,12 +133,12 @@ def test_parameters_of_layers_in_turns_are_not_kept_for_the_backward_too():
 @pytest.mark.first(1)
 @pytest.mark.parametrize("family", ["t5", "t5_narrow", "bert", "gpt", "experts"])
 def test_the_parameters_of_a_device_are_those_of_its_local_model(family):
-    """What `local` says a device of `tensor` computes has the shapes that PARTITION_RULES gives it."""
+    """What `shard_experiment` says a device of `tensor` computes has the shapes that PARTITION_RULES gives it."""
     experiment = tiny.get_config("t5" if family == "experts" else family)
     if family == "experts":
         experiment.model.experts = MixtureOfExperts(num_experts=2, d_ff=24, every=2, dense_after=48)
     split = memory.estimate(experiment, ONE | {"tensor": 2})
-    alone = memory.estimate(local(experiment, {**ONE, "tensor": 2}), ONE)
+    alone = memory.estimate(shard_experiment(experiment, {**ONE, "tensor": 2}), ONE)
     # The stack's are all of them. Of a masked LM's transform, 32 x 32 in float32, the table splits the columns too.
     assert split.parameters == alone.parameters - (4 * 32 * 32 // 2 if family == "bert" else 0)
 
@@ -240,8 +240,8 @@ def test_a_classifier_has_no_logits_of_a_vocabulary():
     model, topology = experiment.model, Topology.parse("h100:1")
     assert predicted_vocabulary(model) == model.vocab_size
     with_logits = memory.estimate(experiment, ONE)
-    before = between_products(experiment, ONE, "gpu", with_logits)
+    before = memory_bytes_between_products(experiment, ONE, "gpu", with_logits)
     model.masked_lm_head, model.head = False, Classify(num_labels=2, kind="single")
     found = memory.estimate(experiment, ONE, topology.chip)
     assert predicted_vocabulary(model) == found.logits == 0 < with_logits.logits
-    assert between_products(experiment, ONE, "gpu", found) < before
+    assert memory_bytes_between_products(experiment, ONE, "gpu", found) < before

@@ -23,7 +23,7 @@ def experiment():
 
 @pytest.fixture(scope="module")
 def candidate(experiment):
-    return search.assess(experiment, TOPOLOGY)
+    return search.estimate_run(experiment, TOPOLOGY)
 
 
 @pytest.mark.slow
@@ -31,7 +31,7 @@ def test_memory_is_that_of_the_largest_and_hours_and_price_add_up(experiment, ca
     alone = []
     for phase in phases_of(experiment):
         train = dataclasses.replace(phase.experiment.train, steps=phase.steps)
-        alone.append(search.assess(dataclasses.replace(phase.experiment, train=train), TOPOLOGY))
+        alone.append(search.estimate_run(dataclasses.replace(phase.experiment, train=train), TOPOLOGY))
     assert candidate.memory == alone[1].memory and alone[1].memory.total == max(c.memory.total for c in alone)
     assert candidate.roofline.hours == pytest.approx(sum(c.roofline.hours for c in alone))
     assert candidate.roofline.price == pytest.approx(sum(c.roofline.price for c in alone))
@@ -52,4 +52,4 @@ def test_the_report_has_a_row_for_each_phase(candidate):
 def test_a_phase_that_no_mesh_divides_is_named(experiment):
     odd = dataclasses.replace(experiment, phases=(Phase(share=0.5), Phase(global_batch_size=6)))
     with pytest.raises(UserError, match=r"phase 2 of config.phases \(global_batch_size 6\): .*global_batch_size 6"):
-        search.assess(odd, TOPOLOGY)
+        search.estimate_run(odd, TOPOLOGY)

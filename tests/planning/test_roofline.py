@@ -19,11 +19,11 @@ from pretrainax.optim import Adafactor, AdamW, Sophia
 from pretrainax.planning import roofline
 from pretrainax.planning.activations import abstract_state, saved_residuals
 from pretrainax.planning.hlo import MemoryTraffic
-from pretrainax.planning.hlo.memory_traffic import Moved
+from pretrainax.planning.hlo.memory_traffic import KernelBytes
 from pretrainax.planning.memory import estimate
 from pretrainax.planning.product_bytes import product_bytes
 from pretrainax.planning.report import run_report
-from pretrainax.planning.search import assess
+from pretrainax.planning.search import estimate_run
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
@@ -39,7 +39,7 @@ ONE = dict.fromkeys(AXES, 1)
 
 @pytest.fixture(scope="module")
 def candidate():
-    return assess(tiny.get_config("gpt"), Topology.parse("v5e:2x2"))
+    return estimate_run(tiny.get_config("gpt"), Topology.parse("v5e:2x2"))
 
 
 def test_the_flops_are_those_of_the_run(candidate):
@@ -51,7 +51,7 @@ def test_the_flops_are_those_of_the_run(candidate):
 def test_gradients_that_an_optimizer_takes_besides_are_counted_and_take_their_time(candidate):
     experiment = dataclasses.replace(candidate.experiment, optimizer=Sophia(interval=4))
     at = ONE | {"data": 4}, Topology.parse("v5e:2x2"), candidate.memory, []
-    more, one = roofline.expect(experiment, *at), roofline.expect(candidate.experiment, *at)
+    more, one = roofline.estimate_time(experiment, *at), roofline.estimate_time(candidate.experiment, *at)
     times = 1 + 8 / 3 / 4
     expected = [times * x for x in (one.flops, one.done, one.compute)]
     assert (more.flops, more.done, more.compute) == pytest.approx(expected)
@@ -72,7 +72,7 @@ def test_on_a_gpu_reading_and_writing_their_operands_takes_time_besides(candidat
         again = dataclasses.replace(experiment, train=train)
         operands = roofline.product_operands(again, ONE, "gpu")
         assert operands == (3 if remat == "none" else 4) * once
-        times[remat] = roofline.expect(again, ONE, topology, candidate.memory, [])
+        times[remat] = roofline.estimate_time(again, ONE, topology, candidate.memory, [])
     flops = times["none"].flops - times["none"].done  # what a mask hides
     assert times["none"].compute > (times["none"].flops - flops) / attained + 3 * once / 3350e9 * 0.999
 
@@ -81,7 +81,7 @@ def test_products_that_are_grouped_take_longer(candidate):
     model = dataclasses.replace(candidate.experiment.model, experts=MixtureOfExperts(4, top_k=2))
     experiment = dataclasses.replace(candidate.experiment, model=model)
     lengths = lengths_of(batch_shapes(experiment))
-    time = roofline.expect(experiment, ONE | {"data": 4}, Topology.parse("v5e:2x2"), candidate.memory, [])
+    time = roofline.estimate_time(experiment, ONE | {"data": 4}, Topology.parse("v5e:2x2"), candidate.memory, [])
     experts = 3 * 8 * expert_flops(model, lengths.inputs, lengths.targets)
     of_token = 2 * 2 * 32 * 64 + 32 * 4  # numbers of 2 products of 2 experts, and of the router
     assert experts == 3 * 8 * lengths.inputs * 2 * 2 * of_token
@@ -97,10 +97,10 @@ def test_links_behind_the_rest_take_no_time_and_others_do(candidate):
 
 def test_a_compiled_step_takes_the_time_of_the_bytes_that_were_counted(candidate):
     at = candidate.experiment, ONE | {"data": 4}, Topology.parse("v5e:2x2"), candidate.memory, []
-    few, many = (Moved("decoder/blocks/mlp/up", "products", True, size) for size in (10**3, 10**9))
-    besides = Moved("decoder/blocks", "elementwise", False, 10**8)
-    estimated = roofline.expect(*at)
-    fast, slow = (roofline.expect(*at, moved=MemoryTraffic([one, besides], kernels=2)) for one in (few, many))
+    few, many = (KernelBytes("decoder/blocks/mlp/up", "products", True, size) for size in (10**3, 10**9))
+    besides = KernelBytes("decoder/blocks", "elementwise", False, 10**8)
+    estimated = roofline.estimate_time(*at)
+    fast, slow = (roofline.estimate_time(*at, moved=MemoryTraffic([one, besides], kernels=2)) for one in (few, many))
     rate = CHIPS["v5e"].memory_rate
     assert (fast.compute, fast.memory) == (estimated.compute, 10**8 / rate)
     assert (slow.compute, slow.memory) == (10**9 / rate, 10**8 / rate)
@@ -110,7 +110,7 @@ def test_a_compiled_step_takes_the_time_of_the_bytes_that_were_counted(candidate
 def test_gathers_along_fsdp_are_hidden_and_all_reduces_waited_for(candidate, kind, hides):
     sent = [Collective("fsdp", kind, 10**9, 1, "decoder/blocks")]
     sizes, topology = ONE | {"fsdp": 4}, Topology.parse("v5e:2x2")
-    time = roofline.expect(candidate.experiment, sizes, topology, candidate.memory, sent)
+    time = roofline.estimate_time(candidate.experiment, sizes, topology, candidate.memory, sent)
     seconds = 10**9 / CHIPS["v5e"].link_rate
     assert (time.hidden, time.exposed) == ((seconds, 0) if hides else (0, seconds))
 
@@ -118,7 +118,7 @@ def test_gathers_along_fsdp_are_hidden_and_all_reduces_waited_for(candidate, kin
 def test_mfu_hours_and_price_follow_from_the_seconds(candidate):
     time = candidate.roofline
     assert time.mfu == pytest.approx(time.flops / (time.seconds * 4 * 197e12))
-    assert time.mfu_done == pytest.approx(time.done / (time.seconds * 4 * 197e12))
+    assert time.mfu_executed == pytest.approx(time.done / (time.seconds * 4 * 197e12))
     assert time.hours == pytest.approx(time.seconds * 40 / 3600)
     assert time.price == pytest.approx(time.hours * 4 * CHIPS["v5e"].price)
 
@@ -126,7 +126,7 @@ def test_mfu_hours_and_price_follow_from_the_seconds(candidate):
 def test_a_layer_made_again_takes_a_third_more_and_is_no_useful_flop():
     experiment = tiny.get_config("gpt")
     experiment.model.vocab_size = 8  # hardly a head
-    plain, again = (assess(e, Topology.parse("v5e:2x2")).roofline for e in (experiment, _block(experiment)))
+    plain, again = (estimate_run(e, Topology.parse("v5e:2x2")).roofline for e in (experiment, _block(experiment)))
     assert again.flops == plain.flops
     assert again.compute / plain.compute == pytest.approx(4 / 3, rel=0.01)
 
@@ -139,15 +139,15 @@ def test_the_bubble_of_a_pipeline_is_time_of_the_layers_alone():
         staged = dataclasses.replace(
             experiment,
             mesh=dataclasses.replace(experiment.mesh, data=2, pipeline=2),
-            train=dataclasses.replace(experiment.train, pipeline_parts=parts),
+            train=dataclasses.replace(experiment.train, pipeline_microbatches=parts),
         )
-        times[parts] = assess(staged, Topology.parse("v5e:2x2")).roofline
-    plain = assess(experiment, Topology.parse("v5e:2x2")).roofline
+        times[parts] = estimate_run(staged, Topology.parse("v5e:2x2")).roofline
+    plain = estimate_run(experiment, Topology.parse("v5e:2x2")).roofline
     assert times[0].compute / plain.compute == pytest.approx(5 / 4, rel=0.01)  # 4 rows of a pipeline: 5 ticks
     assert times[2].compute / plain.compute == pytest.approx(3 / 2, rel=0.01)
     assert times[0].flops == plain.flops
     staged.train.pipeline_schedule = "1f1b"
-    again = assess(staged, Topology.parse("v5e:2x2")).roofline
+    again = estimate_run(staged, Topology.parse("v5e:2x2")).roofline
     assert again.compute / times[2].compute == pytest.approx(4 / 3, rel=0.01)  # the forward once more
     assert again.flops == plain.flops
 
@@ -171,7 +171,7 @@ def _block(experiment):
     ],
 )
 def test_the_rate_of_an_axis_is_that_of_the_wires_it_lies_on(topology, sizes, axis, rate):
-    assert roofline.rate(axis, ONE | sizes, Topology.parse(topology)) == rate
+    assert roofline.link_rate(axis, ONE | sizes, Topology.parse(topology)) == rate
 
 
 def test_a_compiled_sum_is_hidden_as_far_as_it_runs_beside_products():
@@ -215,7 +215,7 @@ def only(monkeypatch):
         passes = roofline.Passes(**(dict.fromkeys(roofline.Passes._fields, 0.0) | {kind: 1.0}))
         monkeypatch.setitem(roofline.PASSES, platform, passes)
         memory = estimate(experiment, ONE, CHIPS[chip])
-        return roofline.between_products(experiment, ONE, platform, memory)
+        return roofline.memory_bytes_between_products(experiment, ONE, platform, memory)
 
     return count
 
@@ -224,7 +224,9 @@ def test_what_attention_keeps_is_counted_apart_from_what_its_block_keeps(only):
     experiment = long_rows()
     model, tokens = experiment.model, experiment.train.global_batch_size * 2048
     arrays = 2 * model.num_heads * model.dim_per_head + 2 * model.kv_heads * model.dim_per_head
-    assert only(experiment, "attended") == 2 * tokens * model.num_layers * arrays  # q, k, v, result; of 2 bytes
+    assert (
+        only(experiment, "attention_residuals") == 2 * tokens * model.num_layers * arrays
+    )  # q, k, v, result
     assert only(experiment, "kept") >= 2 * tokens * model.num_layers * (model.d_model + model.d_ff)
 
 
@@ -239,7 +241,7 @@ def test_what_a_layer_keeps_stays_in_the_memory_of_a_tpu_core_where_it_has_room(
     experiment = tiny.get_config("gpt")
     assert only(experiment, "kept", "v5e") == only(experiment, "turned", "v5e") == 0
     assert only(_block(experiment), "kept", "v5e") == only(experiment, "kept") > 0  # made again of what is read back
-    a_layer = (only(experiment, "kept") + only(experiment, "attended")) / experiment.model.num_layers
+    a_layer = (only(experiment, "kept") + only(experiment, "attention_residuals")) / experiment.model.num_layers
     experiment.train.global_batch_size *= int(2**26 // a_layer)
     assert only(experiment, "kept", "v5e") == 0
     experiment.train.global_batch_size *= 2
@@ -282,14 +284,16 @@ def test_an_optimizer_that_keeps_rows_and_columns_reads_gradients_more_often(onl
 def test_a_loop_of_a_gpu_copies_what_layers_keep_into_stacks_and_out_again(family):
     experiment = tiny.get_config(family)
     memory = estimate(experiment, ONE, CHIPS["h100"])
-    flat = {on: roofline.between_products(experiment, ONE, on, memory) for on in ("gpu", "tpu")}
+    flat = {on: roofline.memory_bytes_between_products(experiment, ONE, on, memory) for on in ("gpu", "tpu")}
     kept = sum(x.bytes for x in saved_residuals(experiment, ONE, "gpu") if "/blocks" in x.module)
     passes, layers = roofline.PASSES["gpu"], roofline._of_layers(experiment, ONE, "gpu").unrolled
     experiment.train.scan_unroll = 1
-    got = roofline.between_products(experiment, ONE, "gpu", memory)
+    got = roofline.memory_bytes_between_products(experiment, ONE, "gpu", memory)
     more = passes.stacked * kept + (passes.looped - passes.layers) * layers
     assert got == pytest.approx(flat["gpu"] + more) and kept > 0
-    assert roofline.between_products(experiment, ONE, "tpu", memory) == flat["tpu"]  # which has loops by itself
+    assert (
+        roofline.memory_bytes_between_products(experiment, ONE, "tpu", memory) == flat["tpu"]
+    )  # which has loops by itself
 
 
 # --- published runs ------------------------------------------------------------------------------------------------
@@ -353,7 +357,9 @@ def long_rows(**train):
 
 
 def on(experiment, topology, **mesh):
-    found = assess(dataclasses.replace(experiment, mesh=MeshConfig(**{"data": -1, **mesh})), Topology.parse(topology))
+    found = estimate_run(
+        dataclasses.replace(experiment, mesh=MeshConfig(**{"data": -1, **mesh})), Topology.parse(topology)
+    )
     return found.roofline
 
 
@@ -433,12 +439,14 @@ def test_what_is_made_again_is_what_jax_makes_again(remat):
 
 
 def test_a_plan_says_how_much_of_the_convention_is_done():
-    candidate = assess(dataclasses.replace(long_rows(), mesh=MeshConfig(data=-1)), Topology.parse("h100:4"))
+    candidate = estimate_run(dataclasses.replace(long_rows(), mesh=MeshConfig(data=-1)), Topology.parse("h100:4"))
     text = run_report("gpt", candidate, Topology.parse("h100:4"), None, "")
     time = candidate.roofline
     assert f"{time.done:.3g} per step ({time.done / time.flops:.0%}) executed: attention skips masked positions" in text
-    assert f"{time.mfu:.0%} MFU ({time.mfu_done:.0%} from executed FLOPs)" in text
-    plain = assess(dataclasses.replace(long_rows(attention="xla"), mesh=MeshConfig(data=-1)), Topology.parse("h100:4"))
+    assert f"{time.mfu:.0%} MFU ({time.mfu_executed:.0%} from executed FLOPs)" in text
+    plain = estimate_run(
+        dataclasses.replace(long_rows(attention="xla"), mesh=MeshConfig(data=-1)), Topology.parse("h100:4")
+    )
     assert "executed" not in run_report("gpt", plain, Topology.parse("h100:4"), None, "")
 
 
@@ -447,7 +455,8 @@ def test_a_plan_says_the_price_or_that_none_is_known(candidate, name):
     chip = CHIPS[name]
     topology = Topology.parse(f"{name}:{'x'.join(['2'] * chip.torus) if chip.is_tpu else 4}")
     found = dataclasses.replace(
-        candidate, roofline=roofline.expect(candidate.experiment, ONE | {"data": 4}, topology, candidate.memory, [])
+        candidate,
+        roofline=roofline.estimate_time(candidate.experiment, ONE | {"data": 4}, topology, candidate.memory, []),
     )
     (row,) = [line for line in run_report("gpt", found, topology, None, "").splitlines() if line.startswith("  run ")]
     assert row.endswith("(pretrainax/runtime/chips.py)")

@@ -8,9 +8,9 @@ import pytest
 
 from pretrainax.config import MixtureOfExperts, UserError
 from pretrainax.config.experiment import Remat
-from pretrainax.planning import here, search
+from pretrainax.planning import current_devices, search
 from pretrainax.planning.memory import MARGIN
-from pretrainax.planning.search import assess, best, enough, remedies
+from pretrainax.planning.search import best, estimate_run, remedies, remedies_on_larger_topology
 from pretrainax.planning.topologies import Topology
 from tests.support import tiny
 from tests.support.tiers import few
@@ -20,7 +20,7 @@ FOUR = Topology.parse("v5e:2x2")
 
 def with_memory(topology, share, experiment):
     """The topology with chips of so small a memory that `experiment` fills 1 / share of what it may."""
-    needed = assess(experiment, topology).memory.total
+    needed = estimate_run(experiment, topology).memory.total
     return dataclasses.replace(topology, chip=dataclasses.replace(topology.chip, memory_bytes=int(needed * share)))
 
 
@@ -38,8 +38,8 @@ def test_each_mesh_has_the_policy_that_makes_it_fastest():
     for candidate in found:
         run = candidate.experiment
         others = (dataclasses.replace(run, train=dataclasses.replace(run.train, remat=x)) for x in get_args(Remat))
-        assert candidate.roofline.seconds == min(assess(other, FOUR).roofline.seconds for other in others)
-    assert found[0].roofline.seconds <= assess(experiment, FOUR).roofline.seconds
+        assert candidate.roofline.seconds == min(estimate_run(other, FOUR).roofline.seconds for other in others)
+    assert found[0].roofline.seconds <= estimate_run(experiment, FOUR).roofline.seconds
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ def test_what_does_not_fit_is_tried_on_more_devices():
     experiment = tiny.get_config("gpt")
     small = with_memory(FOUR, 0.25, experiment)
     assert remedies(experiment, small) == []
-    larger, found = enough(experiment, small)
+    larger, found = remedies_on_larger_topology(experiment, small)
     assert larger.shape == (2, 4) and found[0].fits
 
 
@@ -75,7 +75,7 @@ def test_what_it_proposes_fits_and_each_later_proposal_is_faster(family, share):
     times = [c.roofline.seconds for c in found]
     assert times == sorted(times, reverse=True)
     for candidate in found:
-        assert assess(candidate.experiment, topology).memory.fits(topology.chip)
+        assert estimate_run(candidate.experiment, topology).memory.fits(topology.chip)
         assert candidate.flags(experiment)
 
 
@@ -87,20 +87,20 @@ def test_what_no_mesh_holds_has_no_remedy():
 
 def test_flags_say_what_differs():
     experiment = large()
-    changed = assess(dataclasses.replace(experiment, mesh=dataclasses.replace(experiment.mesh, fsdp=2)), FOUR)
+    changed = estimate_run(dataclasses.replace(experiment, mesh=dataclasses.replace(experiment.mesh, fsdp=2)), FOUR)
     assert changed.flags(experiment) == "--config.mesh.fsdp=2"
 
 
 def test_slices_must_be_those_of_the_topology():
     with pytest.raises(UserError, match="config.mesh.slices is 1, but 2[*]v5e:2x2 has 2; set it to that"):
-        assess(large(), Topology.parse("2*v5e:2x2"))
+        estimate_run(large(), Topology.parse("2*v5e:2x2"))
 
 
 def test_a_mesh_of_another_number_of_devices_is_one_clear_line():
     experiment = large()
     experiment.mesh.fsdp = 3
     with pytest.raises(UserError, match="the product must be the number of devices, which is 4"):
-        assess(experiment, FOUR)
+        estimate_run(experiment, FOUR)
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_stages_are_tried_where_they_divide_the_layers_of_a_dense_decoder():
         schedules = {way.get("pipeline_schedule") for way in search._ways(sizes)}
         assert schedules == ({None} if sizes.pipeline == 1 else {"gpipe", "1f1b"})
     train = dataclasses.replace(experiment.train, pipeline_schedule="1f1b")
-    changed = assess(dataclasses.replace(experiment, train=train), FOUR)
+    changed = estimate_run(dataclasses.replace(experiment, train=train), FOUR)
     assert changed.flags(experiment) == "--config.train.pipeline_schedule=1f1b"
     assert {candidate.sizes["pipeline"] for candidate in best(large("bert"), FOUR)} == {1}
 
@@ -135,30 +135,30 @@ def test_auto_is_the_first_policy_that_fits(policy, monkeypatch):
     topology = Topology.parse("v5e:2x2")
     needed = {}
     for remat in ("none", "dots", "block"):
-        needed[remat] = assess(_with(experiment, remat), topology).memory.total
+        needed[remat] = estimate_run(_with(experiment, remat), topology).memory.total
     assert needed["none"] > needed["dots"] > needed["block"]
     chip = dataclasses.replace(topology.chip, memory_bytes=math.ceil(needed[policy] / MARGIN))
     fitting = dataclasses.replace(topology, chip=chip)
-    found = assess(_with(experiment, "auto"), fitting)
+    found = estimate_run(_with(experiment, "auto"), fitting)
     assert (found.experiment.train.remat, found.fits) == (policy, True)
     none = dataclasses.replace(topology, chip=dataclasses.replace(topology.chip, memory_bytes=1000))
-    assert assess(_with(experiment, "auto"), none).experiment.train.remat == "block"
+    assert estimate_run(_with(experiment, "auto"), none).experiment.train.remat == "block"
 
 
 def test_a_config_that_is_assessed_stays_auto_and_one_that_is_settled_does_not():
     experiment = _with(tiny.get_config("gpt"), "auto")
-    assess(experiment, Topology.parse("v5e:2x2"))
+    estimate_run(experiment, Topology.parse("v5e:2x2"))
     assert experiment.train.remat == "auto"
-    search.settle_remat(experiment, Topology.parse("v5e:2x2"))
+    search.resolve_remat(experiment, Topology.parse("v5e:2x2"))
     assert experiment.train.remat == "none"
 
 
 def test_the_devices_of_a_program_settle_it(monkeypatch):
     experiment = _with(tiny.get_config("gpt"), "auto")
-    here.SettledHere().settle(experiment)
+    current_devices.ResolveRemat().resolve_fields(experiment)
     assert experiment.train.remat == "auto"  # no plan knows a CPU; layers take it for none
-    monkeypatch.setattr(here, "topology_here", lambda: Topology.parse("h100:8"))
-    here.SettledHere().settle(experiment)
+    monkeypatch.setattr(current_devices, "current_topology", lambda: Topology.parse("h100:8"))
+    current_devices.ResolveRemat().resolve_fields(experiment)
     assert experiment.train.remat == "none"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pretrainax.data.batch import check_batch
 from pretrainax.data.inspection import terminal
-from pretrainax.data.inspection.row_view import Words, views_of
+from pretrainax.data.inspection.row_view import TokenTexts, row_views
 from pretrainax.data.objectives import MaskedLM, ReplacedTokenDetection, SequenceToSequence, TextToText, WholeWords
 from pretrainax.data.packing import OneEach
 from pretrainax.data.pipeline import batches_of
@@ -38,7 +38,7 @@ def real_shapes(experiment, cache) -> dict[str, jax.ShapeDtypeStruct]:
     batches = batches_of(experiment, prepared, "train")
     batch = batches[0]
     check_batch(batch, experiment.model, batches.lengths, experiment.train.global_batch_size)
-    (view,) = views_of(batches, Words(prepared.tokenizer), 1)
+    (view,) = row_views(batches, TokenTexts(prepared.tokenizer), 1)
     assert "row 0 ·" in terminal.render(view, False, 100)
     return global_shapes(batch, experiment.train.global_batch_size)
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pretrainax.config.validation import MOST_PROFILED
+from pretrainax.config.validation import MAX_PROFILED_STEPS
 from pretrainax.profile import __doc__ as COMMAND
 from pretrainax.runtime.recorder import FOLDER, ON_REQUEST, STEP, files_of
 from tests.support.docs_pages import how_to
@@ -23,7 +23,7 @@ def test_the_files_of_a_profile_are_named_as_they_are_written():
 
 def test_marks_and_limits_are_those_of_the_code():
     assert f"`{STEP}`" in PAGE
-    assert f"the maximum is {MOST_PROFILED}\nsteps" in PAGE
+    assert f"the maximum is {MAX_PROFILED_STEPS}\nsteps" in PAGE
     assert ON_REQUEST == 3 and "profiles the next three steps" in PAGE
 
 

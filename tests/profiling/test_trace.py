@@ -9,14 +9,14 @@ from jaxlib import xla_client
 from pretrainax.config import UserError
 from pretrainax.planning.topologies import Topology
 from pretrainax.profiling import report
-from pretrainax.profiling.kernels import work_of
-from pretrainax.profiling.trace import Called, Op, Run, read_trace, shared
+from pretrainax.profiling.kernels import kernel_work
+from pretrainax.profiling.trace import Op, ProgramId, Run, exclusive_times, read_trace
 from pretrainax.runtime.chips import CHIPS
 from tests.support import tiny
 from tests.support.xspace import Event, xspace
 
 SIZE = 64  # of the matrices [SIZE, SIZE] of STEP
-CALLED = Called("jit_step", 5)
+CALLED = ProgramId("jit_step", 5)
 STEPS = Event("train_step", 0, 900, {"step_num": 7}), Event("train_step", 1000, 900, {"step_num": 8})
 
 
@@ -93,8 +93,8 @@ def tpu_trace(tmp_path):
 
 def test_what_runs_at_once_shares_the_time():
     a, b = Op(CALLED, "a"), Op(CALLED, "b")
-    assert shared([Run(a, 0, 10), Run(b, 6, 12), Run(a, 20, 21)]) == {a: 6 + 2 + 1, b: 2 + 2}
-    assert shared([]) == {}
+    assert exclusive_times([Run(a, 0, 10), Run(b, 6, 12), Run(a, 20, 21)]) == {a: 6 + 2 + 1, b: 2 + 2}
+    assert exclusive_times([]) == {}
 
 
 @pytest.mark.parametrize("devices", [1, 3])
@@ -104,7 +104,7 @@ def test_a_gpu_is_read_by_its_streams(tmp_path, devices):
     assert trace.seconds == pytest.approx(900e-9)  # two steps, from 0 to 1,800 ns
     expected = {Op(CALLED, "dot"): 350e-9, Op(None, "MemcpyH2D"): 50e-9, Op(CALLED, "sum"): 300e-9}
     assert trace.busy == pytest.approx(expected)
-    assert {(work.module, work.kind) for work in work_of(trace)} == {
+    assert {(work.module, work.kind) for work in kernel_work(trace)} == {
         *(("mlp", "products"), ("norm", "elementwise"), ("", "unknown"))
     }
 
@@ -113,19 +113,19 @@ def test_a_tpu_is_read_by_its_ops_and_the_modules_around_them(tmp_path):
     trace = tpu_trace(tmp_path)
     assert (trace.platform, trace.devices, trace.steps) == ("tpu", 1, [7, 8])
     assert trace.busy == pytest.approx({Op(CALLED, "dot"): 400e-9, Op(CALLED, "sum"): 300e-9})
-    assert [(work.module, work.kind) for work in work_of(trace)] == [("mlp", "products"), ("norm", "elementwise")]
+    assert [(work.module, work.kind) for work in kernel_work(trace)] == [("mlp", "products"), ("norm", "elementwise")]
 
 
 def test_a_program_of_another_number_is_found_by_its_name_and_instructions(tmp_path):
     """As one is that was read from a compilation cache; a program of the step's name is there too."""
     other = step_proto("product")
     trace = gpu_trace(tmp_path, programs={"jit_step(5)": other, "jit_step(9)": step_proto(), "jit_f(1)": other})
-    assert {(work.module, work.kind) for work in work_of(trace)} >= {("mlp", "products"), ("norm", "elementwise")}
+    assert {(work.module, work.kind) for work in kernel_work(trace)} >= {("mlp", "products"), ("norm", "elementwise")}
 
 
 def test_a_product_is_expected_to_take_the_longer_of_its_flops_and_its_bytes(tmp_path):
     chip = CHIPS["h100"]
-    product, total = (work for work in work_of(gpu_trace(tmp_path), chip) if work.module)
+    product, total = (work for work in kernel_work(gpu_trace(tmp_path), chip) if work.module)
     moved = 3 * SIZE * SIZE * 4 / chip.memory_rate
     assert product.expected == pytest.approx(max(moved, 2 * SIZE**3 / (0.8 * chip.peak_flops)))
     assert total.expected == pytest.approx(
@@ -152,7 +152,7 @@ def test_what_is_expected_of_the_step_is_of_the_program_that_was_traced(tmp_path
 
 def test_rows_and_what_is_idle_are_all_of_a_step(tmp_path):
     trace = gpu_trace(tmp_path)
-    rows = report.kernel_table(trace, work_of(trace)).splitlines()[1:]
+    rows = report.kernel_table(trace, kernel_work(trace)).splitlines()[1:]
     shares = [float(row.split()[-1].rstrip("%")) for row in rows]
     assert sum(shares) == pytest.approx(100, abs=0.05 * len(shares))  # each is rounded to a tenth
     assert report.idle_seconds(trace) == pytest.approx(200e-9)

@@ -1,6 +1,6 @@
 """The lines of several runs are laid over each other by axes that they have in common."""
 
-from pretrainax.reporting.run_lines import RunLines, figures_of, names_of, with_seconds
+from pretrainax.reporting.run_lines import RunLines, metrics_of, short_names, with_seconds
 
 
 def test_seconds_add_up_over_the_steps_of_a_line_until_one_is_not_known():
@@ -15,11 +15,11 @@ def test_seconds_add_up_over_the_steps_of_a_line_until_one_is_not_known():
 
 
 def test_names_are_as_short_as_they_tell_runs_apart():
-    assert names_of(["/a/t5", "/b/bert"]) == ["t5", "bert"]
-    assert names_of(["/x/a/run", "/x/b/run"]) == ["a/run", "b/run"]
+    assert short_names(["/a/t5", "/b/bert"]) == ["t5", "bert"]
+    assert short_names(["/x/a/run", "/x/b/run"]) == ["a/run", "b/run"]
 
 
 def test_the_usual_figures_are_those_that_a_run_has():
     runs = [RunLines("a", [{"step": 1, "split": "train", "loss": 1.0, "accuracy": None, "learning_rate": 0.1}])]
-    assert figures_of(runs) == ["loss", "learning_rate"]
-    assert figures_of(runs, ["mfu"]) == ["mfu"]
+    assert metrics_of(runs) == ["loss", "learning_rate"]
+    assert metrics_of(runs, ["mfu"]) == ["mfu"]

@@ -42,14 +42,14 @@ def set_environment(monkeypatch):
 )
 def test_a_launcher_says_how_many_there_are(variables, joins, set_environment):
     set_environment(variables)
-    assert cluster.is_one_of_many() == joins
+    assert cluster.is_multi_process() == joins
 
 
 @pytest.mark.parametrize("installed, joins", [(True, True), (False, False)])
 def test_a_pod_of_an_indexed_job_is_one_of_many_where_jax_can_ask(installed, joins, set_environment, monkeypatch):
     set_environment(POD)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed else None)
-    assert cluster.is_one_of_many() == joins
+    assert cluster.is_multi_process() == joins
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_pod_of_an_indexed_job_is_one_of_many_where_jax_can_ask(installed, joi
 def test_a_pod_with_a_tpu_knows_its_workers(variables, joins, set_environment, monkeypatch):
     set_environment(variables)
     monkeypatch.setattr(cluster, "_has_tpu", lambda: True)
-    assert cluster.is_one_of_many() == joins
+    assert cluster.is_multi_process() == joins
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_machine_with_a_tpu_asks_for_its_workers(found, joins, metadata, set_e
     attributes.update(found)
     set_environment({"GCE_METADATA_IP": address})
     monkeypatch.setattr(cluster, "_has_tpu", lambda: True)
-    assert cluster.is_one_of_many() == joins
+    assert cluster.is_multi_process() == joins
 
 
 def test_a_machine_that_does_not_answer_ends_the_run(set_environment, monkeypatch):
@@ -112,4 +112,4 @@ def test_a_machine_that_does_not_answer_ends_the_run(set_environment, monkeypatc
     monkeypatch.setattr(cluster, "_has_tpu", lambda: True)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with pytest.raises(RunFailed, match="set TPU_SKIP_MDS_QUERY=1"):
-        cluster.is_one_of_many()
+        cluster.is_multi_process()

@@ -22,25 +22,25 @@ def given(monkeypatch):
 
 def test_the_flags_of_a_user_stay_and_none_is_added_twice(given):
     for _ in range(2):
-        determinism.ask_for_same_bits()
+        determinism.set_deterministic_flags()
     assert os.environ["XLA_FLAGS"] == f"{given} {SAME_ORDER}"
 
 
 def test_the_next_start_takes_what_the_first_has_found(given, tmp_path, monkeypatch):
     file = tmp_path / "autotuning.textproto"
-    determinism.ask_for_same_bits(str(tmp_path))
+    determinism.set_deterministic_flags(str(tmp_path))
     written = f"--xla_gpu_dump_autotune_results_to='{file}'"
     assert os.environ["XLA_FLAGS"] == f"{given} {SAME_ORDER} {written}"
     file.write_text("version: 3\n")
     monkeypatch.setenv("XLA_FLAGS", given)
-    determinism.ask_for_same_bits(str(tmp_path))
+    determinism.set_deterministic_flags(str(tmp_path))
     read = f"--xla_gpu_load_autotune_results_from='{file}'"
     assert os.environ["XLA_FLAGS"] == f"{given} {SAME_ORDER} {read} {written}"
 
 
 def test_one_process_of_several_writes(given, tmp_path, monkeypatch):
     monkeypatch.setattr(determinism.distributed_state(), "process_id", 1)
-    determinism.ask_for_same_bits(str(tmp_path))
+    determinism.set_deterministic_flags(str(tmp_path))
     assert os.environ["XLA_FLAGS"] == f"{given} {SAME_ORDER}"
 
 
@@ -49,8 +49,8 @@ def test_xla_knows_the_flags_and_reads_a_path_with_a_space(tmp_path):
     (folder := tmp_path / "a run").mkdir()
     (folder / determinism.AUTOTUNING).write_text("version: 3\n")
     code = (
-        "import jax; from pretrainax.runtime.determinism import ask_for_same_bits; "
-        f"ask_for_same_bits({str(folder)!r}); print(jax.jit(lambda x: x + 1)(1))"
+        "import jax; from pretrainax.runtime.determinism import set_deterministic_flags; "
+        f"set_deterministic_flags({str(folder)!r}); print(jax.jit(lambda x: x + 1)(1))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
@@ -62,5 +62,5 @@ def test_programs_are_kept_with_a_run_on_a_gpu(backend, is_kept, tmp_path, monke
     changed = {}
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax.config, "update", changed.__setitem__)
-    determinism.keep_programs(str(tmp_path))
+    determinism.cache_programs_in(str(tmp_path))
     assert changed == ({"jax_compilation_cache_dir": str(tmp_path / "xla")} if is_kept else {})

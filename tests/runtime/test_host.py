@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from pretrainax.config import UserError
-from pretrainax.runtime.host import _bind_address, allow_files
+from pretrainax.runtime.host import _bind_address, raise_open_file_limit
 from tests.support.runs import ROOT
 
 START = "from pretrainax import cli\nfrom pretrainax.runtime import host\ncli.run(lambda: host.start_devices() or 0)"
@@ -34,14 +34,14 @@ def limits(monkeypatch):
 )
 def test_as_many_files_as_the_system_lets_one_may_be_open(before, after, limits):
     now = limits(*before)
-    allow_files()
+    raise_open_file_limit()
     assert now["both"] == after
 
 
 def test_too_few_files_are_one_line(limits):
     limits(24, 24)
     with pytest.raises(UserError, match="the limit on open files is 24; a run needs at least 128: raise it"):
-        allow_files()
+        raise_open_file_limit()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1234", "127.0.1.1:1", "localhost:1234", "[::1]:1234"])

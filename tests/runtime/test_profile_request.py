@@ -10,7 +10,7 @@ import time
 import pytest
 
 from pretrainax.profiling.trace import read_trace
-from pretrainax.runtime.profile_request import SIGNAL, ProfileRequest, held_back
+from pretrainax.runtime.profile_request import SIGNAL, ProfileRequest, blocked_signal
 from pretrainax.runtime.recorder import FOLDER, files_of
 from tests.support.runs import ENV, FAST, ROOT, command, lines
 
@@ -89,7 +89,7 @@ def late_child() -> subprocess.Popen:
 
 
 def test_a_child_that_does_not_listen_yet_gets_the_signal_when_it_does():
-    with held_back(), late_child() as child:
+    with blocked_signal(), late_child() as child:
         child.send_signal(SIGNAL)
         assert child.wait(timeout=60) == 7
 
@@ -106,12 +106,12 @@ def test_what_is_heard_is_handed_on_from_before_and_after():
         request = ProfileRequest().listen()
         os.kill(os.getpid(), SIGNAL)
         assert request.requested
-        with held_back(), late_child() as child:
-            request.hand_on(child)
+        with blocked_signal(), late_child() as child:
+            request.forward_to(child)
             assert child.wait(timeout=60) == 7 and not request.requested
-        with held_back():
+        with blocked_signal():
             child = late_child()
-            request.hand_on(child)
+            request.forward_to(child)
         os.kill(os.getpid(), SIGNAL)
         assert child.wait(timeout=60) == 7 and not request.requested
     finally:

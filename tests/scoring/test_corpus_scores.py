@@ -12,7 +12,7 @@ from pretrainax.config import UserError
 from pretrainax.data.sources import JsonLines, SourceMixture, TextFiles
 from pretrainax.scoring.corpus_scores import read_source, score_source
 from pretrainax.scoring.likelihood import score
-from pretrainax.scoring.questions import Scoring
+from pretrainax.scoring.scoring_examples import Scoring
 from tests.support.loaded import loaded_case
 
 LINES = ["the cat sat on the mat.", "it went", "   ", "a mat, a cat, and no more than that, but all of it.", "café"]

@@ -14,8 +14,8 @@ from pretrainax.inference.load import load
 from pretrainax.layers.compute import Compute
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.outputs import Outputs
-from pretrainax.scoring.likelihood import answers, score, target_log_probabilities
-from pretrainax.scoring.questions import Scoring, method_of
+from pretrainax.scoring.likelihood import score, score_examples, target_log_probabilities
+from pretrainax.scoring.scoring_examples import Scoring, method_of
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.rules import tree_shardings
 from tests.golden.case import needs_transformers, weights
@@ -188,7 +188,7 @@ def test_another_checkpoint_is_asked_by_what_is_compiled_with_its_own_parameters
         return outputs.heads["lm"].features.sum()
 
     row = {name: np.ones((1, 4), np.int32) for name in ("tokens", "positions", "segment_ids")}
-    first, second = loaded.ask(question, row), other.compiled_as(loaded).ask(question, row)
+    first, second = loaded.ask(question, row), other.share_compiled(loaded).ask(question, row)
     assert float(first) != float(second) == float(dataclasses.replace(other).ask(question, row))
     assert len(traced) == 2  # the one that has taken nothing traces it again
 
@@ -205,9 +205,9 @@ def test_tokens_that_are_likeliest_are_counted_among_targets_alone(name):
         best, weighted = said(loaded, example).argmax(-1), np.asarray(example["loss_weights"]) > 0
         expected.append((int(weighted.sum()), int(((best == example["targets"]) & weighted).sum())))
 
-    found = {answer.number: (answer.tokens, answer.best) for answer in answers(loaded, enumerate(examples))}
+    found = {answer.number: (answer.tokens, answer.best) for answer in score_examples(loaded, enumerate(examples))}
     assert [found[number] for number in range(len(examples))] == expected
     output = jax.tree.map(jnp.zeros_like, loaded.params)
     blank = dataclasses.replace(loaded, params=output)  # all logits are equal: each token is one of the likeliest
-    for answer in answers(blank, enumerate(examples)):
+    for answer in score_examples(blank, enumerate(examples)):
         assert answer.best == answer.tokens == expected[answer.number][0]

@@ -18,7 +18,7 @@ from pretrainax.data.objectives import (
     SpanCorruption,
     TextToText,
 )
-from pretrainax.scoring.questions import context_of
+from pretrainax.scoring.scoring_examples import context_length
 from pretrainax.scoring.span_choice import SpanChoice
 from pretrainax.scoring.span_forms import BOTH, LEFT, Form, Ids, forms_of
 from pretrainax.scoring.spans import score_spans
@@ -189,7 +189,7 @@ def test_what_a_model_pays_is_what_its_logits_say(case):
     for span, said in list(zip(of.spans, of.said, strict=True))[:2]:
         parts = [loaded.tokenizer.encode(text) for text in (span.left, span.text, span.right)]
         nats = 0.0
-        ids = of.form.fitted(Ids(*parts, is_start=span.is_start), context_of(loaded))
+        ids = of.form.fitted(Ids(*parts, is_start=span.is_start), context_length(loaded))
         for example in of.form.ask(ids):
             batch = {name: array[None] for name, array in example.items() if name != "loss_weights"}
             logits = np.asarray(loaded(batch).heads["lm"].logits(), np.float64)[0]

@@ -11,7 +11,7 @@ from pretrainax.config import Experiment, MeshConfig, ModelConfig, TrainConfig, 
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupConstant
 from pretrainax.sharding.arrays import check_mesh, put_batch
-from pretrainax.sharding.mesh import make_mesh, mesh_sizes, share_of
+from pretrainax.sharding.mesh import batch_share, make_mesh, mesh_sizes
 from pretrainax.sharding.optimizer_state import opt_state_specs
 from pretrainax.sharding.rules import param_specs, tree_shardings
 from tests.support import tables
@@ -130,7 +130,7 @@ def test_no_row_is_of_two_processes():
 )
 def test_processes_whose_devices_share_rows_read_the_same_ones(sizes, in_a_process, shares):
     made = make_mesh(MeshConfig(**sizes), chips(8, in_a_process, in_a_slice=8))
-    assert [tuple(share_of(made, process)) for process in range(8 // in_a_process)] == shares
+    assert [tuple(batch_share(made, process)) for process in range(8 // in_a_process)] == shares
 
 
 def test_a_row_that_would_be_of_parts_of_two_processes_is_refused():

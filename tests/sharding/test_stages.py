@@ -8,7 +8,7 @@ from pretrainax.optim import Sophia
 from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.mesh import abstract_mesh
-from pretrainax.sharding.stages import Stages, describe_stages, stages_of
+from pretrainax.sharding.stages import Stages, describe_stages, pipeline_stages
 from tests.support import tiny
 
 ONE = dict.fromkeys(AXES, 1)
@@ -20,21 +20,21 @@ def config(rows=32, accumulate=1, parts=0, schedule="gpipe", **model):
     for name, value in ({"num_layers": 4} | model).items():
         setattr(experiment.model, name, value)
     train = experiment.train
-    train.global_batch_size, train.accumulate, train.pipeline_parts = rows, accumulate, parts
+    train.global_batch_size, train.accumulate, train.pipeline_microbatches = rows, accumulate, parts
     train.pipeline_schedule = schedule
     return experiment
 
 
 def test_without_a_pipeline_there_is_one_part_of_all_rows_of_a_device():
-    stages = stages_of(config(accumulate=2), ONE | {"data": 2, "fsdp": 2})
+    stages = pipeline_stages(config(accumulate=2), ONE | {"data": 2, "fsdp": 2})
     assert stages == Stages(1, 1, 4) and stages.stretch == 1 and stages.bubble == 0
     assert describe_stages(config(), ONE) == ""
 
 
 def test_parts_are_of_the_rows_that_the_stages_share():
     sizes = ONE | {"data": 2, "pipeline": 4}
-    assert stages_of(config(), sizes) == Stages(4, 16, 1)
-    stages = stages_of(config(parts=8), sizes)
+    assert pipeline_stages(config(), sizes) == Stages(4, 16, 1)
+    stages = pipeline_stages(config(parts=8), sizes)
     assert stages == Stages(4, 8, 2) and stages.ticks == 11
     assert stages.bubble == pytest.approx(3 / 11) and stages.stretch == pytest.approx(11 / 8)
     assert describe_stages(config(parts=8), sizes) == (
@@ -46,14 +46,14 @@ def test_parts_are_of_the_rows_that_the_stages_share():
 def test_parts_that_go_back_one_by_one_have_the_same_bubble_and_one_forward_more(remat, forwards):
     sizes, experiment = ONE | {"data": 2, "pipeline": 4}, config(parts=8, schedule="1f1b")
     experiment.train.remat = remat
-    stages = stages_of(experiment, sizes)
+    stages = pipeline_stages(experiment, sizes)
     assert (stages.ticks, stages.bubble, stages.seen) == (11, 3 / 11, 11 / 8)
     assert stages.stretch == pytest.approx(11 / 8 * (forwards + 1 + 2) / (forwards + 2))
     assert describe_stages(experiment, sizes) == (
         "4 stages of 1 of 4 layers, 8 parts of 2 rows per device, 1F1B schedule; "
         "the bubble is 27% of the time of the layers"
     )
-    assert stages_of(experiment, ONE | {"data": 8}).stretch == 1
+    assert pipeline_stages(experiment, ONE | {"data": 8}).stretch == 1
 
 
 def test_an_optimizer_that_differentiates_gradients_is_named():
@@ -76,7 +76,11 @@ def test_an_optimizer_that_differentiates_gradients_is_named():
         ({"experts": MixtureOfExperts(num_experts=4, top_k=2)}, {"pipeline": 2}, "config.model.experts is set; the"),
         ({"position": DisentangledPositions()}, {"pipeline": 2}, "config.model.position is DisentangledPositions; the"),
         ({"multi_token": MultiTokenPrediction()}, {"pipeline": 2}, "config.model.multi_token is set; the stages"),
-        ({"parts": 5}, {"pipeline": 2, "data": 2}, "config.train.pipeline_parts is 5, and 16 rows .* set it to a div"),
+        (
+            {"parts": 5},
+            {"pipeline": 2, "data": 2},
+            "config.train.pipeline_microbatches is 5, and 16 rows .* set it to a div",
+        ),
         (
             {"schedule": "1f1b"},
             {"pipeline": 2, "sequence": 2},

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pretrainax.config import RunFailed
-from pretrainax.storage import places, twin
+from pretrainax.storage import mirror, places
 from pretrainax.storage.store import Store
 from tests.storage.test_places import checkpoint, names, write
 
@@ -24,25 +24,25 @@ def await_(condition):
     "error", [OSError(errno.ENOSPC, "No space left on device"), ValueError("a bug"), MemoryError()]
 )
 def test_the_sender_survives_any_failure_and_sends_once_it_is_over(url, error, monkeypatch, capsys):
-    monkeypatch.setattr(places, "EVERY", 0.05)
-    monkeypatch.setattr(places, "REPEATED", 0.2)
-    failing, original, said = [True], twin.Twin._hold, []
-    monkeypatch.setattr(places, "say", said.append)
+    monkeypatch.setattr(places, "UPLOAD_PERIOD", 0.05)
+    monkeypatch.setattr(places, "WARNING_PERIOD", 0.2)
+    failing, original, said = [True], mirror.Mirror._hold, []
+    monkeypatch.setattr(places, "print_message", said.append)
 
     def hold(self, *args):
         if failing[0]:
             raise error
         return original(self, *args)
 
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, checkpoint(10))
-        await_(lambda: places.last_sent(folder) == 10)
-        monkeypatch.setattr(twin.Twin, "_hold", hold)
+        await_(lambda: places.last_uploaded_step(folder) == 10)
+        monkeypatch.setattr(mirror.Mirror, "_hold", hold)
         write(folder, checkpoint(20))
         await_(lambda: sum("nothing was sent for" in line for line in said) >= 2)
-        assert places.last_sent(folder) == 10
+        assert places.last_uploaded_step(folder) == 10
         failing[0] = False
-        await_(lambda: places.last_sent(folder) == 20)
+        await_(lambda: places.last_uploaded_step(folder) == 20)
         assert "checkpoints/20/manifest.sha256" in names(url)
     told = next(line for line in said if "nothing was sent for" in line)
     assert "(last sent: step 10): the run continues in" in told
@@ -53,15 +53,15 @@ def test_a_failure_at_the_end_says_where_the_files_are(url, monkeypatch, capsys)
     with pytest.raises(
         RunFailed, match="ValueError: a bug; run the same command on this machine to continue and send the rest"
     ):
-        with places.at_work(url) as folder:
-            monkeypatch.setattr(twin.Twin, "push", lambda *_, **__: (_ for _ in ()).throw(ValueError("a bug")))
+        with places.working_copy(url) as folder:
+            monkeypatch.setattr(mirror.Mirror, "push", lambda *_, **__: (_ for _ in ()).throw(ValueError("a bug")))
     assert f"files that were not sent are in {folder}" in capsys.readouterr().err
 
 
 def test_a_lease_is_renewed_after_any_failure(url, monkeypatch):
     from pretrainax.storage import lease
 
-    monkeypatch.setattr(lease, "BEAT", 0.02)
+    monkeypatch.setattr(lease, "HEARTBEAT", 0.02)
     tries = []
     monkeypatch.setattr(lease.Lease, "check", lambda self: tries.append(1) or 1 / 0)
     with lease.Lease(Store(url), "here"):
@@ -102,9 +102,9 @@ def test_a_full_disk_is_told_with_its_path_and_not_tried_again(url, no_patience,
 
 def test_what_has_no_room_is_refused_before_it_is_fetched(url, monkeypatch):
     Store(url).write("a", b"123")
-    monkeypatch.setattr(twin.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2})())
+    monkeypatch.setattr(mirror.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2})())
     with pytest.raises(RunFailed, match="3 bytes are to be fetched, but .* has only 2 free"):
-        places.here(url)
+        places.local_path(url)
 
 
 # --- runs that go on while they are read -----------------------------------------------------------------------------
@@ -128,14 +128,14 @@ def test_a_reader_lists_again_when_what_it_fetches_is_deleted(url, monkeypatch):
         original(self, name, path)
 
     monkeypatch.setattr(Store, "get", get)
-    assert os.listdir(os.path.join(places.here(url), "checkpoints")) == ["20"]
+    assert os.listdir(os.path.join(places.local_path(url), "checkpoints")) == ["20"]
 
 
 def test_a_store_that_lists_what_it_does_not_have_is_one_line(url, monkeypatch):
     live_run(url, [10])
     monkeypatch.setattr(Store, "get", lambda self, name, path: (_ for _ in ()).throw(FileNotFoundError(name)))
     with pytest.raises(RunFailed, match="was deleted while it was fetched"):
-        places.here(url)
+        places.local_path(url)
 
 
 def test_the_newest_step_is_another_one_when_the_run_deletes_the_first(url, monkeypatch, tmp_path):
@@ -153,7 +153,7 @@ def test_the_newest_step_is_another_one_when_the_run_deletes_the_first(url, monk
         return f'{{"step": {step}, "metrics": {{}}, "arrays": {{}}, "extra": {{}}}}'
 
     save(10)
-    folder = places.here(url)
+    folder = places.local_path(url)
     original, once = Store.get, []
 
     def get(self, name, path):
@@ -164,6 +164,6 @@ def test_the_newest_step_is_another_one_when_the_run_deletes_the_first(url, monk
         original(self, name, path)
 
     monkeypatch.setattr(Store, "get", get)
-    found = steps.find_checkpoint(folder, needed=steps.of_parameters("params"))
+    found = steps.find_checkpoint(folder, needed=steps.parameter_files("params"))
     assert found == os.path.join(folder, "checkpoints", "20")
     assert sorted(os.listdir(found)) == ["manifest.sha256", "params", "run.json"]  # and no optimizer's state

@@ -45,7 +45,7 @@ def names(folder):
 
 
 def test_weights_come_when_they_are_asked_for_and_nothing_else_ever(server, capsys):
-    folder = places.here(NAME)
+    folder = places.local_path(NAME)
     assert names(folder) == set(SMALL)
     commit = server.repositories["org/tiny"].references["main"]
     size = sum(map(len, SMALL.values()))
@@ -62,29 +62,29 @@ def test_weights_come_when_they_are_asked_for_and_nothing_else_ever(server, caps
 
 
 def test_a_second_process_fetches_nothing(server, monkeypatch, capsys):
-    places.complete(places.here(NAME))
+    places.complete(places.local_path(NAME))
     fetched = len(server.fetched())
     forget(monkeypatch)
     capsys.readouterr()
-    places.complete(places.here(NAME))
+    places.complete(places.local_path(NAME))
     assert len(server.fetched()) == fetched and capsys.readouterr().err == ""
 
 
 def test_a_revision_is_what_it_names(server):
     repository = server.repositories["org/tiny"]
     newer = repository.commit({**SMALL, "vocab.json": b"[1]"}, "refs/pr/1")
-    assert open(f"{places.here(f'{NAME}@refs/pr/1')}/vocab.json").read() == "[1]"
-    assert hub.exact_name(f"{NAME}@refs/pr/1") == f"{NAME}@{newer}"
-    assert places.here(f"{NAME}@{newer}") == places.here(f"{NAME}@refs/pr/1")
-    assert places.here(NAME) != places.here(f"{NAME}@{newer}")
+    assert open(f"{places.local_path(f'{NAME}@refs/pr/1')}/vocab.json").read() == "[1]"
+    assert hub.pinned_name(f"{NAME}@refs/pr/1") == f"{NAME}@{newer}"
+    assert places.local_path(f"{NAME}@{newer}") == places.local_path(f"{NAME}@refs/pr/1")
+    assert places.local_path(NAME) != places.local_path(f"{NAME}@{newer}")
 
 
 def test_a_name_stands_for_one_commit_in_a_process(server, monkeypatch):
-    first = places.here(NAME)
+    first = places.local_path(NAME)
     server.repositories["org/tiny"].commit({**SMALL, "vocab.json": b"[2]"})
-    assert places.here(NAME) == first
+    assert places.local_path(NAME) == first
     forget(monkeypatch)
-    assert places.here(NAME) != first
+    assert places.local_path(NAME) != first
 
 
 def test_shards_are_those_of_the_index(server):
@@ -95,7 +95,7 @@ def test_shards_are_those_of_the_index(server):
     shards = {name: WEIGHTS for name in index["weight_map"].values()}
     index = {"model.safetensors.index.json": json.dumps(index).encode()}
     server.repository("org/shards").commit({**SMALL, **index, **shards, **REST})
-    folder = places.here("hf:org/shards")
+    folder = places.local_path("hf:org/shards")
     assert names(folder) == {*SMALL, *index}
     places.complete(folder)
     assert names(folder) == {*SMALL, *index, *shards}
@@ -131,7 +131,7 @@ def line(call, *args):
 def test_pickles_are_not_fetched(server):
     described = {"config.json": b'{"model_type": "bert", "architectures": ["BertForMaskedLM"]}'}
     server.repository("org/old").commit({**SMALL, **described, "pytorch_model.bin": b"\x80\x04", "rust_model.ot": b""})
-    folder = places.here("hf:org/old")  # its tokenizer can be used
+    folder = places.local_path("hf:org/old")  # its tokenizer can be used
     said, code = line(places.complete, folder)
     assert code == 2 and said.startswith("hf:org/old holds pytorch_model.bin and no safetensors: such files can run")
     assert "hf:org/old@refs/pr/1" in said and "import BertForMaskedLM as M; M.from_pretrained('org/old')" in said
@@ -140,7 +140,7 @@ def test_pickles_are_not_fetched(server):
 
 def test_a_model_without_weights(server):
     server.repository("org/empty").commit(SMALL)
-    assert line(places.complete, places.here("hf:org/empty")) == (
+    assert line(places.complete, places.local_path("hf:org/empty")) == (
         "hf:org/empty holds no safetensors: use a model with safetensors",
         2,
     )
@@ -157,7 +157,7 @@ def test_names_of_a_hostile_listing_lead_nowhere(server, tmp_path):
         "1_Pooling/../config.json",
     ]
     repository.commit({**SMALL, **{name: b"{}" for name in hostile}})
-    assert names(places.here("hf:org/evil")) == set(SMALL)
+    assert names(places.local_path("hf:org/evil")) == set(SMALL)
     for name in (
         "../../x.safetensors",
         "/etc/passwd",
@@ -168,14 +168,14 @@ def test_names_of_a_hostile_listing_lead_nowhere(server, tmp_path):
         index = json.dumps({"weight_map": {"a": name}}).encode()
         repository.commit({**SMALL, "model.safetensors.index.json": index, name: WEIGHTS}, "of_shards")
         hub._models.clear()
-        said, code = line(places.complete, places.here("hf:org/evil@of_shards"))
+        said, code = line(places.complete, places.local_path("hf:org/evil@of_shards"))
         assert code == 2 and repr(name) in said
     assert not [path for path in names(tmp_path) if "evil" in os.path.basename(path)]
 
 
 def test_a_description_that_is_too_large_is_left_out_with_a_line(server, monkeypatch, capsys):
     monkeypatch.setattr(hub, "MOST_BYTES", 20)
-    folder = places.here(NAME)
+    folder = places.local_path(NAME)
     sizes = {name: len(content) for name, content in SMALL.items()}
     assert max(sizes.values()) > 20 and names(folder) == {name for name, size in sizes.items() if size <= 20}
     assert "config.json is skipped: it has 22 bytes, the limit is 20" in capsys.readouterr().err
@@ -185,7 +185,7 @@ def test_a_listing_without_a_commit_is_of_no_hub(server):
     repository = server.repositories["org/tiny"]
     repository.commits["../../../x"] = repository.commits[repository.references["main"]]
     repository.references["main"] = "../../../x"
-    said, code = line(places.here, NAME)
+    said, code = line(places.local_path, NAME)
     assert code == 2 and "is not a hub" in said
 
 
@@ -194,7 +194,7 @@ def test_a_listing_without_a_commit_is_of_no_hub(server):
     ["hf:", "hf:/a", "hf://org/name", "hf:org/name/more", "hf:org/name@", "hf:org/../x", "hf:org/n@../../x", "hf:a b"],
 )
 def test_names_that_no_model_has(name, server):
-    said, code = line(places.here, name)
+    said, code = line(places.local_path, name)
     assert code == 2 and "write hf:org/name or hf:org/name@revision" in said and not server.requests
 
 
@@ -202,7 +202,7 @@ def test_names_that_no_model_has(name, server):
 def test_there_is_no_such_model(server, monkeypatch, token):
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
-    said, code = line(places.here, "hf:org/nothing")
+    said, code = line(places.local_path, "hf:org/nothing")
     then = "or the token set here has no access to it" if token else "if it is private, log in by `hf auth login`"
     assert (
         code == 2
@@ -212,23 +212,23 @@ def test_there_is_no_such_model(server, monkeypatch, token):
 
 
 def test_there_is_no_such_revision(server):
-    said, code = line(places.here, f"{NAME}@v9")
+    said, code = line(places.local_path, f"{NAME}@v9")
     assert code == 2 and f"{NAME}@v9: org/tiny has no such revision: {server.url}/org/tiny/tree/main" in said
 
 
 def test_a_gated_model_wants_a_token(server, monkeypatch):
     server.repositories["org/tiny"].gated = True
-    said, code = line(places.here, NAME)
+    said, code = line(places.local_path, NAME)
     assert code == 2 and said == (
         f"{NAME} is gated: ask for access at {server.url}/org/tiny, then log in by `hf auth login`, or set HF_TOKEN"
     )
     monkeypatch.setenv("HF_TOKEN", "hf_known")
-    assert names(places.here(NAME)) == set(SMALL)
+    assert names(places.local_path(NAME)) == set(SMALL)
 
 
 def test_a_token_that_the_hub_does_not_know(server, monkeypatch, capsys):
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
-    said, code = line(places.here, NAME)
+    said, code = line(places.local_path, NAME)
     assert code == 2 and "does not accept the token that is set here" in said
     assert "secret" not in said + "".join(capsys.readouterr())
 
@@ -240,20 +240,20 @@ def test_a_busy_hub_is_asked_again(server, monkeypatch, capsys):
         ("/api/models/", 503, {"Retry-After": "0"}),
         ("merges", 429, {}),
     ]
-    assert names(places.here(NAME)) == set(SMALL)
+    assert names(places.local_path(NAME)) == set(SMALL)
     said = capsys.readouterr().err
     assert "the hub is busy (it responds with 429): trying again in" in said and "(it responds with 503)" in said
 
 
 def test_a_hub_that_limits_its_requests_for_long(server, capsys):
     server.faults = [("/api/models/", 429, {"RateLimit": '"api";r=0;t=290'})]
-    said, code = line(places.here, NAME)
+    said, code = line(places.local_path, NAME)
     assert code == 1 and "it responds with 429, and asks for a retry in 290 s" in said
 
 
 def test_a_transfer_that_breaks_off_goes_on(server, monkeypatch, capsys):
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)  # of what is kept of a transfer
-    folder = places.here(NAME)
+    folder = places.local_path(NAME)
     server.breaks = [70_000]
     places.complete(folder)
     assert open(f"{folder}/model.safetensors", "rb").read() == WEIGHTS
@@ -264,13 +264,13 @@ def test_a_transfer_that_breaks_off_goes_on(server, monkeypatch, capsys):
 
 def test_a_file_of_another_size_than_was_listed(server):
     server.repositories["org/tiny"].listed["model.safetensors"] = 7
-    said, code = line(places.complete, places.here(NAME))
+    said, code = line(places.complete, places.local_path(NAME))
     assert code == 1 and "model.safetensors came with 102,400 bytes, and the hub lists 7" in said
 
 
 def test_a_disk_without_room(server, monkeypatch):
     monkeypatch.setattr(hub.shutil, "disk_usage", lambda folder: hub.shutil._ntuple_diskusage(10, 5, 5))
-    said, code = line(places.here, NAME)
+    said, code = line(places.local_path, NAME)
     assert code == 1 and "are to be fetched" in said and "set HF_HOME" in said and not server.fetched()
 
 
@@ -279,7 +279,7 @@ def test_a_disk_that_fills_up(server, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device", "/cache/blobs/x")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", full)
-    assert line(places.here, NAME) == (
+    assert line(places.local_path, NAME) == (
         f"{NAME}: No space left on device at /cache/blobs/x: make room, and run the same command again",
         1,
     )
@@ -308,7 +308,7 @@ def by_xet(server, monkeypatch):
 
 
 def test_large_files_may_come_by_xet(server, by_xet):
-    folder = places.here(NAME)
+    folder = places.local_path(NAME)
     places.complete(folder)
     assert open(f"{folder}/model.safetensors", "rb").read() == WEIGHTS
     assert by_xet == ["model.safetensors"] and not any("safetensors" in path for path in server.fetched())
@@ -316,12 +316,12 @@ def test_large_files_may_come_by_xet(server, by_xet):
 
 def test_what_comes_by_xet_has_the_size_that_is_listed(server, by_xet):
     server.xet = {name: content[:-1] for name, content in server.xet.items()}
-    said, code = line(places.complete, places.here(NAME))
+    said, code = line(places.complete, places.local_path(NAME))
     assert code == 1 and "model.safetensors came with 102,399 bytes, and the hub lists 102,400" in said
 
 
 def test_there_must_be_room_for_what_would_come_by_xet(server, by_xet, monkeypatch):
-    folder = places.here(NAME)
+    folder = places.local_path(NAME)
     monkeypatch.setattr(hub.shutil, "disk_usage", lambda folder: hub.shutil._ntuple_diskusage(10, 5, 5))
     said, code = line(places.complete, folder)
     assert code == 1 and "102,400 bytes are to be fetched" in said and not by_xet
@@ -336,7 +336,7 @@ def test_after_a_kill_the_files_that_were_whole_stay(server, tmp_path):
     index = json.dumps({"weight_map": {"a": names_of_shards[0], "b": names_of_shards[1]}}).encode()
     shards = dict.fromkeys(names_of_shards[:1], WEIGHTS) | {names_of_shards[1]: WEIGHTS * 9}
     server.repository("org/shards").commit({**SMALL, "model.safetensors.index.json": index, **shards})
-    code = "from pretrainax.storage import places; places.complete(places.here('hf:org/shards'))"
+    code = "from pretrainax.storage import places; places.complete(places.local_path('hf:org/shards'))"
     env = os.environ | {"HF_ENDPOINT": server.url, "HF_HUB_CACHE": constants.HF_HUB_CACHE, "HF_HUB_DISABLE_XET": "1"}
     server.stops = {names_of_shards[1]: 300_000}  # after so many bytes nothing more comes
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env)
@@ -349,7 +349,7 @@ def test_after_a_kill_the_files_that_were_whole_stay(server, tmp_path):
     process.wait()
     server.stops = {}
     before = len(server.fetched())
-    folder = places.here("hf:org/shards")
+    folder = places.local_path("hf:org/shards")
     places.complete(folder)
     assert all(open(f"{folder}/{name}", "rb").read() == content for name, content in shards.items())
     again = [path.rpartition("/")[2] for path in server.fetched()[before:]]
@@ -376,10 +376,10 @@ def cut_off(request, server, monkeypatch):
 
 
 def test_without_a_network_the_cache_is_used(server, cut_off, capsys):
-    places.complete(places.here(NAME))
+    places.complete(places.local_path(NAME))
     why = cut_off()
     capsys.readouterr()
-    folder = places.here(NAME)
+    folder = places.local_path(NAME)
     places.complete(folder)
     assert names(folder) == {*SMALL, "model.safetensors"}
     said = capsys.readouterr().err
@@ -390,20 +390,20 @@ def test_without_a_network_each_name_of_a_commit_is_known(server, cut_off):
     """The second one has fetched nothing: all was there."""
     repository = server.repositories["org/tiny"]
     repository.references["refs/pr/1"] = repository.references["v1.0"] = repository.references["main"]
-    wanted = {places.here(f"{NAME}@{revision}") for revision in ("main", "refs/pr/1", "v1.0")}
+    wanted = {places.local_path(f"{NAME}@{revision}") for revision in ("main", "refs/pr/1", "v1.0")}
     cut_off()
-    assert {places.here(f"{NAME}@{revision}") for revision in ("main", "refs/pr/1", "v1.0")} == wanted
+    assert {places.local_path(f"{NAME}@{revision}") for revision in ("main", "refs/pr/1", "v1.0")} == wanted
 
 
 def test_a_file_that_is_listed_and_not_there(server, monkeypatch):
     server.faults = [("vocab.json", 404, {"X-Error-Code": "EntryNotFound"})]
-    said, code = line(places.here, NAME)
+    said, code = line(places.local_path, NAME)
     assert code == 2 and "the hub responds with 404" in said
 
 
 def test_without_a_network_and_a_copy(server, cut_off):
     why = cut_off()
-    said, code = line(places.here, NAME)
+    said, code = line(places.local_path, NAME)
     assert (
         code == 1
         and f"the hub cannot be reached ({why}" in said
@@ -412,25 +412,25 @@ def test_without_a_network_and_a_copy(server, cut_off):
 
 
 def test_without_a_network_and_with_a_part(server, cut_off):
-    places.here(NAME)
+    places.local_path(NAME)
     cut_off()
-    said, code = line(places.complete, places.here(NAME))
+    said, code = line(places.complete, places.local_path(NAME))
     assert code == 1 and "the cache has a part of it, without model.safetensors" in said
 
 
 def test_a_hub_that_never_answers(server, monkeypatch, capsys):
-    places.here(NAME)
+    places.local_path(NAME)
     forget(monkeypatch)
     monkeypatch.setattr(hub, "_TIMEOUT", 0.2)
     server.faults = [("/api/models/", 0, {"seconds": "1"})]
-    places.here(NAME)
+    places.local_path(NAME)
     assert "ReadTimeout" in capsys.readouterr().err
 
 
 def test_what_the_client_logs_is_heard_while_it_is_asked(capsys):
     logger = logging.getLogger("huggingface_hub")
     before = list(logger.handlers)
-    outer, inner = hub.heard(), hub.heard()
+    outer, inner = hub.client_log_shown(), hub.client_log_shown()
     outer.__enter__()
     inner.__enter__()
     outer.__exit__(None, None, None)  # as two sources that are read in turns

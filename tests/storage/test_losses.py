@@ -28,7 +28,7 @@ def empty(url, keep=lambda name: False):
 
 def finished(url):
     files = {"config.json": "{}", "metrics.jsonl": "1\n", **checkpoint(10), **checkpoint(20)}
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, files)
     return folder, files
 
@@ -54,7 +54,7 @@ def test_what_a_bucket_has_lost_is_sent_again_by_the_machine_that_has_it(url, ke
     _, files = finished(url)
     empty(url, KEPT[kept])
     monkeypatch.setattr(places, "_twins", {})
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         assert contents(folder) == files
     assert f"{url} has lost or changed" in capsys.readouterr().err
     assert names(url) == sorted({**files, "metrics.jsonl.00000": ""}.keys() - {"metrics.jsonl"})
@@ -65,12 +65,12 @@ def test_a_bucket_that_another_machine_has_continued_and_lost_deletes_nothing(ur
     first = os.environ["XDG_CACHE_HOME"]
     _, files = finished(url)
     another_machine(tmp_path, monkeypatch)
-    with places.at_work(url):
+    with places.working_copy(url):
         pass
     empty(url, KEPT["leases"])
     monkeypatch.setenv("XDG_CACHE_HOME", first)
     monkeypatch.setattr(places, "_twins", {})
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         assert contents(folder) == {}
     assert contents(aside("work", url)) == files
     assert "the local copies are now in" in capsys.readouterr().err
@@ -80,10 +80,10 @@ def test_a_reader_of_an_emptied_bucket_keeps_its_copy(url, capsys):
     store = Store(url)
     for name, content in (checkpoint(10) | {"config.json": "{}"}).items():
         store.write(name, content.encode())
-    folder = places.here(url)
+    folder = places.local_path(url)
     places.complete(folder)
     empty(url)
-    places.here(url)
+    places.local_path(url)
     assert contents(aside("read", url)) == checkpoint(10) | {"config.json": "{}"}
     assert capsys.readouterr().err.count("the local copies are now in") == 1
 
@@ -92,12 +92,12 @@ def test_a_reader_follows_a_run_that_deletes_old_checkpoints(url, capsys):
     store = Store(url)
     for name, content in checkpoint(10).items():
         store.write(name, content.encode())
-    folder = places.here(url)
+    folder = places.local_path(url)
     places.complete(folder)
     for name, content in checkpoint(20).items():
         store.write(name, content.encode())
     store.delete(checkpoint(10))
-    assert os.listdir(os.path.join(places.here(url), "checkpoints")) == ["20"]
+    assert os.listdir(os.path.join(places.local_path(url), "checkpoints")) == ["20"]
     assert capsys.readouterr().err == ""
 
 
@@ -106,7 +106,7 @@ def test_a_copy_that_is_gone_here_is_fetched_and_not_deleted_there(url, monkeypa
     before = names(url)
     shutil.rmtree(folder)
     monkeypatch.setattr(places, "_twins", {})
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         places.complete(os.path.join(folder, "checkpoints/20"))
         assert contents(folder)["checkpoints/20/params/d/a"] == "array 20"
         assert contents(folder)["config.json"] == "{}"
@@ -115,7 +115,7 @@ def test_a_copy_that_is_gone_here_is_fetched_and_not_deleted_there(url, monkeypa
 
 
 def test_a_copy_that_is_removed_during_the_run_deletes_nothing_there(url):
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, files := {"config.json": "{}", **checkpoint(10)})
         places._twins[folder].push()
         shutil.rmtree(folder)
@@ -127,17 +127,17 @@ def test_shards_of_another_process_are_sent_again_once_the_manifest_names_them(u
     import hashlib
 
     shard, step = "checkpoints/10/params/ocdbt.1/d/a", "checkpoints/10"
-    with places.at_work(url), places.at_work(url, process=1) as other:
+    with places.working_copy(url), places.working_copy(url, process=1) as other:
         write(other, {shard: "shard"})
     manifest = f"{hashlib.sha256(b'shard').hexdigest()}  params/ocdbt.1/d/a\n"
     store = Store(url)
     store.write(f"{step}/manifest.sha256", manifest.encode())
-    with places.at_work(url, process=1) as other:
+    with places.working_copy(url, process=1) as other:
         assert os.path.exists(os.path.join(other, shard))
     empty(url)
     store.write(f"{step}/manifest.sha256", manifest.encode())  # as process 0 does from its own copy
     monkeypatch.setattr(places, "_twins", {})
-    with places.at_work(url, process=1):
+    with places.working_copy(url, process=1):
         pass
     assert store.read(shard) == b"shard"
 
@@ -146,10 +146,10 @@ def test_shards_of_another_process_are_sent_again_once_the_manifest_names_them(u
 
 
 def metrics_of(url, monkeypatch, tmp_path):
-    from pretrainax.storage import twin
+    from pretrainax.storage import mirror
 
-    monkeypatch.setattr(twin, "PART", 100)
-    with places.at_work(url) as folder:
+    monkeypatch.setattr(mirror, "PART", 100)
+    with places.working_copy(url) as folder:
         write(folder, {"config.json": "{}", "metrics.jsonl": "".join(f"{i:09d}\n" for i in range(35))})
     another_machine(tmp_path, monkeypatch)
     return Store(url)
@@ -170,10 +170,10 @@ def test_a_part_of_the_metrics_that_is_missing_stops_a_run_in_one_line(url, faul
     part = rf"metrics\.jsonl\.0000{after}"
     told = rf"has {part}, but not all of metrics\.jsonl before it.* delete {part}"
     for _ in range(2):
-        with pytest.raises(RunFailed, match=told), places.at_work(url):
+        with pytest.raises(RunFailed, match=told), places.working_copy(url):
             pass
     Store(url).delete(name for name in Store(url).objects() if name > f"metrics.jsonl.0000{after - 1}x")
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         assert os.path.exists(os.path.join(folder, "config.json"))
 
 
@@ -182,7 +182,7 @@ def test_a_part_of_the_metrics_that_is_missing_stops_a_run_in_one_line(url, faul
 def test_a_reader_gets_the_metrics_before_a_part_that_is_missing(url, fault, monkeypatch, tmp_path, capsys):
     break_it, parts, _ = FAULTS[fault]
     break_it(metrics_of(url, monkeypatch, tmp_path))
-    with open(os.path.join(places.here(url), "metrics.jsonl")) as f:
+    with open(os.path.join(places.local_path(url), "metrics.jsonl")) as f:
         assert f.read().startswith("000000000\n" if parts else "")
     assert "this command leaves them out" in capsys.readouterr().err
 
@@ -194,7 +194,7 @@ def test_a_listing_without_a_manifest_that_is_there_deletes_no_checkpoint(url, m
     manifest = "checkpoints/20/manifest.sha256"
     objects = Store.objects
     monkeypatch.setattr(Store, "objects", lambda *args: {n: s for n, s in objects(*args).items() if n != manifest})
-    with places.at_work(url):
+    with places.working_copy(url):
         pass
     monkeypatch.setattr(Store, "objects", objects)
     assert set(checkpoint(20)) <= set(names(url))
@@ -209,14 +209,14 @@ def hashed(step):
 
 
 def read_whole(url, step):
-    folder = places.here(url)
+    folder = places.local_path(url)
     places.complete(os.path.join(folder, f"checkpoints/{step}"))
     return folder
 
 
 def test_a_reader_keeps_what_the_store_has_damaged(url, capsys):
     """The manifest there tells which of the two is the checkpoint."""
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, files := hashed(20))
     assert contents(read_whole(url, 20)) == files
     Store(url).write("checkpoints/20/params/d/a", b"array 20, and more")
@@ -226,15 +226,15 @@ def test_a_reader_keeps_what_the_store_has_damaged(url, capsys):
 
 @pytest.mark.first(2)
 def test_a_command_keeps_what_the_store_has_lost_of_a_checkpoint_with_its_manifest(url, capsys):
-    """`sent` takes away what is here and was never sent, and sends what is new: this is neither."""
-    with places.at_work(url) as folder:
+    """`uploaded_output` takes away what is here and was never sent, and sends what is new: this is neither."""
+    with places.working_copy(url) as folder:
         write(folder, files := hashed(20))
     read_whole(url, 20)
     Store(url).delete(["checkpoints/20/params/d/a"])
     there = names(url)
     for _ in range(2):
         places._twins.clear()
-        with places.sent(url) as folder:
+        with places.uploaded_output(url) as folder:
             assert contents(folder) == files
     assert names(url) == there
     assert capsys.readouterr().err.count("has lost or damaged 1 object (checkpoints/20/params/d/a), which") == 1
@@ -244,7 +244,7 @@ def test_a_command_keeps_what_the_store_has_lost_of_a_checkpoint_with_its_manife
 
 
 def test_a_step_that_is_saved_anew_is_another_one_and_no_damage(url, capsys):
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, hashed(20))
     read_whole(url, 20)
     again = {name: content.replace("array", "ARRAY") for name, content in hashed(20).items()}
@@ -258,11 +258,11 @@ def test_a_step_that_is_saved_anew_is_another_one_and_no_damage(url, capsys):
 
 
 def test_a_checkpoint_of_which_a_store_has_lost_a_part_is_whole_where_it_is_kept(url, capsys):
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, files := hashed(20))
     read_whole(url, 20)
     Store(url).delete(["checkpoints/20/manifest.sha256", "checkpoints/20/run.json"])
-    places.here(url)
+    places.local_path(url)
     assert contents(aside("read", url)) == files
     assert "has lost 2 objects (checkpoints/20/manifest.sha256, …)" in capsys.readouterr().err
 
@@ -270,11 +270,11 @@ def test_a_checkpoint_of_which_a_store_has_lost_a_part_is_whole_where_it_is_kept
 @pytest.mark.first(2)
 @pytest.mark.parametrize("name", ["params/d/a", "manifest.sha256"])
 def test_a_file_that_was_damaged_here_is_fetched_and_replaces_no_good_one(url, name, monkeypatch, capsys):
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, files := hashed(20))
     monkeypatch.setattr(places, "_twins", {})
     write(folder, {f"checkpoints/20/{name}": "of a disk that fails"})
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         assert contents(folder) == files
     assert {n: Store(url).read(n).decode() for n in names(url)} == files
     assert f"1 object (checkpoints/20/{name}) in {folder} changed after the save" in capsys.readouterr().err
@@ -283,7 +283,7 @@ def test_a_file_that_was_damaged_here_is_fetched_and_replaces_no_good_one(url, n
 @pytest.mark.first(1)
 def test_a_step_that_is_saved_again_is_sent_also_when_sending_broke_off(url, monkeypatch):
     """Files of both saves are in the store then, and no manifest."""
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, hashed(20))
     monkeypatch.setattr(places, "_twins", {})
     again = {name: content.replace("20", "2O") for name, content in hashed(20).items()}
@@ -295,11 +295,11 @@ def test_a_step_that_is_saved_again_is_sent_also_when_sending_broke_off(url, mon
             raise RunFailed("no network")
         put(self, path, name)
 
-    with pytest.raises(RunFailed, match="no network"), places.at_work(url) as folder:
+    with pytest.raises(RunFailed, match="no network"), places.working_copy(url) as folder:
         write(folder, again)
         monkeypatch.setattr(Store, "put", breaks_off)
     monkeypatch.setattr(Store, "put", put)
     monkeypatch.setattr(places, "_twins", {})
-    with places.at_work(url):
+    with places.working_copy(url):
         pass
     assert {n: Store(url).read(n).decode() for n in names(url)} == again

@@ -24,7 +24,7 @@ def test_an_object_whose_name_leads_outside_is_refused_and_nothing_is_written(ra
     put("config.json", b"{}")
     put(name)
     with pytest.raises(UserError, match=r"has an object '.*, and no file can have its name"):
-        places.here(url)
+        places.local_path(url)
     assert [path for path in files_below(tmp_path) if not path.endswith("record.json")] == []
 
 
@@ -34,7 +34,7 @@ def test_an_object_whose_name_leads_outside_is_refused_and_nothing_is_written(ra
 def test_an_unusual_name_is_a_file_below_the_copy(raw, name):
     url, put = raw
     put(name, b"content")
-    with open(os.path.join(places.here(url), name)) as f:
+    with open(os.path.join(places.local_path(url), name)) as f:
         assert f.read() == "content"
 
 
@@ -43,7 +43,7 @@ def test_a_pattern_matches_no_name_that_leads_outside(raw):
     put("a.txt")
     put("../b.txt")
     try:
-        found = places.here(f"{url}/*.txt")
+        found = places.local_path(f"{url}/*.txt")
     except UserError as e:
         assert "no file can have its name" in str(e)
     else:
@@ -54,13 +54,13 @@ def test_a_pattern_matches_no_name_that_leads_outside(raw):
 def test_a_url_that_leads_outside_is_refused(url):
     assert path_problem(url).startswith("it is not a valid URL of an object or folder")
     with pytest.raises(UserError):
-        places.here(url)
+        places.local_path(url)
 
 
 @pytest.mark.parametrize("url", ["gs://", "s3:///", "gs:///x"])
 def test_a_url_without_a_bucket_is_refused(url):
     with pytest.raises(UserError, match="names no bucket"):
-        places.here(url)
+        places.local_path(url)
 
 
 @pytest.mark.parametrize("url", ["s3://KEY:SECRET@bucket/x", "gs://a:b@c"])
@@ -78,9 +78,9 @@ def test_markers_of_folders_are_no_objects(raw):
     put("sub", b"")
     put("sub/deep/a.txt")
     assert list(Store(url).objects()) == ["sub/deep/a.txt"]
-    assert files_below(folder := places.here(url)) == {os.path.join(folder, "sub/deep/a.txt")}
+    assert files_below(folder := places.local_path(url)) == {os.path.join(folder, "sub/deep/a.txt")}
     assert not Store(f"{url}/sub").is_object()
-    assert places.here(f"{url}/*").endswith("*")
+    assert places.local_path(f"{url}/*").endswith("*")
 
 
 def test_a_run_goes_on_in_a_folder_with_markers(raw):
@@ -88,7 +88,7 @@ def test_a_run_goes_on_in_a_folder_with_markers(raw):
     for marker in ("", "checkpoints/", "checkpoints/10/", "run.lease/"):
         put(marker, b"")
     for _ in range(2):
-        with places.at_work(url) as folder:
+        with places.working_copy(url) as folder:
             os.makedirs(os.path.join(folder, "checkpoints/10"), exist_ok=True)
             with open(os.path.join(folder, "checkpoints/10/manifest.sha256"), "w") as f:
                 f.write("x")
@@ -102,14 +102,14 @@ def test_an_object_with_the_name_of_a_folder_is_refused_in_a_line_that_names_bot
     with pytest.raises(
         UserError, match=r"has the object 'a' and, in a folder of the same name, 'a/b\.txt': rename one"
     ):
-        places.here(url)
+        places.local_path(url)
 
 
 def test_an_empty_file_is_an_object(raw):
     url, put = raw
     put("empty.txt", b"")
-    assert os.path.getsize(os.path.join(places.here(url), "empty.txt")) == 0
-    assert os.path.getsize(places.here(f"{url}/empty.txt")) == 0
+    assert os.path.getsize(os.path.join(places.local_path(url), "empty.txt")) == 0
+    assert os.path.getsize(places.local_path(f"{url}/empty.txt")) == 0
 
 
 # --- files next to a user's own --------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_a_record_next_to_a_folder_means_nothing(tmp_path):
         record = '{"url": "memory://bucket/evil", "lease": 0, "objects": {"config.json": [[4, "1"], null]}}'
         (tmp_path / name).write_text(record)
     places.complete(str(tmp_path / "model"))
-    assert os.listdir(tmp_path / "model") == [] and places.twin_around(str(tmp_path / "model")) is None
+    assert os.listdir(tmp_path / "model") == [] and places.mirror_of(str(tmp_path / "model")) is None
 
 
 def test_a_record_of_another_url_in_the_cache_means_nothing():
@@ -130,20 +130,20 @@ def test_a_record_of_another_url_in_the_cache_means_nothing():
     os.makedirs(copy.root)
     with open(copy.record, "w") as f:
         f.write('{"url": "memory://bucket/evil", "lease": 0, "objects": {}}')
-    assert places.twin_around(copy.root) is None
+    assert places.mirror_of(copy.root) is None
 
 
 def test_an_object_named_as_a_record_is_a_file_of_the_copy(url):
     evil = f"{url}/evil"
     Store(url).write("run.store.json", f'{{"url": "{evil}", "lease": 0, "objects": {{}}}}'.encode())
     Store(url).write("run/config.json", b"{}")
-    folder = places.here(url)
-    assert places.twin_around(os.path.join(folder, "run")).store.url == url
+    folder = places.local_path(url)
+    assert places.mirror_of(os.path.join(folder, "run")).store.url == url
 
 
 def test_another_process_finds_the_store_of_a_copy(url, monkeypatch):
     Store(url).write("checkpoints/1/params/d/a", b"array")
-    folder = places.here(url)
+    folder = places.local_path(url)
     monkeypatch.setattr(places, "_twins", {})
     places.complete(folder)
     assert os.path.exists(os.path.join(folder, "checkpoints/1/params/d/a"))
@@ -151,7 +151,7 @@ def test_another_process_finds_the_store_of_a_copy(url, monkeypatch):
 
 def test_a_copy_of_an_earlier_version_moves_with_its_record(url, monkeypatch, capsys):
     scheme, _, name = url.partition("://")
-    with places.at_work(url) as folder, open(os.path.join(folder, "metrics.jsonl"), "w") as f:
+    with places.working_copy(url) as folder, open(os.path.join(folder, "metrics.jsonl"), "w") as f:
         f.write("1\n")
     old = os.path.join(copies.base_folder(), "work", scheme, name)
     os.makedirs(os.path.dirname(old))
@@ -160,7 +160,7 @@ def test_a_copy_of_an_earlier_version_moves_with_its_record(url, monkeypatch, ca
     with open(os.path.join(old, "metrics.jsonl"), "a") as f:
         f.write("not sent\n")
     monkeypatch.setattr(places, "_twins", {})
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         assert open(os.path.join(folder, "metrics.jsonl")).read() == "1\nnot sent\n"
     assert f"the copy of {url} and its record have moved from {old}" in capsys.readouterr().err
     assert not os.path.exists(old) and not os.path.exists(f"{old}.store.json")
@@ -172,8 +172,8 @@ def test_a_copy_of_an_earlier_version_moves_with_its_record(url, monkeypatch, ca
 
 def test_copies_are_private(url):
     Store(url).write("a", b"1")
-    folder = places.here(url)
-    with places.at_work(f"{url}/run"):
+    folder = places.local_path(url)
+    with places.working_copy(f"{url}/run"):
         pass
     for use in ("read", "work"):
         assert stat.S_IMODE(os.stat(os.path.join(copies.base_folder(), use)).st_mode) == 0o700

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from pretrainax.config import RunFailed
-from pretrainax.storage import lease, places, run_objects, twin
+from pretrainax.storage import lease, mirror, places, run_objects
 from pretrainax.storage.lease import Lease
 from pretrainax.storage.store import Store
 from tests.support.tiers import few
@@ -41,17 +41,21 @@ def another_machine(tmp_path, monkeypatch):
 
 
 def test_a_folder_of_this_machine_is_itself():
-    with places.at_work("runs/a") as folder, places.sent("b/c") as output, places.cached("~/d") as cache:
-        assert (folder, output, cache, places.here("e@best")) == ("runs/a", "b/c", "~/d", "e@best")
+    with (
+        places.working_copy("runs/a") as folder,
+        places.uploaded_output("b/c") as output,
+        places.lazy_folder("~/d") as cache,
+    ):
+        assert (folder, output, cache, places.local_path("e@best")) == ("runs/a", "b/c", "~/d", "e@best")
 
 
 @pytest.mark.first(1)
 def test_what_a_run_writes_is_there_at_its_end(url, monkeypatch, tmp_path):
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, {"config.json": "{}", **checkpoint(10)})
     assert names(url) == sorted(["config.json", *checkpoint(10)])
     another_machine(tmp_path, monkeypatch)
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         assert os.path.exists(os.path.join(folder, "checkpoints/10/run.json"))
         assert not os.path.exists(os.path.join(folder, "checkpoints/10/params"))  # until it is asked for
         places.complete(os.path.join(folder, "checkpoints/10"))
@@ -61,30 +65,30 @@ def test_what_a_run_writes_is_there_at_its_end(url, monkeypatch, tmp_path):
 @pytest.mark.first(2)
 def test_other_processes_begin_with_what_the_first_has_done(url):
     """At once, and not with the next of the sender's looks."""
-    with places.at_work(url) as first, places.at_work(url, process=1) as second:
-        with places.shared(first):
+    with places.working_copy(url) as first, places.working_copy(url, process=1) as second:
+        with places.process_zero_first(first):
             write(first, {"tokenizer.json": "{}"})
         assert "tokenizer.json" in names(url)
-        with places.shared(second):
+        with places.process_zero_first(second):
             assert os.listdir(second) == ["tokenizer.json"]
-    with places.shared("runs/of this machine"):
+    with places.process_zero_first("runs/of this machine"):
         pass
 
 
 def test_ranges_of_an_object_that_is_gone_name_it(url, tmp_path, monkeypatch):
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, {"corpora/a.bin": "abcdef"})
     another_machine(tmp_path, monkeypatch)
-    with places.cached(url) as folder:
-        path, cached = os.path.join(folder, "corpora/a.bin"), places.twin_around(folder)
+    with places.lazy_folder(url) as folder:
+        path, cached = os.path.join(folder, "corpora/a.bin"), places.mirror_of(folder)
         assert cached.read_ranges([(path, 1, 3), (path, 4, 6)]) == [b"bc", b"ef"]
         Store(url).delete(["corpora/a.bin"])
-        with pytest.raises(twin.Gone, match=r"one of corpora/a.bin to corpora/a.bin is no longer in "):
+        with pytest.raises(mirror.Gone, match=r"one of corpora/a.bin to corpora/a.bin is no longer in "):
             cached.read_ranges([(path, 1, 3)])
 
 
 def test_what_is_on_its_way_is_not_sent(url):
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(
             folder,
             {"checkpoints/5.saving/params/a": "", "checkpoints/5.saving.json": "", "run.lock": "", "a.tmp-h-1": ""},
@@ -93,21 +97,21 @@ def test_what_is_on_its_way_is_not_sent(url):
 
 
 def test_a_checkpoint_that_is_deleted_is_deleted_there_also_where_its_arrays_never_came(url, monkeypatch, tmp_path):
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, checkpoint(10) | checkpoint(20))
     another_machine(tmp_path, monkeypatch)
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         shutil.rmtree(os.path.join(folder, "checkpoints/10"))
     assert names(url) == sorted(checkpoint(20))
 
 
 def test_what_vouches_for_others_goes_last_and_is_taken_away_first(url, monkeypatch):
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, checkpoint(10) | {"config.json": "{}"})
     order = []
     monkeypatch.setattr(Store, "put", lambda self, path, name: order.append(("put", name)))
     monkeypatch.setattr(Store, "delete", lambda self, names: order.extend(("delete", name) for name in names))
-    monkeypatch.setattr(Store, "stamp", lambda self, name: twin.Stamp(1, str(len(order))))
+    monkeypatch.setattr(Store, "stamp", lambda self, name: mirror.Stamp(1, str(len(order))))
     write(folder, {name: content + " anew" for name, content in checkpoint(10).items()} | checkpoint(20))
     places._twins[folder].push()
     last = "checkpoints/10/manifest.sha256"
@@ -117,9 +121,9 @@ def test_what_vouches_for_others_goes_last_and_is_taken_away_first(url, monkeypa
 
 
 def test_metrics_are_sent_in_parts_of_which_only_the_new_ones_go(url, monkeypatch, tmp_path):
-    monkeypatch.setattr(twin, "PART", 100)
+    monkeypatch.setattr(mirror, "PART", 100)
     lines = "".join(f'{{"step": {i}}}\n' for i in range(50))
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, {"metrics.jsonl": lines})
         places._twins[folder].push()
         written = []
@@ -129,25 +133,25 @@ def test_metrics_are_sent_in_parts_of_which_only_the_new_ones_go(url, monkeypatc
         places._twins[folder].push()
         assert [name for name in written if "metrics" in name] == [f"metrics.jsonl.{len(lines) // 100:05d}"]
     another_machine(tmp_path, monkeypatch)
-    assert open(os.path.join(places.here(url), "metrics.jsonl")).read() == lines + '{"step": 50}\n'
+    assert open(os.path.join(places.local_path(url), "metrics.jsonl")).read() == lines + '{"step": 50}\n'
 
 
 def test_metrics_that_were_cut_are_shorter_there_too(url, monkeypatch, tmp_path):
-    monkeypatch.setattr(twin, "PART", 100)
-    with places.at_work(url) as folder:
+    monkeypatch.setattr(mirror, "PART", 100)
+    with places.working_copy(url) as folder:
         write(folder, {"metrics.jsonl": "x" * 950})
         places._twins[folder].push()
         write(folder, {"metrics.jsonl": "x" * 120})
     another_machine(tmp_path, monkeypatch)
-    assert open(os.path.join(places.here(url), "metrics.jsonl")).read() == "x" * 120
+    assert open(os.path.join(places.local_path(url), "metrics.jsonl")).read() == "x" * 120
 
 
 def test_the_machine_that_was_last_at_work_goes_on_with_what_it_had_not_sent(url, monkeypatch):
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, {"metrics.jsonl": "1\n"})
     write(folder, {"metrics.jsonl": "1\n2\n", **checkpoint(10)})  # as by a process that was killed before it sent them
     monkeypatch.setattr(places, "_twins", {})
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         assert open(os.path.join(folder, "metrics.jsonl")).read() == "1\n2\n"
     assert sorted(checkpoint(10))[0] in names(url)
 
@@ -155,15 +159,15 @@ def test_the_machine_that_was_last_at_work_goes_on_with_what_it_had_not_sent(url
 @pytest.mark.first(2)
 def test_what_another_machine_has_overtaken_is_put_aside(url, monkeypatch, tmp_path, capsys):
     first = os.environ["XDG_CACHE_HOME"]
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, {"metrics.jsonl": "1\n"})
     write(folder, {"metrics.jsonl": "1\nnot sent\n"})
     another_machine(tmp_path, monkeypatch)
-    with places.at_work(url) as other:
+    with places.working_copy(url) as other:
         write(other, {"metrics.jsonl": "1\n2\n3\n"})
     monkeypatch.setenv("XDG_CACHE_HOME", first)
     monkeypatch.setattr(places, "_twins", {})
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         assert open(os.path.join(folder, "metrics.jsonl")).read() == "1\n2\n3\n"
     said = capsys.readouterr().err
     aside = said.split("files that were not sent are now in ")[1].split("\n")[0]
@@ -173,41 +177,43 @@ def test_what_another_machine_has_overtaken_is_put_aside(url, monkeypatch, tmp_p
 def test_a_reader_sees_what_is_there_now(url):
     store = Store(url)
     store.write("a/b", b"1")
-    assert open(os.path.join(places.here(url), "a/b")).read() == "1"
+    assert open(os.path.join(places.local_path(url), "a/b")).read() == "1"
     store.write("a/b", b"22")
     store.write("c", b"3")
     store.delete(["x"])
-    assert open(os.path.join(places.here(url), "a/b")).read() == "22"
+    assert open(os.path.join(places.local_path(url), "a/b")).read() == "22"
     store.delete(["c"])
-    assert os.listdir(places.here(url)) == ["a"]
+    assert os.listdir(places.local_path(url)) == ["a"]
 
 
 def test_a_url_may_be_of_an_object_a_checkpoint_of_a_run_or_several_objects(url):
     store = Store(url)
     for name in ("text/a.txt", "text/b.txt", "text/c.bin"):
         store.write(name, name.encode())
-    assert open(places.here(f"{url}/text/a.txt")).read() == "text/a.txt"
-    assert places.here(f"{url}@best").endswith("@best") and os.path.isdir(places.here(f"{url}@best")[: -len("@best")])
+    assert open(places.local_path(f"{url}/text/a.txt")).read() == "text/a.txt"
+    assert places.local_path(f"{url}@best").endswith("@best") and os.path.isdir(
+        places.local_path(f"{url}@best")[: -len("@best")]
+    )
 
 
 def test_of_a_pattern_what_matches_comes(url):
     store = Store(url)
     for name in ("text/a.txt", "text/b.txt", "text/c.bin"):
         store.write(name, name.encode())
-    pattern = places.here(f"{url}/text/*.txt")
+    pattern = places.local_path(f"{url}/text/*.txt")
     assert sorted(os.listdir(os.path.dirname(pattern))) == ["a.txt", "b.txt"] and pattern.endswith("*.txt")
 
 
 def test_a_file_and_a_folder_that_a_command_writes_are_sent(url):
-    with places.sent(f"{url}/out/results.json") as path:
+    with places.uploaded_output(f"{url}/out/results.json") as path:
         write(os.path.dirname(path), {"results.json": "{}"})
-    with places.sent(f"{url}/export") as path:
+    with places.uploaded_output(f"{url}/export") as path:
         write(path, {"config.json": "{}", "model.safetensors": "x"})
     assert names(url) == ["export/config.json", "export/model.safetensors", "out/results.json"]
 
 
 def test_what_fails_sends_nothing(url):
-    with pytest.raises(ZeroDivisionError), places.sent(f"{url}/export") as path:
+    with pytest.raises(ZeroDivisionError), places.uploaded_output(f"{url}/export") as path:
         write(path, {"config.json": "{}"})
         _ = 1 / 0
     assert names(url) == []
@@ -215,13 +221,13 @@ def test_what_fails_sends_nothing(url):
 
 @pytest.mark.first(2)
 def test_what_a_machine_that_was_lost_had_sent_of_a_checkpoint_is_deleted(url, monkeypatch, tmp_path):
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         write(folder, checkpoint(10))
     store = Store(url)
     store.write("checkpoints/20/params/d/b", b"array")  # and so never the manifest
     store.write("checkpoints/20/run.json", b"{}")
     another_machine(tmp_path, monkeypatch)
-    with places.at_work(url) as folder:
+    with places.working_copy(url) as folder:
         assert os.listdir(os.path.join(folder, "checkpoints")) == ["10"]
         write(folder, checkpoint(20))
     assert names(url) == sorted(checkpoint(10) | checkpoint(20))
@@ -231,55 +237,63 @@ def test_what_a_command_had_made_when_it_was_killed_is_sent_by_the_next_one(url,
     def killed(*_, **__):
         raise KeyboardInterrupt  # as far as files go
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), places.sent(f"{url}/export") as path:
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(KeyboardInterrupt),
+        places.uploaded_output(f"{url}/export") as path,
+    ):
         write(path, {"config.json": "{}", "model.safetensors": "x"})
-        patch.setattr(twin.Twin, "push", killed)
+        patch.setattr(mirror.Mirror, "push", killed)
     assert names(url) == []
     monkeypatch.setattr(places, "_twins", {})
-    with places.sent(f"{url}/export"):
+    with places.uploaded_output(f"{url}/export"):
         assert names(url) == ["export/config.json", "export/model.safetensors"]
 
 
 def test_what_a_command_had_half_made_when_it_was_killed_is_not_sent(url, monkeypatch):
-    with pytest.raises(KeyboardInterrupt), places.sent(f"{url}/export") as path:
+    with pytest.raises(KeyboardInterrupt), places.uploaded_output(f"{url}/export") as path:
         write(path, {"model.safetensors": "half"})
         raise KeyboardInterrupt
     monkeypatch.setattr(places, "_twins", {})
-    with places.sent(f"{url}/export") as path:
+    with places.uploaded_output(f"{url}/export") as path:
         assert not os.path.exists(os.path.join(path, "model.safetensors"))
         write(path, {"config.json": "{}"})
     assert names(url) == ["export/config.json"]
 
 
 def test_people_are_told_of_what_is_in_a_twin_by_its_url(url):
-    with places.at_work(f"{url}/a") as a, places.at_work(f"{url}/a-b") as b:
-        told = places.named(f"{a}/curves.png, {b}@best, {a}.html: see {a}, {a}2")
+    with places.working_copy(f"{url}/a") as a, places.working_copy(f"{url}/a-b") as b:
+        told = places.with_urls(f"{a}/curves.png, {b}@best, {a}.html: see {a}, {a}2")
     assert told == f"{url}/a/curves.png, {url}/a-b@best, {url}/a.html: see {url}/a, {url}/a2"
 
 
 def test_a_single_file_that_is_written_has_no_file_beside_it_here(url):
     Store(url).write("run/config.json", b"{}")
-    with places.sent(f"{url}/run/evaluations/one.json") as path:
+    with places.uploaded_output(f"{url}/run/evaluations/one.json") as path:
         write(os.path.dirname(path), {"one.json": "{}"})
-    assert os.listdir(os.path.join(places.here(f"{url}/run"), "evaluations")) == ["one.json"]
+    assert os.listdir(os.path.join(places.local_path(f"{url}/run"), "evaluations")) == ["one.json"]
 
 
 def test_two_machines_do_not_work_at_the_same_time(url, monkeypatch, tmp_path):
-    monkeypatch.setattr(lease, "BEAT", 0.05)
-    with places.at_work(url):
+    monkeypatch.setattr(lease, "HEARTBEAT", 0.05)
+    with places.working_copy(url):
         another_machine(tmp_path, monkeypatch)
-        with pytest.raises(RunFailed, match="is in use by process"), places.at_work(url):
+        with pytest.raises(RunFailed, match="is in use by process"), places.working_copy(url):
             pass
 
 
 def test_two_processes_of_a_machine_do_not_work_at_the_same_time(url):
-    with places.at_work(url), pytest.raises(RunFailed, match="by another process of this machine"), places.at_work(url):
+    with (
+        places.working_copy(url),
+        pytest.raises(RunFailed, match="by another process of this machine"),
+        places.working_copy(url),
+    ):
         pass
 
 
 @pytest.mark.slow
 def test_a_lease_of_a_machine_that_is_silent_is_taken(url, monkeypatch):
-    monkeypatch.setattr(lease, "SILENCE", 0.3)
+    monkeypatch.setattr(lease, "LEASE_TIMEOUT", 0.3)
     first = Lease(Store(url), "first")
     assert first._take()
     with Lease(Store(url), "second") as second:
@@ -290,8 +304,8 @@ def test_a_lease_of_a_machine_that_is_silent_is_taken(url, monkeypatch):
 def test_of_many_that_take_a_silent_lease_one_gets_it(url, monkeypatch):
     import threading
 
-    monkeypatch.setattr(lease, "SILENCE", 0.2)
-    monkeypatch.setattr(lease, "BEAT", 0.05)
+    monkeypatch.setattr(lease, "LEASE_TIMEOUT", 0.2)
+    monkeypatch.setattr(lease, "HEARTBEAT", 0.05)
     Lease(Store(url), "gone")._take()
     got, over = [], threading.Event()
 
@@ -325,10 +339,10 @@ def test_a_holder_whose_lease_was_taken_ends_itself(url, monkeypatch):
 
 
 def test_a_store_that_refuses_keeps_no_run_from_its_end_and_says_where_its_files_are(gcs, capsys, monkeypatch):
-    monkeypatch.setattr(places, "EVERY", 0.1)
+    monkeypatch.setattr(places, "UPLOAD_PERIOD", 0.1)
     with (
         pytest.raises(RunFailed, match="refuses this user .*to continue and send the rest"),
-        places.at_work("gs://bucket/r") as folder,
+        places.working_copy("gs://bucket/r") as folder,
     ):
         gcs.forbids_writes = True
         write(folder, checkpoint(10))
@@ -336,7 +350,7 @@ def test_a_store_that_refuses_keeps_no_run_from_its_end_and_says_where_its_files
     said = capsys.readouterr().err
     assert said.count("the run continues in") == 1 and f"files that were not sent are in {folder}" in said
     gcs.forbids_writes = False
-    with places.at_work("gs://bucket/r"):
+    with places.working_copy("gs://bucket/r"):
         pass
     assert names("gs://bucket/r") == sorted(checkpoint(10))
 
@@ -347,7 +361,7 @@ def test_bytes_that_were_lost_on_the_way_are_noticed(gcs, monkeypatch):
         Store, "get", lambda self, name, path: (os.makedirs(os.path.dirname(path)), open(path, "w").close())
     )
     with pytest.raises(RunFailed, match="gs://bucket/r/a has 5 bytes, and 0 came"):
-        places.here("gs://bucket/r")
+        places.local_path("gs://bucket/r")
 
 
 def test_what_is_written_anew_while_it_is_brought_is_brought_once_more(gcs, monkeypatch):
@@ -360,15 +374,15 @@ def test_what_is_written_anew_while_it_is_brought_is_brought_once_more(gcs, monk
         get(self, name, path)
 
     monkeypatch.setattr(Store, "get", late)
-    with open(os.path.join(places.here("gs://bucket/r"), "a"), "rb") as file:
+    with open(os.path.join(places.local_path("gs://bucket/r"), "a"), "rb") as file:
         assert file.read() == b"123456789"
 
 
 KILLED = """
 import hashlib, os, random, shutil, sys, time
 from pretrainax.storage import places
-places.EVERY = 0.01
-with places.at_work(sys.argv[1]) as folder:
+places.UPLOAD_PERIOD = 0.01
+with places.working_copy(sys.argv[1]) as folder:
     kept = os.path.join(folder, "checkpoints")
     os.makedirs(kept, exist_ok=True)
     step = max((int(name) for name in os.listdir(kept) if name.isdecimal()), default=0)

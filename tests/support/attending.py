@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrainax.layers.attention import attention, choose_implementation
+from pretrainax.layers.attention import attention, choose_backend
 from pretrainax.layers.attention_spec import AttentionSpec
 
 
@@ -72,4 +72,4 @@ USUAL = AttentionSpec(
 
 def choose(requested, platform, **other):
     """What is chosen for a causal attention over 512 tokens, but for what is `other`."""
-    return choose_implementation(requested, platform, dataclasses.replace(USUAL, **other))
+    return choose_backend(requested, platform, dataclasses.replace(USUAL, **other))

@@ -99,7 +99,7 @@ def train(text: str, cache: str, fsdp: str, steps: str, *workdirs: str) -> int:
     host.start_jax(experiment)
     codes = []
     for workdir in workdirs:
-        with folders.at_work(workdir) as folder, mock.patch.object(core, "finish"):
+        with folders.local_folder(workdir) as folder, mock.patch.object(core, "finish"):
             codes.append(training.train(copy.deepcopy(experiment), folder, extend=int(steps) > 12))
     return max(codes)
 

@@ -49,7 +49,7 @@ def run(family: str, workdir: str, text: str, cache: str, fsdp: int, sequence: i
     experiment.train.profile_steps = profile_steps
     rows = Rows()
     with mock.patch.object(core, "finish"):  # its samples and pictures take as long as the steps
-        code = train(experiment, workdir, callbacks=[rows, Profiles(ProfileRequest(), report.of_run)])
+        code = train(experiment, workdir, callbacks=[rows, Profiles(ProfileRequest(), report.run_report)])
     np.savez(os.path.join(workdir, f"batches-{jax.process_index()}.npz"), **rows.seen)
     return code
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from pretrainax import models
 from pretrainax.config import MeshConfig, TrainConfig
-from pretrainax.layers.compute import Compute, for_this_machine
+from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupConstant
 from pretrainax.sharding.arrays import put_batch
@@ -44,7 +44,7 @@ def updated(case: Case, copies: int = 1, accumulate: int = 1, **sizes: int) -> A
         params = jax.device_put(weights(config), tree_shardings(mesh, weights(config)))
         optimizer = AdamW(learning_rate=LEARNING_RATE, clip_norm=CLIP, **ADAMW).build(schedule, params)
         state = train_step.TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
-        train = for_this_machine(TrainConfig(steps=STEPS, global_batch_size=3 * copies, accumulate=accumulate))
+        train = resolve_auto(TrainConfig(steps=STEPS, global_batch_size=3 * copies, accumulate=accumulate))
         step = train_step.make_train_step(model, optimizer, schedule, train, mesh)
         for _ in range(STEPS):
             state, metrics = step(state, put_batch(arrays, mesh))

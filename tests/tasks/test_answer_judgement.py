@@ -13,7 +13,7 @@ def test_a_question_is_right_where_each_of_its_answers_is():
     said = np.array([[0.0, 1], [0, 1], [0, 1], [0, 1]])  # all are right: one of "b" is not
     found = AnswerJudgement().metrics(said, notes)
     assert found == pytest.approx({"accuracy": 0.75, "f1": 6 / 7, "question_accuracy": 0.5})
-    assert tuple(found) == AnswerJudgement().figures
+    assert tuple(found) == AnswerJudgement().metric_names
 
 
 def test_a_record_without_what_tells_its_question_is_refused():
@@ -23,7 +23,7 @@ def test_a_record_without_what_tells_its_question_is_refused():
 
 
 def test_it_is_asked_without_label_and_question_number():
-    assert AnswerJudgement().ask(RECORD).texts == ("It rained.", "How was it? wet")
+    assert AnswerJudgement().read_unlabeled(RECORD).texts == ("It rained.", "How was it? wet")
 
 
 def test_there_are_two_classes():

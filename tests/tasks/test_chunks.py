@@ -47,7 +47,7 @@ def test_of_a_pair_the_longer_text_is_in_windows_beside_the_other():
 
 
 def test_windows_beyond_the_most_are_left_out_and_noted_in_the_first():
-    found = windows(Chunks(stride=50, most=2), 1000)
+    found = windows(Chunks(stride=50, max_windows=2), 1000)
     assert [w.note for w in found] == [{"label": 1, WINDOW: 0, LOST: True}, {"label": 1, WINDOW: 1}]
 
 
@@ -102,15 +102,15 @@ def test_rows_of_windows_are_full_and_the_corpus_is_another_one(variant):
     assert len(encoded) > 5 and {len(e.parts[0]) for e in encoded} == {bound.room(1)}
     assert not any(bound.is_cut(e) for e in encoded)
     experiment.data.sequence_length = 16
-    keys = [adapted.prepared_by(), task.adapted(experiment).prepared_by()]
-    assert keys[0] != keys[1] != Classification(labels=("a", "b")).adapted(experiment).prepared_by()
+    keys = [adapted.corpus_settings(), task.adapted(experiment).corpus_settings()]
+    assert keys[0] != keys[1] != Classification(labels=("a", "b")).adapted(experiment).corpus_settings()
 
 
 @pytest.mark.parametrize(
     "chunks, said",
     [
         (Chunks(stride=0), "config.objective.chunks.stride is 0, it must be at least 1"),
-        (Chunks(most=0), "config.objective.chunks.most is 0"),
+        (Chunks(max_windows=0), "config.objective.chunks.max_windows is 0"),
         (Chunks(join="median"), "config.objective.chunks.join is 'median'"),
         (Chunks(), "config.data.drop_duplicates compares whole documents"),
     ],

@@ -50,7 +50,7 @@ def test_a_task_is_read_by_the_name_of_its_set(name, hub):
         assert len(train) == len(valid) == 40 and valid[0].note["words"][0] == "validation0"
     else:  # which has no split for validation: of a tenth, 4 expected, standard deviation 1.9
         assert len(train) + len(valid) == 40 and 0 < len(valid) < 13
-    assert named.select_by in named.task.figures
+    assert named.select_by in named.task.metric_names
 
 
 BUILDER = """

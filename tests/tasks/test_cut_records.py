@@ -105,6 +105,6 @@ def test_a_query_that_is_too_long_is_counted(tmp_path):
 
 
 def test_of_windows_a_record_counts_that_has_more_than_are_read(tmp_path):
-    task = bound("bert", Classification(labels=("0", "1"), chunks=Chunks(most=2, stride=7)), 16)
+    task = bound("bert", Classification(labels=("0", "1"), chunks=Chunks(max_windows=2, stride=7)), 16)
     said, _ = counted(tmp_path, "bert", task, 16, TASKS["one text"][3])
     assert said == sum(n + 1 > 14 + 7 for n in SIZES)

@@ -36,7 +36,7 @@ def test_a_record_becomes_an_example_for_each_entity(tokenizer):
 
 def test_a_record_without_answers_is_asked(tokenizer):
     task = EntityChoice()
-    asked = task.ask({name: value for name, value in RECORD.items() if name != "answers"})
+    asked = task.read_unlabeled({name: value for name, value in RECORD.items() if name != "answers"})
     assert [one.note for one in task.encode(asked, tokenizer)] == [
         {"window": 0, "entity": "ann"},
         {"window": 1, "entity": "bo"},
@@ -52,7 +52,7 @@ def test_figures_are_of_the_likeliest_entity_of_a_record():
     said = np.array([[1.0, 0], [5, 7], [0, 1], [-0.5, 0], [3, 0]])
     found = EntityChoice().metrics(said, notes)
     assert found == pytest.approx({"exact_match": 0.5, "answer_f1": (1 + 2 / 3) / 2})
-    assert tuple(found) == EntityChoice().figures
+    assert tuple(found) == EntityChoice().metric_names
 
 
 def test_a_prediction_names_the_likeliest_and_how_likely_each_is_to_be_right():

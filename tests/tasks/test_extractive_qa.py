@@ -15,7 +15,7 @@ from pretrainax.data.objectives import Text
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines
 from pretrainax.planning.shapes import batch_shapes
-from pretrainax.tasks import ExtractiveQA, figures
+from pretrainax.tasks import ExtractiveQA, label_metrics
 from pretrainax.tokenization import ByteBPE, Characters, Unigram, WordPiece
 from tests.support import tiny
 
@@ -105,7 +105,7 @@ def test_an_answer_comes_back_through_every_tokenizer_and_from_windows(name, ans
     )
     rows, notes = windows_of(task, record(answer), BUILT[name])
     assert [note["window"] for note in notes] == list(range(len(rows)))
-    said = task.said(right_answers(rows, notes, 40), notes).text
+    said = task.extract(right_answers(rows, notes, 40), notes).text
     assert said == answer.replace("\r\n", "\n")
 
 
@@ -156,16 +156,16 @@ def numbers(**marks) -> tuple[np.ndarray, list]:
 
 def test_the_best_span_is_of_the_passage_in_order_and_not_too_long():
     task = ExtractiveQA(max_answer_length=2)
-    assert task.said(*numbers(_030=5, _041=5)).text == "b c"
-    assert task.said(*numbers(_030=5, _041=5, _140=6, _151=6)).text == "e f"  # of the second window
-    assert task.said(*numbers(_000=9, _071=9, _030=1, _031=1)).text == "b"  # question and padding are no passage
-    assert task.said(*numbers(_050=5, _021=5)).text in ("d", "a")  # no end before the begin
-    assert task.said(*numbers(_020=5, _051=5, _021=1)).text == "a"  # four tokens are too many
+    assert task.extract(*numbers(_030=5, _041=5)).text == "b c"
+    assert task.extract(*numbers(_030=5, _041=5, _140=6, _151=6)).text == "e f"  # of the second window
+    assert task.extract(*numbers(_000=9, _071=9, _030=1, _031=1)).text == "b"  # question and padding are no passage
+    assert task.extract(*numbers(_050=5, _021=5)).text in ("d", "a")  # no end before the begin
+    assert task.extract(*numbers(_020=5, _051=5, _021=1)).text == "a"  # four tokens are too many
 
 
 def test_only_the_best_begins_and_ends_are_tried_with_each_other():
     marks = dict(_020=9, _051=9, _030=3, _041=3, _140=9, _111=9)
-    said = {n: ExtractiveQA(n_best=n, max_answer_length=2).said(*numbers(**marks)).text for n in (1, 2)}
+    said = {n: ExtractiveQA(n_best=n, max_answer_length=2).extract(*numbers(**marks)).text for n in (1, 2)}
     assert said == {1: "", 2: "b c"}  # "a b c d" is too long, and in the other window the end is before the begin
 
 
@@ -173,9 +173,9 @@ def test_only_the_best_begins_and_ends_are_tried_with_each_other():
 def test_none_is_said_where_its_lowest_score_is_higher_by_more_than_the_threshold(threshold, text):
     marks = dict(_000=5, _001=5, _100=4, _101=4, _030=2, _031=2)  # of none 10 and 8, of "b" 4
     task = ExtractiveQA(no_answer=True, null_score_diff_threshold=threshold)
-    said = task.said(*numbers(**marks))
+    said = task.extract(*numbers(**marks))
     assert said.text == text and said.null_score_diff == 4.0
-    assert ExtractiveQA().said(*numbers(**marks)).text == "b"
+    assert ExtractiveQA().extract(*numbers(**marks)).text == "b"
     assert task.prediction(*numbers(**marks)) == {"prediction": text, "score": 4.0, "null_score_diff": 4.0}
 
 
@@ -189,14 +189,14 @@ def test_figures_are_of_records_and_not_of_windows():
 def test_answers_are_compared_as_squad_does():
     said = ["The  Fox!", "an old dog", "", "cat", "the"]
     truth = [["fox"], ["old red dog", "wolf"], [], [], ["the", "an owl"]]
-    found = figures.of_answers(said, truth, some_have_none=True)
+    found = label_metrics.of_answers(said, truth, some_have_none=True)
     assert found == pytest.approx(
         {
             **{"exact_match": 2 / 5, "answer_f1": (1 + 0.8 + 1 + 0 + 0) / 5},
             **{"has_answer_exact_match": 1 / 3, "has_answer_f1": 1.8 / 3, "no_answer_accuracy": 0.5},
         }
     )
-    assert figures.of_answers(["a b c"], [["b c d e"]], False)["answer_f1"] == pytest.approx(2 * 2 / (2 + 4))
+    assert label_metrics.of_answers(["a b c"], [["b c d e"]], False)["answer_f1"] == pytest.approx(2 * 2 / (2 + 4))
 
 
 # --- records ----------------------------------------------------------------------------------------------------------
@@ -331,6 +331,6 @@ def test_what_does_not_fit_is_refused(change, said):
 def test_only_what_windows_follow_from_makes_another_corpus():
     task = adapted(ExtractiveQA())
     same = [ExtractiveQA(n_best=3), ExtractiveQA(max_answer_length=5), ExtractiveQA(null_score_diff_threshold=1.0)]
-    assert all(adapted(other).prepared_by() == task.prepared_by() for other in same)
+    assert all(adapted(other).corpus_settings() == task.corpus_settings() for other in same)
     others = [adapted(ExtractiveQA(stride=5)), adapted(ExtractiveQA(), length=40), adapted(ExtractiveQA(), "gpt")]
-    assert all(other.prepared_by() != task.prepared_by() for other in others)
+    assert all(other.corpus_settings() != task.corpus_settings() for other in others)

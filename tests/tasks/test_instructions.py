@@ -42,10 +42,10 @@ def test_the_loss_is_of_the_answers_and_of_the_ends_of_their_turns():
 def test_what_is_read_before_the_last_answer_is_that_of_training():
     task = adapted(120)
     text = text_of(task, TALK)
-    asked = task.asked(text, TOKENIZER.vocabulary)["tokens"]
+    asked = task.prompt_example(text, TOKENIZER.vocabulary)["tokens"]
     assert TOKENIZER.decode(asked).endswith("User:\nand\n\nAssistant:\n")
     assert asked.tolist() == text.tokens[: len(asked)].tolist() and text.note["answer"] == "it rains"
-    short = adapted(16).asked(text, TOKENIZER.vocabulary)["tokens"]
+    short = adapted(16).prompt_example(text, TOKENIZER.vocabulary)["tokens"]
     assert short.tolist() == asked[-8:].tolist()
 
 

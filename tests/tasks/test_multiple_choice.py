@@ -153,7 +153,7 @@ def test_accuracy_is_of_records_and_one_place_for_all_is_a_warning():
 
 def test_a_record_without_its_answer_is_asked():
     task = adapted(MultipleChoice(choices=2), length=8)
-    asked = task.ask({name: value for name, value in RECORD.items() if name != "answer"})
+    asked = task.read_unlabeled({name: value for name, value in RECORD.items() if name != "answer"})
     (encoded,) = task.encode(asked, TOKENIZER)
     assert asked.texts == task.read(RECORD).texts and asked.note == {} and task.is_cut(encoded)
     said = task.prediction(np.array([[0.0, 2.0]]), [{}])

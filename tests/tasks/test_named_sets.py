@@ -8,10 +8,10 @@ import pytest
 from datasets import ClassLabel, Value
 
 from pretrainax.data.sources import TFDS
-from pretrainax.tasks import questions, superglue
+from pretrainax.tasks import qa_datasets, superglue
 from tests.support.huggingface_datasets import without_network
 
-TASKS = questions.TASKS | superglue.TASKS
+TASKS = qa_datasets.TASKS | superglue.TASKS
 TEXT, NUMBER, LABEL = Value("string"), Value("int32"), ClassLabel(names=["False", "True"])
 _IDX = {name: NUMBER for name in ("paragraph", "question", "answer")}
 _ANSWERS = {"text": datasets.Sequence(TEXT), "answer_start": datasets.Sequence(NUMBER)}
@@ -156,7 +156,7 @@ def test_a_set_is_read_by_its_name_on_the_hub(name, hub):
 @pytest.mark.parametrize("name", TASKS)
 def test_a_named_task_is_ranked_by_a_figure_of_its_own(name):
     named = TASKS[name]
-    assert named.select_by in named.task.figures and not list(named.task.field_problems())
+    assert named.select_by in named.task.metric_names and not list(named.task.field_problems())
 
 
 BUILDERS = {  # of each kind of set: the name of its builder, its config, its version

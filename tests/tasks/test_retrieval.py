@@ -71,7 +71,7 @@ def test_the_rank_of_a_passage_is_among_all_but_those_that_answer_too():
     assert ranks_of(vectors, queries, passages).tolist() == [1, 2, 2, 2]
     found = Retrieval().metrics(vectors, [{"query": q, "passages": p} for q, p in zip(queries, passages, strict=True)])
     assert found == {"recall@1": 0.25, "recall@10": 1.0, "recall@100": 1.0, "mrr": (1 + 3 * 0.5) / 4}
-    assert tuple(found) == Retrieval().figures
+    assert tuple(found) == Retrieval().metric_names
     same = np.ones((4, 3, 2), np.float32)  # which tells nothing
     assert ranks_of(same, list("abcd"), passages).min() == 6
 

@@ -115,14 +115,14 @@ def test_a_record_without_a_label_is_the_same_row_without_one(task):
     task = adapted(task)
     whole = example_of(task, record | {"label": answer})
     for fields in (record, record | {"label": "nonsense"}):  # which is not looked at
-        asked = task.ask(fields)
+        asked = task.read_unlabeled(fields)
         (encoded,) = task.encode(asked, TOKENIZER)
         tokens, ends = np.concatenate(encoded.parts), np.cumsum([len(ids) for ids in encoded.parts])
         example = task.example(Text(tokens, np.ones_like(tokens), ends, note=encoded.note), None, VOCABULARY)
         assert whole.keys() - example.keys() in ({"labels"}, {"label_values"})
         assert all((example[name] == whole[name]).all() for name in example)
     with pytest.raises(ValueError, match="no field 'text'"):
-        task.ask({"label": answer, "other": "x"})
+        task.read_unlabeled({"label": answer, "other": "x"})
 
 
 def test_what_is_said_of_a_record():
@@ -136,7 +136,7 @@ def test_what_is_said_of_a_record():
 def test_a_text_that_loses_its_end_is_told():
     task = adapted(Classification(labels=("a", "b")), length=8)
     for text, is_cut in (("a film", False), ("a film " * 9, True)):
-        (encoded,) = task.encode(task.ask({"text": text}), TOKENIZER)
+        (encoded,) = task.encode(task.read_unlabeled({"text": text}), TOKENIZER)
         assert task.is_cut(encoded) is is_cut
 
 
@@ -177,7 +177,7 @@ def test_the_figures_of_classes():
     assert found["accuracy"] == 0.75 and found["f1"] == pytest.approx(2 / 3)
     assert found["matthews"] == pytest.approx((1 * 2 - 1 * 0) / np.sqrt(2 * 1 * 3 * 2))
     assert found["accuracy_f1"] == pytest.approx((0.75 + 2 / 3) / 2)
-    assert tuple(found) == task.figures
+    assert tuple(found) == task.metric_names
 
 
 def test_the_figures_of_labels_and_of_numbers():
@@ -191,7 +191,7 @@ def test_the_figures_of_labels_and_of_numbers():
     found = numbers.metrics(np.array([[0.0], [1.0], [4.0]]), [{"score": x} for x in (0.0, 1.0, 2.0)])
     assert found["spearman"] == pytest.approx(1.0) and found["squared_error"] == pytest.approx(4 / 3)
     assert found["pearson_spearman"] == pytest.approx((found["pearson"] + 1) / 2)
-    assert set(found) == set(numbers.figures)
+    assert set(found) == set(numbers.metric_names)
     assert numbers.metrics(np.ones((3, 1)), [{"score": x} for x in (0.0, 1.0, 2.0)])["pearson"] == 0.0
 
 
@@ -205,7 +205,7 @@ def test_a_class_without_an_example_is_named():
 @pytest.mark.parametrize("name", TASKS)
 def test_each_task_of_glue_selects_by_one_of_its_figures(name):
     named = TASKS[name]
-    assert named.select_by in named.task.figures and named.tfds == f"glue/{name}"
+    assert named.select_by in named.task.metric_names and named.tfds == f"glue/{name}"
 
 
 # --- the config -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pretrainax.config.validation import validate
 from pretrainax.data.objectives import Text
 from pretrainax.data.sources import JsonLines
 from pretrainax.tasks import TextGeneration
-from pretrainax.tasks.texts import TASKS
+from pretrainax.tasks.text_datasets import TASKS
 from pretrainax.tokenization import ByteBPE, Unigram
 from tests.support import tiny
 
@@ -59,7 +59,7 @@ def test_a_decoder_learns_from_the_target_alone():
 def test_what_is_read_before_an_answer_is_that_of_training(variant):
     task, vocabulary = adapted(variant), TOKENIZERS[variant].vocabulary
     text = text_of(task, RECORD, variant)
-    asked, example = task.asked(text, vocabulary), task.example(text, None, vocabulary)
+    asked, example = task.prompt_example(text, vocabulary), task.example(text, None, vocabulary)
     name = "encoder_tokens" if variant == "t5" else "tokens"
     assert asked[name].tolist() == example[name][: len(asked[name])].tolist()
     assert not {"targets", "loss_weights"} & asked.keys()
@@ -100,15 +100,15 @@ def test_the_word_of_a_label_is_its_target():
         task.read({**RECORD, "label": "goood"})
     task.answers, notes = None, [{"answer": "good"}, {"answer": "bad"}, {"answer": "good"}, {"answer": "bad"}]
     found = task.metrics([" good", "good", "so good", "bad\n"], notes)
-    assert found == {"label_accuracy": 0.5, "no_label": 1.0, "exact_match": 0.5} and tuple(found) == task.figures
+    assert found == {"label_accuracy": 0.5, "no_label": 1.0, "exact_match": 0.5} and tuple(found) == task.metric_names
 
 
 def test_the_figures_of_answers():
     task = adapted("t5", scores=("exact_match", "rouge", "bleu", "chrf"), answers=None)
     truth = ["the cat sat on the mat", "it rains today in the town"]
     same = task.metrics(truth, [{"answer": text} for text in truth])
-    assert tuple(same) == task.figures
-    assert same == pytest.approx({**dict.fromkeys(task.figures, 1), "bleu": 100, "chrf": 100})
+    assert tuple(same) == task.metric_names
+    assert same == pytest.approx({**dict.fromkeys(task.metric_names, 1), "bleu": 100, "chrf": 100})
     found = task.metrics(["the cat", "no"], [{"answer": text} for text in truth])
     assert found["rouge1"] == pytest.approx(2 * (1 * 2 / 6) / (1 + 2 / 6) / 2) and found["exact_match"] == 0
     assert found["rouge2"] == pytest.approx(2 * (1 * 1 / 5) / (1 + 1 / 5) / 2)
@@ -177,7 +177,7 @@ def test_what_does_not_fit_together_is_one_line(change, said):
 
 def test_corpora_do_not_follow_from_what_is_scored():
     few, many = (TextGeneration(answers=n, num_beams=n, scores=("bleu",) * (n - 1)) for n in (1, 2))
-    assert few.prepared_by() == many.prepared_by() != TextGeneration(input="a {text}").prepared_by()
+    assert few.corpus_settings() == many.corpus_settings() != TextGeneration(input="a {text}").corpus_settings()
 
 
 @pytest.mark.parametrize("name", TASKS)

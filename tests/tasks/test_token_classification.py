@@ -152,7 +152,7 @@ def test_the_figures_of_spans():
     assert found == pytest.approx(
         {"accuracy": 4 / 6, "precision": 3 / 4, "recall": 1.0, "f1": 6 / 7, "strict_f1": 2 * 2 / (3 + 3), "unread": 0.0}
     )
-    assert tuple(found) == task().figures and task().select_by == "f1"
+    assert tuple(found) == task().metric_names and task().select_by == "f1"
 
 
 def test_what_is_not_read_is_wrong_and_of_no_span():
@@ -167,7 +167,9 @@ def test_tags_that_tell_of_no_spans_have_an_accuracy_alone():
     speech = TokenClassification(labels=("NOUN", "VERB"))
     found = speech.metrics(answers([0, 1]), [{"tags": [0, 0], "parts": [1, 2]}])
     assert (
-        found == {"accuracy": 0.5, "unread": 0.0} and speech.select_by == "accuracy" and tuple(found) == speech.figures
+        found == {"accuracy": 0.5, "unread": 0.0}
+        and speech.select_by == "accuracy"
+        and tuple(found) == speech.metric_names
     )
 
 
@@ -245,21 +247,21 @@ def test_words_without_tags_are_the_same_row_and_are_said_a_tag_each():
     bound, words = adapted(task()), ["a", "filmdull", "", "fine"]
     whole = example_of(bound, words, ["B-A", "I-A", "O", "O"])
     for value in (words, np.array(words)):
-        asked = bound.ask({"tokens": value, "tags": "nonsense"})
+        asked = bound.read_unlabeled({"tokens": value, "tags": "nonsense"})
         (found,) = bound.encode(asked, TOKENIZER)
         tokens, ends = np.concatenate(found.parts), np.cumsum([len(ids) for ids in found.parts])
         example = bound.example(Text(tokens, np.ones_like(tokens), ends, note=found.note), None, TOKENIZER.vocabulary)
         assert whole.keys() - example.keys() == {"word_labels"}
         assert all((example[name] == whole[name]).all() for name in example) and not bound.is_cut(found)
-    assert bound.ask({"tokens": " a  fine film"}).note == {"words": ["a", "fine", "film"]}
+    assert bound.read_unlabeled({"tokens": " a  fine film"}).note == {"words": ["a", "fine", "film"]}
     with pytest.raises(ValueError, match="field 'tokens' holds no words"):
-        bound.ask({"tokens": []})
+        bound.read_unlabeled({"tokens": []})
     answers = {"tags": np.array([[1, 2, 0, -1]]), "probabilities": np.array([[0.5, 0.25, 0.75, 0.0]], np.float32)}
     assert bound.prediction(answers, [{"parts": ends.tolist()}]) == {
         "prediction": ["B-A", "I-A", None, "O"],
         "probabilities": [0.5, 0.25, None, 0.75],
     }
-    (long,) = bound.encode(bound.ask({"tokens": ["film"] * 30}), TOKENIZER)
+    (long,) = bound.encode(bound.read_unlabeled({"tokens": ["film"] * 30}), TOKENIZER)
     assert bound.is_cut(long)
 
 

@@ -21,7 +21,7 @@ from tests.support.huggingface_weights import params_of, write_directory, write_
 from tests.support.runs import arrays, assert_same_run, command, run
 
 START = "--config.tokenizer.special_pieces=roberta", "--config.model.vocab_size=400", "--config.train.steps=1"
-ADAPT = "(DecoderToEncoder(), Layers(taken='stacked'), WiderVocabulary(), LongerContext())"
+ADAPT = "(DecoderToEncoder(), Layers(layers='stacked'), WiderVocabulary(), LongerContext())"
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ class Recording(Callback):
     def on_batch(self, step, batch):
         self.batches.append(step)
 
-    def figures(self, loop, state):
+    def metric_names(self, loop, state):
         assert loop.sums["loss"]
         return {self.word: loop.step / 2, "apart": {"of": [loop.step]}}
 
@@ -101,7 +101,7 @@ class Stopping(Callback):
 class Asking(Callback):
     def on_step(self, loop, state, metrics):
         if loop.step == 3:
-            loop.ask_for("evaluation", "checkpoint")
+            loop.request("evaluation", "checkpoint")
 
 
 @pytest.mark.slow

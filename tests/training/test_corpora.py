@@ -3,7 +3,7 @@
 import pytest
 
 from pretrainax.data.preparation.prepare import prepare
-from pretrainax.training.corpora import checked_texts
+from pretrainax.training.corpora import checked_corpora
 from tests.support.text_in_store import another_machine, bucket, experiment, lines  # noqa: F401
 
 
@@ -17,7 +17,7 @@ def test_shards_that_stay_in_a_store_are_said_not_to_be_compared(lines, another_
     sizes = [size for corpus in (valid, train) for size in corpus.shard_sizes().values()]
     for kept in (len(valid.shard_sizes()), 0):
         of.data.keep_bytes = sum(sizes[:kept])
-        with checked_texts(of.data, prepared.valid_first, said.append) as check:
+        with checked_corpora(of.data, prepared.valid_first, said.append) as check:
             check.wait()
         beyond = sum(size > 0 for size in sizes[kept:])  # an empty one needs no room
         assert said.pop() == (

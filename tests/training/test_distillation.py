@@ -27,11 +27,11 @@ from pretrainax.interop.origin import find_origin
 from pretrainax.interop.run_start import TrainedStart
 from pretrainax.interop.start import load_plain
 from pretrainax.interop.teacher import teacher_of
-from pretrainax.layers.compute import for_this_machine
+from pretrainax.layers.compute import resolve_auto
 from pretrainax.models.flops import flops_per_step
 from pretrainax.planning.memory import estimate
+from pretrainax.runs.custom_model import CustomStart
 from pretrainax.runs.description import describe
-from pretrainax.runs.own_model import OwnStart
 from pretrainax.runs.train import open_run, train
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.param_paths import flat
@@ -184,7 +184,7 @@ def test_a_plan_and_a_run_count_the_teacher_s_memory_and_its_forward(student, te
 def test_attention_runs_by_the_kernel_that_holds_its_logits_where_they_are_compared(teacher, text, cache):
     for weight, kernel in ((1.0, "xla"), (0.0, "auto")):
         experiment = experiment_of(text, cache, 2, Distillation(str(teacher), attention=weight))
-        model = trained_model(experiment, for_this_machine(experiment.train), teacher_of(experiment))
+        model = trained_model(experiment, resolve_auto(experiment.train), teacher_of(experiment))
         assert model.compute.attention == model.teacher.compute.attention == kernel
 
 
@@ -201,7 +201,7 @@ def test_a_loss_of_a_user_stands_beside_the_teacher(teacher, text, cache, tmp_pa
         return {"own_loss": (jnp.float32(3.0), jnp.float32(2.0))}
 
     with without_finish():
-        assert train(narrow(teacher, text, cache), str(tmp_path), start=OwnStart(own_loss)) == 0
+        assert train(narrow(teacher, text, cache), str(tmp_path), start=CustomStart(own_loss)) == 0
     first = lines(tmp_path, "train")[0]
     assert first["own_loss"] == 1.5 and first["distillation_loss"] > 0
 

@@ -35,13 +35,13 @@ SUMS = {
 
 
 def test_figures_are_of_all_layers_and_of_each():
-    assert expert_balance.figures(SUMS) == {
+    assert expert_balance.balance_metrics(SUMS) == {
         "expert_imbalance": 1.5,
         "dead_experts": 1.0,
         "router_entropy": 1.5,
         "dropped_fraction": 0.125,
     }
-    assert expert_balance.layer_figures(SUMS) == {
+    assert expert_balance.layer_balance_metrics(SUMS) == {
         "expert_imbalance/layer=decoder.0": 2.0,
         "expert_imbalance/layer=decoder.1": 1.0,
         "router_entropy/layer=decoder.0": 2.0,
@@ -50,7 +50,7 @@ def test_figures_are_of_all_layers_and_of_each():
         "dropped_fraction/layer=decoder.1": 0.0,
     }
     assert expert_balance.expert_loads(SUMS) == {"decoder.0": [2.0, 0.0, 1.0, 1.0], "decoder.1": [1.0] * 4}
-    assert expert_balance.figures({"loss": SUMS["loss"]}) == {}
+    assert expert_balance.balance_metrics({"loss": SUMS["loss"]}) == {}
 
 
 def test_layers_between_which_others_have_no_experts_keep_their_numbers():
@@ -118,8 +118,8 @@ def test_a_resume_between_two_lines_changes_nothing(experiment, finished, tmp_pa
 @pytest.mark.slow
 def test_experts_that_die_are_said_once(monkeypatch, capsys, experiment, tmp_path):
     monkeypatch.setattr(core, "finish", lambda *_: None)
-    figures = expert_balance.figures
-    monkeypatch.setattr(expert_balance, "figures", lambda sums: figures(sums) | {"dead_experts": 3.0})
+    figures = expert_balance.balance_metrics
+    monkeypatch.setattr(expert_balance, "balance_metrics", lambda sums: figures(sums) | {"dead_experts": 3.0})
     assert train(experiment, str(tmp_path)) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "got no token" in line]
     assert len(said) == 1 and said[0].startswith("3 experts got no token in the steps up to 4, so they learn nothing")

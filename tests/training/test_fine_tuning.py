@@ -257,7 +257,7 @@ def test_records_of_a_file_give_the_figures_of_the_last_validation(tuned, record
     loaded = load(str(tuned))
     found = score_records(loaded, loaded.experiment, records, "valid")
     assert {result.measure: result.value for result in found} == pytest.approx(
-        {name: last[name] for name in loaded.experiment.objective.figures}, abs=1e-6
+        {name: last[name] for name in loaded.experiment.objective.metric_names}, abs=1e-6
     )
     assert found[0].counts["records"] == VALID
     directories.export_workdir(str(tuned), str(tmp_path / "there"))
@@ -270,7 +270,7 @@ def test_records_of_a_file_give_the_figures_of_the_last_validation(tuned, record
 
 
 def test_windows_of_a_record_are_examples_and_one_record_in_the_figures(pretrained, records, cache, tuned):
-    task = Classification(text_field="a", pair_field="b", labels=("0", "1"), chunks=Chunks(most=3))
+    task = Classification(text_field="a", pair_field="b", labels=("0", "1"), chunks=Chunks(max_windows=3))
     experiment = fine_tuning(pretrained, records, cache, task)
     prepared = prepare(experiment, report=lambda line: None)
     windows = {"train": prepared.train[0].num_documents, "valid": prepared.valid[0].num_documents}
@@ -291,7 +291,7 @@ def test_windows_of_a_record_are_examples_and_one_record_in_the_figures(pretrain
     assert (figures["accuracy"] * VALID) == pytest.approx(round(figures["accuracy"] * VALID))
     found = score_records(loaded, experiment, records, "valid")
     assert {result.measure: result.value for result in found} == pytest.approx(
-        {name: figures[name] for name in task.figures}, abs=1e-6
+        {name: figures[name] for name in task.metric_names}, abs=1e-6
     )
     assert found[0].counts["records cut short"] > 0
 

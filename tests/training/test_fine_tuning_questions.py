@@ -12,14 +12,14 @@ from pretrainax.config import Experiment, Extract, MeshConfig, RandomBlocks, Sli
 from pretrainax.config.config_file import read_config_file
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines
-from pretrainax.inference import answers
+from pretrainax.inference import predictions
 from pretrainax.inference.load import load
 from pretrainax.interop import directories
 from pretrainax.runs.train import train
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.tasks import EntityChoice, ExtractiveQA, MultipleChoice, figures
+from pretrainax.tasks import EntityChoice, ExtractiveQA, MultipleChoice, label_metrics
 from pretrainax.tokenization import ByteBPE, WordPiece
 from pretrainax.training.metrics import read_metrics
 from pretrainax.zoo.family import without_heads
@@ -138,7 +138,7 @@ def test_micro_batches_part_no_record(chooser, cache, choices, tmp_path):
 def test_a_chooser_says_the_same_of_records_without_answers(chooser, choices):
     experiment, workdir = chooser
     loaded = load(str(workdir))
-    said = list(answers.predict(loaded, answers.task_of(loaded), records_of(choices, without="answer")))
+    said = list(predictions.predict(loaded, predictions.task_of(loaded), records_of(choices, without="answer")))
     right = [each["prediction"] == "ABC"[(TRAIN + i) % 3] for i, each in enumerate(said)]
     (line,) = (line for line in read_metrics(str(workdir / "metrics.jsonl")) if line["split"] == "valid")
     assert len(said) == VALID and np.mean(right) == pytest.approx(line["accuracy"])
@@ -216,15 +216,15 @@ def test_windows_are_rows_and_figures_are_of_records(finder):
     (line,) = (line for line in read_metrics(str(workdir / "metrics.jsonl")) if line["split"] == "valid")
     assert line["labels"] == len(notes)
     found = experiment.objective.metrics(one, notes)
-    assert found.keys() == set(experiment.objective.figures) and line.items() >= found.items()
+    assert found.keys() == set(experiment.objective.metric_names) and line.items() >= found.items()
 
 
 def test_a_finder_says_the_same_of_records_without_answers(finder, passages):
     experiment, workdir = finder
     loaded = load(str(workdir))
-    said = list(answers.predict(loaded, answers.task_of(loaded), records_of(passages, without="answers")))
+    said = list(predictions.predict(loaded, predictions.task_of(loaded), records_of(passages, without="answers")))
     truth = [record["answers"]["text"] for record in records_of(passages)]
-    found = figures.of_answers([each["prediction"] for each in said], truth, some_have_none=True)
+    found = label_metrics.of_answers([each["prediction"] for each in said], truth, some_have_none=True)
     (line,) = (line for line in read_metrics(str(workdir / "metrics.jsonl")) if line["split"] == "valid")
     assert {name: line[name] for name in found} == pytest.approx(found)
 
@@ -269,6 +269,6 @@ def test_entities_are_examples_and_figures_are_of_records(cache, tmp_path):
     (line,) = (line for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "valid")
     assert line["labels"] == sum(len(record["entities"]) for record in made[TRAIN:]) > VALID
     loaded = load(str(tmp_path / "run"))
-    said = list(answers.predict(loaded, answers.task_of(loaded), records_of(source, without="answers")))
+    said = list(predictions.predict(loaded, predictions.task_of(loaded), records_of(source, without="answers")))
     right = [each["prediction"] in record["answers"] for each, record in zip(said, records_of(source), strict=True)]
     assert len(said) == VALID and np.mean(right) == pytest.approx(line["exact_match"])

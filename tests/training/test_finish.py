@@ -50,7 +50,7 @@ def test_a_signal_leaves_out_what_is_left_and_the_run_is_done(experiment, tmp_pa
 
     def interrupted(loop):
         os.kill(os.getpid(), signal.SIGTERM)
-        while not loop.is_leaving:
+        while not loop.is_stopping:
             time.sleep(0.01)
         return baseline(loop)
 
@@ -100,5 +100,5 @@ def test_the_baseline_counts_the_text_of_all_phases_and_takes_few_large_batches(
         parts=[SimpleNamespace(train_batches=SimpleNamespace(epochs=times)) for times in ((2.0,), (1.0, 0.5))],
         validation=SimpleNamespace(batches=lambda batches: iter(())),
     )
-    counts, seen = final_report._baseline(SimpleNamespace(run=run, is_leaving=False))
+    counts, seen = final_report._baseline(SimpleNamespace(run=run, is_stopping=False))
     assert seen == most == len(made) and counts.tolist() == [12, 4]

@@ -146,4 +146,4 @@ def test_bits_per_byte_that_a_text_does_not_have_are_nothing_to_select_by(run, m
     evaluate = dataclasses.replace(run.experiment.evaluate, select_by="bits_per_byte")
     changed = dataclasses.replace(run, experiment=dataclasses.replace(run.experiment, evaluate=evaluate))
     with pytest.raises(UserError, match="which is not available: the tokenizer does not tell 'a' from 'A'"):
-        header.show(changed, writer=None, first=[])
+        header.print_header(changed, writer=None, first=[])

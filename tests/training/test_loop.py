@@ -156,7 +156,7 @@ def test_a_run_that_is_over_before_the_corpus_is_compared_says_so(experiment, tm
 
 
 def test_a_run_whose_objective_is_not_as_asked_does_not_start(experiment, tmp_path, monkeypatch):
-    off = [Statistic("noise density", 0.3, asked=0.15, tolerance=0.01)]
+    off = [Statistic("noise density", 0.3, expected=0.15, tolerance=0.01)]
     monkeypatch.setattr(type(experiment.objective), "statistics", lambda *_: iter(off))
     with pytest.raises(RunFailed, match=r"CausalLM has noise density 0\.3 in .* expected 0\.15 ± 0\.01"):
         train(experiment, str(tmp_path))
@@ -382,5 +382,5 @@ def test_mfu_is_of_the_flops_since_the_last_line_counted_and_done(experiment, tm
     experiment.train.steps, experiment.train.log_every = 5, 2
     assert train(experiment, str(tmp_path)) == 0
     for line in lines(tmp_path, "train"):  # of two steps, and the last of one
-        for name, flops in (("mfu", 4e9), ("mfu_done", 3e9)):
+        for name, flops in (("mfu", 4e9), ("mfu_executed", 3e9)):
             np.testing.assert_allclose(line[name] * line["step_seconds"] * 1e12 * 8, flops)

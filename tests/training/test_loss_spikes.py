@@ -20,7 +20,7 @@ from pretrainax.runtime.signals import PREEMPTED
 from pretrainax.training import loop, loss_spikes
 from pretrainax.training import train as core
 from pretrainax.training.loop_state import Rollback
-from pretrainax.training.loss_spikes import Skipping, Spike, find_spike, observe_step, plan_rollback, skipped
+from pretrainax.training.loss_spikes import SkippingBatches, Spike, find_spike, observe_step, plan_rollback, skipped
 from tests.support import tiny
 from tests.support.runs import assert_same_run, lines, steps
 from tests.support.traces import limit_traces
@@ -106,7 +106,7 @@ class OnePhase:
 
 
 def test_batches_are_skipped_from_a_step_on():
-    batches = Skipping(OnePhase(), [Rollback(spike=104, step=100, skipped=200)])
+    batches = SkippingBatches(OnePhase(), [Rollback(spike=104, step=100, skipped=200)])
     assert [batches[i] for i in (0, 99, 100, 101)] == [0, 99, 300, 301]
 
 
@@ -212,13 +212,13 @@ def planted(monkeypatch):
 @pytest.fixture
 def used(monkeypatch):
     """The number of the batch that each step took, the last time."""
-    numbers, whole = {}, Skipping.__getitem__
+    numbers, whole = {}, SkippingBatches.__getitem__
 
     def note(batches, step):
         numbers[step + 1] = batches.index(step)
         return whole(batches, step)
 
-    monkeypatch.setattr(Skipping, "__getitem__", note)
+    monkeypatch.setattr(SkippingBatches, "__getitem__", note)
     return numbers
 
 
@@ -280,7 +280,7 @@ def test_a_rollback_deletes_no_checkpoint_that_is_damaged(experiment, tmp_path, 
 def test_any_number_of_processes_leaves_out_the_same_batches(experiment):
     prepared, rollbacks = prepare(experiment), [Rollback(spike=13, step=9, skipped=6)]
     one, *two = (
-        Skipping(phase_batches(experiment, prepared, index, count), rollbacks)
+        SkippingBatches(phase_batches(experiment, prepared, index, count), rollbacks)
         for index, count in ((0, 1), (0, 2), (1, 2))
     )
     for step in (8, 9, 10):

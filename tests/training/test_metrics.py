@@ -14,10 +14,10 @@ from pretrainax.config import RunFailed
 from pretrainax.config.metric import METRICS, Metric
 from pretrainax.training import metrics_writer
 from pretrainax.training.metrics import (
-    cut_after,
     meaning,
-    of_loss,
+    metrics_from_loss,
     read_metrics,
+    remove_lines_after,
     summarize,
     summarize_parts,
 )
@@ -256,7 +256,7 @@ def test_a_batch_without_targets_has_figures_of_nothing():
 
 @pytest.mark.parametrize("loss, finite", [(0.0, 1.0), (700.0, math.exp(700.0)), (1e9, math.exp(700.0))])
 def test_perplexity_is_finite_for_any_loss(loss, finite):
-    assert of_loss(loss)["perplexity"] == finite
+    assert metrics_from_loss(loss)["perplexity"] == finite
 
 
 def test_parts_are_added_before_they_are_divided_and_a_batch_may_be_of_two():
@@ -289,7 +289,7 @@ def test_a_figure_of_a_part_means_what_the_whole_does():
 
 
 def test_of_a_file_that_is_not_there_no_line_is_damaged(tmp_path):
-    assert cut_after(str(tmp_path / "metrics.jsonl"), step=3) == 0
+    assert remove_lines_after(str(tmp_path / "metrics.jsonl"), step=3) == 0
     assert not list(tmp_path.iterdir())
 
 
@@ -297,4 +297,4 @@ def test_a_last_line_without_its_end_is_dropped_and_no_damage(tmp_path):
     path, line = tmp_path / "metrics.jsonl", b'{"step": 1, "split": "train", "loss": null}'
     path.write_bytes(line + b"\n" + line)
     assert read_metrics(str(path)) == [{"step": 1, "split": "train", "loss": None}]
-    assert cut_after(str(path), step=1) == 0 and path.read_bytes() == line + b"\n"
+    assert remove_lines_after(str(path), step=1) == 0 and path.read_bytes() == line + b"\n"

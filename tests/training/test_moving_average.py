@@ -18,7 +18,7 @@ from pretrainax.data.sources import TextFiles
 from pretrainax.inference.load import load
 from pretrainax.interop.directories import export_workdir
 from pretrainax.interop.origin import find_origin
-from pretrainax.layers.compute import Compute, for_this_machine
+from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.optim import AdamW, WarmupConstant
 from pretrainax.planning import memory
 from pretrainax.planning.activations import abstract_state
@@ -52,7 +52,7 @@ def batch(weight):
 def updates(mesh, decay=DECAY, weights=(1.0, 1.0, 1.0)):
     """The states after each update, of batches whose predictions have these weights; the first is the fresh one."""
     devices = make_mesh(mesh, jax.devices()[: 1 if mesh.data == 1 and mesh.fsdp == 1 else 8])
-    schedule, train = WarmupConstant(1).build(0.05, 10), for_this_machine(TrainConfig(ema_decay=decay))
+    schedule, train = WarmupConstant(1).build(0.05, 10), resolve_auto(TrainConfig(ema_decay=decay))
     model = models.build(CONFIG, Compute())
     with jax.set_mesh(devices):
         # epsilon: see tests/training/test_train_step.py

@@ -13,7 +13,7 @@ import pytest
 from pretrainax import models
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.config import Choice, LearnedPositions, MeshConfig, ModelConfig, TrainConfig, kinds
-from pretrainax.layers.compute import Compute, for_this_machine
+from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.optim import SOAP, Adafactor, ScheduleFreeAdamW, Sophia, WarmupConstant
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
@@ -42,7 +42,7 @@ MESHES = {
     "2 data 2 fsdp 2 tensor": MeshConfig(data=2, fsdp=2, tensor=2),
 }
 OPTIMIZERS = {cls.__name__: cls() for cls in Choice.alternatives(kinds.Optimizer)}
-OPTIMIZERS["Adafactor"] = Adafactor(least_factored=4)  # no side here has 128
+OPTIMIZERS["Adafactor"] = Adafactor(min_factored_size=4)  # no side here has 128
 OPTIMIZERS["SOAP"] = SOAP(epsilon=1e-3)  # above what rounding leaves of a turned gradient that is zero
 WIDTH = CONFIG.d_model
 PARAMS = {
@@ -144,7 +144,7 @@ def make_batch():
 
 
 def two_steps(optimizer, mesh_name, **train):
-    mesh, train = mesh_named(mesh_name), for_this_machine(TrainConfig(scan_unroll=1, **train))
+    mesh, train = mesh_named(mesh_name), resolve_auto(TrainConfig(scan_unroll=1, **train))
     schedule = WarmupConstant(0).build(optimizer.learning_rate, 10)
     tx = optimizer.build(schedule, train_step.abstract_params(MODEL, SHAPES))
     with jax.set_mesh(mesh):
@@ -169,5 +169,5 @@ def test_a_step_on_eight_devices_in_micro_batches_is_that_of_one(name):
 
 
 def test_every_optimizer_that_the_step_serves_is_here():
-    special = {name for name, o in OPTIMIZERS.items() if o.asks_for_gradients or o.moves_the_gradient}
+    special = {name for name, o in OPTIMIZERS.items() if o.needs_gradient_function or o.has_gradient_point}
     assert special == {type(optimizer).__name__ for optimizer in SERVED.values()}

@@ -14,7 +14,7 @@ from pretrainax.data.sources import TextFiles
 from pretrainax.inference.load import load, load_origin
 from pretrainax.interop.directories import export_workdir
 from pretrainax.interop.origin import Origin
-from pretrainax.runs.resume_check import LOSSES_AGREE
+from pretrainax.runs.resume_check import LOSS_RTOL
 from pretrainax.runs.row_recorder import row_digests
 from pretrainax.runs.train import train
 from pretrainax.training import train as core
@@ -133,7 +133,7 @@ def test_a_resumption_across_the_boundary_is_bit_exact(experiment, whole, quick,
     assert train(resumed, str(tmp_path), callbacks=[seen]) == 0
     assert seen.of_steps == {step: rows for step, rows in batches.items() if step > kept}
     losses = [[line["loss"] for line in lines(folder)] for folder in (workdir, tmp_path)]
-    np.testing.assert_allclose(*losses, rtol=LOSSES_AGREE)
+    np.testing.assert_allclose(*losses, rtol=LOSS_RTOL)
     if mesh == {"data": 8}:
         expected, got = arrays(workdir), arrays(tmp_path)
         assert expected.keys() == got.keys() and run_json(tmp_path) == run_json(workdir)

@@ -9,7 +9,7 @@ import pytest
 from pretrainax.config import MeshConfig
 from pretrainax.data.sources import TextFiles
 from pretrainax.runs import train as training
-from pretrainax.runs.resume_check import LOSSES_AGREE
+from pretrainax.runs.resume_check import LOSS_RTOL
 from pretrainax.training import train as core
 from tests.support import tiny
 from tests.support.runs import lines
@@ -52,4 +52,4 @@ def test_a_run_goes_on_on_stages_where_a_run_without_has_left_it_and_the_other_w
     for split in ("train", "valid"):
         losses = {path.name: [line["loss"] for line in lines(path, split)] for path in tmp_path.iterdir()}
         for got in losses.values():
-            np.testing.assert_allclose(got, losses["plain"], rtol=LOSSES_AGREE)
+            np.testing.assert_allclose(got, losses["plain"], rtol=LOSS_RTOL)

@@ -17,7 +17,7 @@ from pretrainax.config import (
     RotaryPositions,
     TrainConfig,
 )
-from pretrainax.layers.compute import Compute, compute_for, for_this_machine
+from pretrainax.layers.compute import Compute, compute_for, resolve_auto
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.rules import tree_shardings
@@ -64,7 +64,7 @@ def compiled(name, mesh, rows=None, changes=None, **train):
     """The gradients of a batch, compiled, and the arguments: -> (gradients, (objective, sums))."""
     devices = make_mesh(MeshConfig(**mesh), jax.devices()[: math.prod(mesh.values())])
     with jax.set_mesh(devices):
-        train = for_this_machine(TrainConfig(**train))
+        train = resolve_auto(TrainConfig(**train))
         model = models.build(ModelConfig(**(SIZES | MODELS[name] | (changes or {}))), compute_for(train))
         placed = jax.device_put(fresh(name), tree_shardings(devices, fresh(name)))
         given = placed, put_batch(rows or batch(), devices), {"dropout": jax.random.key(3)}, None
@@ -105,7 +105,9 @@ def test_in_bfloat16_a_step_is_compiled_for_a_cpu_and_near_float32(schedule):
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2, 8])
 def test_gradients_are_the_same_for_any_number_of_parts(parts):
-    got = made("tied", dict(data=1, pipeline=4, fsdp=2), **LOSS, pipeline_schedule=SCHEDULE, pipeline_parts=parts)
+    got = made(
+        "tied", dict(data=1, pipeline=4, fsdp=2), **LOSS, pipeline_schedule=SCHEDULE, pipeline_microbatches=parts
+    )
     chex.assert_trees_all_close(got, on_one_device("tied"), rtol=2e-5, atol=2e-6)  # as above
 
 

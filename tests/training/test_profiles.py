@@ -9,11 +9,11 @@ import pytest
 from jax.profiler import ProfileData
 
 from pretrainax.config import TrainConfig, UserError
-from pretrainax.config.validation import MOST_PROFILED, validate
+from pretrainax.config.validation import MAX_PROFILED_STEPS, validate
 from pretrainax.data.sources import TextFiles
 from pretrainax.planning.hlo.memory_traffic import KINDS
 from pretrainax.profiling import report
-from pretrainax.profiling.kernels import UNKNOWN, work_of
+from pretrainax.profiling.kernels import UNKNOWN, kernel_work
 from pretrainax.profiling.trace import read_trace
 from pretrainax.runs import train as training
 from pretrainax.runtime.profile_request import ProfileRequest
@@ -35,7 +35,7 @@ def of(text, cache, steps=6, profile_steps="3:4"):
 
 
 def train(experiment, workdir, request=None):
-    profiles = Profiles(request or ProfileRequest(), report.of_run)
+    profiles = Profiles(request or ProfileRequest(), report.run_report)
     is_there = (workdir / "config.json").exists()
     assert training.train(experiment, str(workdir), extend=is_there, callbacks=[profiles]) == 0
 
@@ -74,7 +74,7 @@ def test_each_kernel_of_the_step_ran_on_each_device_in_each_step(profiled):
 
 def test_the_table_has_all_of_a_step_by_kinds_that_are_known(profiled):
     trace = read_trace(files(profiled, 3).trace)
-    work = work_of(trace)
+    work = kernel_work(trace)
     assert {one.kind for one in work} <= {*KINDS, UNKNOWN}
     named = sum(one.seconds for one in work if one.module.startswith(("decoder", "loss", "optimizer")))
     assert named > 0.5 * sum(one.seconds for one in work)
@@ -82,7 +82,7 @@ def test_the_table_has_all_of_a_step_by_kinds_that_are_known(profiled):
     assert sum(trace.busy.values()) <= trace.seconds
     table = report.kernel_table(trace, work).splitlines()
     assert sum(float(row.split()[-1].rstrip("%")) for row in table[1:]) == pytest.approx(100, abs=0.05 * len(table))
-    assert report.MOST + 1 <= len(table) <= report.MOST + 3
+    assert report.MAX_ROWS + 1 <= len(table) <= report.MAX_ROWS + 3
 
 
 def test_perfetto_is_given_events_of_the_json_trace_format(profiled):
@@ -164,7 +164,7 @@ def test_a_trace_that_somebody_else_writes_ends_no_run(tmp_path, text, cache, ca
         ("5:4", "the last step must not be before the first"),
         ("1:4", "steps must be from 2, because the first step compiles, to config.train.steps, 1000"),
         ("990:1001", "steps must be from 2, because the first step compiles, to config.train.steps, 1000"),
-        (f"2:{MOST_PROFILED + 2}", f"{MOST_PROFILED + 1} steps: the maximum is {MOST_PROFILED}"),
+        (f"2:{MAX_PROFILED_STEPS + 2}", f"{MAX_PROFILED_STEPS + 1} steps: the maximum is {MAX_PROFILED_STEPS}"),
     ],
 )
 def test_steps_that_cannot_be_profiled_are_refused(given, said, text):

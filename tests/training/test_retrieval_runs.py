@@ -83,7 +83,7 @@ def test_records_of_any_source_are_ranked_as_in_a_validation_and_nothing_is_said
     loaded, last = load(tuned), read_metrics(f"{tuned}/metrics.jsonl")[-1]
     results = score_records(loaded, loaded.experiment, experiment.data.source)
     assert {result.measure: result.value for result in results} == {
-        name: pytest.approx(last[name]) for name in experiment.objective.figures
+        name: pytest.approx(last[name]) for name in experiment.objective.metric_names
     }
     with pytest.raises(UserError, match=r"embeds texts.*\.embed\(texts\).*evaluate"):
         loaded.predict([{"query": "aus x", "passage": "so aus", "worse": ["so le"]}])

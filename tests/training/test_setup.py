@@ -17,7 +17,7 @@ from pretrainax.runs import description
 from pretrainax.runs.description import describe
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.mesh import abstract_mesh, make_mesh
-from pretrainax.training.run import Run, build_run, build_steps, no_writer
+from pretrainax.training.run import Run, build_run, build_steps, no_generation
 from pretrainax.training.start import FRESH
 from pretrainax.training.validation import Validation
 from pretrainax.training.work import Work
@@ -72,7 +72,7 @@ def run_on(platform, experiment, length=512, **sizes):
             work=Work(experiment, steps.model, specs, lengths, shapes, None, mesh.size),
             validation=Validation(experiment, batches, steps.eval_step, steps.answer_step, mesh, None),
             start=FRESH,
-            write=no_writer,
+            write=no_generation,
         )
 
 

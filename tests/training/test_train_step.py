@@ -27,7 +27,7 @@ from pretrainax.config import (
     SlidingWindows,
     TrainConfig,
 )
-from pretrainax.layers.compute import Compute, for_this_machine
+from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.optim import AdamW
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.sharding.arrays import put_batch
@@ -119,7 +119,7 @@ EXPERTS = MixtureOfExperts(num_experts=4, top_k=2, d_ff=32, balance_weight=0.05,
 LATENT = {  # as DeepSeek-V3
     "latent_attention": LatentAttention(rank=16, query_rank=16, rotary_dim=4, value_dim=8),
     "head_dim": 12,
-    "position": RotaryPositions(16, neighbours=True),
+    "position": RotaryPositions(16, interleaved=True),
     "multi_token": MultiTokenPrediction(),
     "experts": dataclasses.replace(
         EXPERTS, shared_experts=1, scores="sigmoid", first_dense=1, bias_rate=0.01, balance_over="row", scale=2.5
@@ -187,7 +187,7 @@ class Run:
     """A model in training on a mesh; enters the mesh for each call, as main does once."""
 
     def __init__(self, config, mesh="1 device", optimizer=None, **train):
-        self.config, self.train, self.mesh = config, for_this_machine(TrainConfig(**train)), mesh_named(mesh)
+        self.config, self.train, self.mesh = config, resolve_auto(TrainConfig(**train)), mesh_named(mesh)
         self.model = models.build(config, Compute())
         self.shapes = tables.example_shapes(config, ROWS)
         schedule = WarmupCosine(warmup_steps=2).build(1e-3, 10)
@@ -440,12 +440,12 @@ def test_whole_sequences_are_counted_where_they_are_asked_for(asked):
 def test_a_micro_batch_takes_rows_of_each_device():
     mesh = mesh_named("8 data")
     rows = put_batch({"tokens": np.arange(32, dtype=np.int32)[:, None]}, mesh)
-    micro = jax.jit(lambda batch: train_step.split(batch, 4, mesh))(rows)["tokens"][..., 0]
+    micro = jax.jit(lambda batch: train_step.split_microbatches(batch, 4, mesh))(rows)["tokens"][..., 0]
     assert micro[0].tolist() == [0, 4, 8, 12, 16, 20, 24, 28]
 
 
 def test_cutting_into_micro_batches_moves_no_row():
     mesh = mesh_named("8 data")
     rows = put_batch({"tokens": np.zeros((32, 16), np.int32)}, mesh)
-    text = jax.jit(lambda batch: train_step.split(batch, 4, mesh)).lower(rows).compile().as_text()
+    text = jax.jit(lambda batch: train_step.split_microbatches(batch, 4, mesh)).lower(rows).compile().as_text()
     assert not re.search("all-|collective|reduce-scatter", text)

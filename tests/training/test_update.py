@@ -9,7 +9,7 @@ import pytest
 
 from pretrainax import models
 from pretrainax.config import MeshConfig, ModelConfig, TrainConfig, UserError
-from pretrainax.layers.compute import for_this_machine
+from pretrainax.layers.compute import resolve_auto
 from pretrainax.layers.hashed_keys import hashed_key
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.optim import AdamW, ScheduleFreeAdamW, Sophia
@@ -50,7 +50,7 @@ def toy_steps(toy, batches, monkeypatch, chosen=None, **train):
     """The states and metrics of a step on each batch; the two parameters are copied to the one device."""
     chosen = chosen or AdamW(weight_decay=0.0)
     monkeypatch.setattr("pretrainax.sharding.rules.PARTITION_RULES", ((r"[ab]/bias", "d_model"),))
-    mesh, train = make_mesh(MeshConfig(), jax.devices()[:1]), for_this_machine(TrainConfig(**train))
+    mesh, train = make_mesh(MeshConfig(), jax.devices()[:1]), resolve_auto(TrainConfig(**train))
     with jax.set_mesh(mesh):
         optimizer = chosen.build(lambda step: 0.1, train_step.abstract_params(toy, EIGHT))
         step = train_step.make_train_step(toy, optimizer, lambda step: jnp.float32(0.1), train, mesh, chosen)

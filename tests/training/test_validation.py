@@ -237,12 +237,12 @@ def test_what_a_validation_sees_nothing_of_is_said_and_cannot_be_selected_by(of_
     unseen = run.validation.parts[-1][0]
     said = []
     with jax.set_mesh(run.mesh):
-        header.show(run, SimpleNamespace(header=said.extend), [])
+        header.print_header(run, SimpleNamespace(header=said.extend), [])
         warning = f"NOT VALIDATED: validation has no row of {unseen}: raise config.evaluate.batches or weights"
         assert ("WARNING", warning) in said
         run.experiment.evaluate.select_by = f"loss/{unseen}"
         with pytest.raises(UserError, match="but validation has no row of it"):
-            header.show(run, SimpleNamespace(header=said.extend), [])
+            header.print_header(run, SimpleNamespace(header=said.extend), [])
 
 
 # --- an objective of its own ----------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def test_what_validation_asks_is_measured_and_checked_before_the_first_step(othe
     for each in (run, plain):
         rows = []
         with jax.set_mesh(each.mesh):
-            header.show(each, SimpleNamespace(header=rows.extend), [])
+            header.print_header(each, SimpleNamespace(header=rows.extend), [])
         said[each is run] = [line for name, line in rows if name == "measured"]
     assert len(said[True]) == 2 and said[True][1].startswith("in validation MaskedLM: mask rate 0.1")
     assert said[False] == said[True][:1]
@@ -281,7 +281,7 @@ def test_what_validation_asks_is_measured_and_checked_before_the_first_step(othe
     monkeypatch.setattr(run.validation.valid_batches, "examples", rows_of_30_percent)
     with pytest.raises(RunFailed, match=r"mask rate 0\.[23].* expected 0\.15 .* config\.evaluate\.objective"):
         with jax.set_mesh(run.mesh):
-            header.show(run, SimpleNamespace(header=lambda rows: None), [])
+            header.print_header(run, SimpleNamespace(header=lambda rows: None), [])
 
 
 def test_the_batches_of_training_are_the_same_bit_for_bit(other_rate):
@@ -321,7 +321,7 @@ def test_the_baseline_has_the_form_of_what_validation_asks(text, cache):
     for trained, own in ((SpanCorruption(), asked), (asked, None)):
         experiment = config("t5", trained, text, cache)
         experiment.evaluate.objective, experiment.evaluate.batches = own, 2
-        found.append(final_report._baseline(SimpleNamespace(run=built(experiment)[0], is_leaving=False)))
+        found.append(final_report._baseline(SimpleNamespace(run=built(experiment)[0], is_stopping=False)))
     assert found[0] == pytest.approx(found[1], rel=1e-3)  # how often the text is read, beside one that is smoothed over
 
 

@@ -12,7 +12,7 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.config.config_file import read_config_file
 from pretrainax.data.sources import JsonLines
 from pretrainax.distill import Distillation
-from pretrainax.evaluation.own_validation import ask_in_full
+from pretrainax.evaluation.own_validation import evaluate_fully
 from pretrainax.inference.load import load
 from pretrainax.interop import directories
 from pretrainax.runs.answer_writer import check_answers
@@ -73,7 +73,7 @@ def test_a_validation_writes_what_a_user_gets(tuned, records):
     said = loaded.generate([f"t, {record['text']}" for record in asked], max_new_tokens=6)
     notes = [{"answer": ("aus", "le")[record["label"]]} for record in asked]
     figures = task.metrics([each.text for each in said], notes)
-    assert {name: line[name] for name in task.figures} == figures and set(task.figures) == set(figures)
+    assert {name: line[name] for name in task.metric_names} == figures and set(task.metric_names) == set(figures)
     assert line["loss_tokens"] >= 2 * VALID  # of all records, though five are written
 
 
@@ -113,7 +113,7 @@ def test_it_starts_from_all_that_is_pretrained(tuned):
 
 def test_the_command_evaluate_writes_all_answers(tuned):
     experiment, (line,) = load(str(tuned)).experiment, valid_lines(tuned)
-    ask_in_full(experiment, ["data.cache_dir"])
+    evaluate_fully(experiment, ["data.cache_dir"])
     assert experiment.objective == dataclasses.replace(experiment.objective, answers=None)
     with open_run(experiment) as run:
         params = load(str(tuned), mesh=run.mesh).params
@@ -123,7 +123,7 @@ def test_the_command_evaluate_writes_all_answers(tuned):
     assert found["loss"] == pytest.approx(line["loss"], rel=1e-5)
     assert found["no_label"] == sum(each.text.strip() not in ("aus", "le") for each in said)
     experiment.objective.answers = 3
-    ask_in_full(experiment, ["objective.answers"])
+    evaluate_fully(experiment, ["objective.answers"])
     assert experiment.objective.answers == 3
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pretrainax.config import Classify, Extract, HeadConfig, ModelConfig, Tag
-from pretrainax.models.heads.extract import NEVER
+from pretrainax.models.heads.extract import FORBIDDEN_LOGIT
 from pretrainax.zoo.family import differences, without_heads
 from tests.golden import CASES, make
 from tests.golden.case import Case, batch, needs_transformers
@@ -104,7 +104,9 @@ def answers_of(out, t):
     real = t["segment_ids"][:, None] > 0
     loss = torch.nn.functional.cross_entropy(logits.masked_fill(~real, -1e9).flatten(0, 1), t["span"].flatten())
     loss.backward()
-    logits = torch.where(logits < -9e5, NEVER, logits)  # of BigBird those where no answer may be, less a million
+    logits = torch.where(
+        logits < -9e5, FORBIDDEN_LOGIT, logits
+    )  # of BigBird those where no answer may be, less a million
     return logits.swapaxes(1, 2).detach().numpy(), loss.item()
 
 

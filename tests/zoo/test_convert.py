@@ -10,7 +10,7 @@ import pytest
 from pretrainax import models
 from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.zoo.convert import from_huggingface, places, rows_of, their_shape, to_huggingface, view
+from pretrainax.zoo.convert import as_ours, from_huggingface, rows_of, tensor_locations, their_shape, to_huggingface
 from pretrainax.zoo.family import Part, Row
 from tests.golden.case import weights
 from tests.support.parity import ALL
@@ -30,14 +30,14 @@ def test_a_linear_map_is_transposed_and_cut_into_heads():
     row = Row("encoder/blocks/self_attention/query/kernel", "q.weight", transposed=True)
     theirs = counting(their_shape(row, (3, 2, 4)))  # [out, in]
     assert theirs.shape == (8, 3)
-    assert view(row, theirs, (3, 2, 4))[2, 1, 3] == theirs[1 * 4 + 3, 2]
+    assert as_ours(row, theirs, (3, 2, 4))[2, 1, 3] == theirs[1 * 4 + 3, 2]
 
 
 def test_the_map_back_sums_over_heads_and_their_width():
     row = Row("encoder/blocks/self_attention/out/kernel", "o.weight", transposed=True)
     theirs = counting(their_shape(row, (2, 4, 3)))
     assert theirs.shape == (3, 8)
-    assert view(row, theirs, (2, 4, 3))[1, 3, 2] == theirs[2, 1 * 4 + 3]
+    assert as_ours(row, theirs, (2, 4, 3))[1, 3, 2] == theirs[2, 1 * 4 + 3]
 
 
 @pytest.mark.parametrize("transposed, theirs_shape", [(True, (24, 3)), (False, (3, 24))])
@@ -46,7 +46,7 @@ def test_a_part_is_a_slice_of_their_outputs(transposed, theirs_shape):
     theirs = counting(their_shape(row, (3, 2, 4)))
     assert theirs.shape == theirs_shape
     place = (16 + 1 * 4 + 3, 2) if transposed else (2, 16 + 1 * 4 + 3)
-    assert view(row, theirs, (3, 2, 4))[2, 1, 3] == theirs[place]
+    assert as_ours(row, theirs, (3, 2, 4))[2, 1, 3] == theirs[place]
 
 
 def test_parts_may_be_of_several_sizes():
@@ -55,15 +55,15 @@ def test_parts_may_be_of_several_sizes():
     value = Row(f"{attention}/value/kernel", "qkv.weight", transposed=True, part=Part(6, 2, 8))  # two of keys before it
     theirs = counting(their_shape(query, (3, 4, 5)))
     assert theirs.shape == their_shape(value, (3, 2, 5)) == (40, 3)
-    assert view(query, theirs, (3, 4, 5))[1, 3, 4] == theirs[3 * 5 + 4, 1]
-    assert view(value, theirs, (3, 2, 5))[1, 0, 4] == theirs[6 * 5 + 4, 1]
+    assert as_ours(query, theirs, (3, 4, 5))[1, 3, 4] == theirs[3 * 5 + 4, 1]
+    assert as_ours(value, theirs, (3, 2, 5))[1, 0, 4] == theirs[6 * 5 + 4, 1]
 
 
 def test_a_convolution_is_reversed():
     row = Row("encoder/convolution/kernel", "conv.weight", transposed=True)
     theirs = counting(their_shape(row, (3, 4, 5)))  # [out, in, width]
     assert theirs.shape == (5, 4, 3)
-    assert view(row, theirs, (3, 4, 5))[2, 1, 4] == theirs[4, 1, 2]
+    assert as_ours(row, theirs, (3, 4, 5))[2, 1, 4] == theirs[4, 1, 2]
 
 
 # the files of DeepSeekMoE are known too, though transformers has no class for them
@@ -74,8 +74,8 @@ def test_a_table_is_a_bijection(name):
     params = weights(config)
     assert sum(x.size for x in state.values()) == sum(x.size for x in jax.tree.leaves(params))
     for row, shape in rows_of(table, models.abstract_params(config)).values():
-        theirs, index = next(places(row, shape))
-        assert np.shares_memory(view(row, state[theirs], shape[len(index) :]), state[theirs]), row.path
+        theirs, index = next(tensor_locations(row, shape))
+        assert np.shares_memory(as_ours(row, state[theirs], shape[len(index) :]), state[theirs]), row.path
     again = from_huggingface(table, state, config)
     for path, a, b in zip(parameter_names(params), jax.tree.leaves(params), jax.tree.leaves(again), strict=True):
         assert a.tobytes() == np.asarray(b).tobytes(), path

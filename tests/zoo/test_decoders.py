@@ -24,7 +24,7 @@ NOT_IN_TRANSFORMERS = [name for name, family in FAMILIES.items() if family.huggi
 
 def published() -> dict[str, float]:
     """The number of parameters of each row, as its ledger has it: of the released files, or rounded, of the paper."""
-    files = dict.fromkeys(zoo.ledger_of(FAMILIES[name].prefix + variant) for name, variant in ROWS)
+    files = dict.fromkeys(zoo.sources_path(FAMILIES[name].prefix + variant) for name, variant in ROWS)
     tables = (tomllib.loads(pathlib.Path(file).read_text())["parameters"] for file in files)
     return {name: number for table in tables for name, number in table.items()}
 

@@ -66,7 +66,7 @@ def corrupted(config, batch, params):
     plain, own = electra.generator(config, params)
     batch = jax.tree.map(jnp.asarray, batch)
     outputs = models.build(plain, Compute()).apply({"params": own}, batch, deterministic=True)
-    return electra.replace(outputs.heads["lm"], batch)
+    return electra.sample_replacements(outputs.heads["lm"], batch)
 
 
 def torch_step(cases, params, sharing, batch, judged):

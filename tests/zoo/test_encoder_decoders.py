@@ -15,7 +15,7 @@ from pretrainax.interop.weights import open_start
 from pretrainax.layers.compute import Compute
 from pretrainax.zoo import bart, st_moe, switch, t5, t5gemma, transformer
 from pretrainax.zoo.__main__ import count
-from pretrainax.zoo.convert import places, rows_of, to_huggingface
+from pretrainax.zoo.convert import rows_of, tensor_locations, to_huggingface
 from pretrainax.zoo.family import differences
 from tests.golden import encoder_decoders, make
 from tests.golden.case import batch, needs_transformers, weights
@@ -384,5 +384,5 @@ def test_what_transformers_saves_is_read(name, tmp_path):
     read = huggingface.read_config(json.loads((again / "config.json").read_text()))
     assert dataclasses.replace(read, init_stddev=config.init_stddev) == config
     rows = rows_of(huggingface.names(read), models.abstract_params(read))
-    needed = {name for row, shape in rows.values() for name, _ in places(row, shape)}
+    needed = {name for row, shape in rows.values() for name, _ in tensor_locations(row, shape)}
     assert needed <= load_file(again / "model.safetensors").keys()

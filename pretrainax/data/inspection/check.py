@@ -24,7 +24,7 @@ class Group(NamedTuple):
     statistics: list[Statistic]
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """The statistics of the first rows of a run."""
 
     groups: list[Group]
@@ -34,7 +34,7 @@ class Measured(NamedTuple):
     plan: dict[str, float]  # counts of the row plan, such as cut and dropped documents
 
 
-def measure(batches: Any, rows: int = _MAX_ROWS, step: Optional[int] = None) -> Measured:
+def measure(batches: Any, rows: int = _MAX_ROWS, step: Optional[int] = None) -> Measurement:
     """Returns statistics of the objectives and of the padding over at most `rows` rows of `batches`.
 
     step: the number of updates before the first row; None: the step at which `batches` starts.
@@ -51,15 +51,15 @@ def measure(batches: Any, rows: int = _MAX_ROWS, step: Optional[int] = None) -> 
     groups = []
     begin, end = batches.progress(first), batches.progress(first + rows - 1)
     for i, (objective, examples) in enumerate(by_objective.values()):
-        number = f" {kinds[: i + 1].count(kinds[i])}" if kinds.count(kinds[i]) > 1 else ""
+        format_statistic = f" {kinds[: i + 1].count(kinds[i])}" if kinds.count(kinds[i]) > 1 else ""
         statistics = list(objective.between(begin, end).statistics(examples, batches.vocabulary))
-        groups.append(Group(kinds[i] + number, examples, statistics))
+        groups.append(Group(kinds[i] + format_statistic, examples, statistics))
     capacity = [batches.lengths_of(row // batches.global_batch_size) for row in range(first, first + rows)]
     statistics, fill = _row_statistics(examples_by_row, capacity, batches)
-    return Measured(groups, rows, statistics, fill, batches.statistics())
+    return Measurement(groups, rows, statistics, fill, batches.statistics())
 
 
-def check(measured: Measured, objective: Objective, path: str = "config.objective") -> None:
+def check(measured: Measurement, objective: Objective, path: str = "config.objective") -> None:
     """Raises UserError if too many rows have no loss token, and RunFailed if a rate is out of tolerance.
 
     objective, path: the objective of the config and the path of its field; the messages name the fields to set.
@@ -77,24 +77,24 @@ def check(measured: Measured, objective: Objective, path: str = "config.objectiv
             if stat.is_off:
                 raise RunFailed(
                     f"{group.name} has {stat.name} {stat.measured:.4g} in {len(group.examples):,} examples, "
-                    f"expected {stat.asked:.4g} ± {stat.tolerance:.2g}. Run python -m pretrainax.inspect "
+                    f"expected {stat.expected:.4g} ± {stat.tolerance:.2g}. Run python -m pretrainax.inspect "
                     f"--config=..., and {stat.advice or f'compare {path} with the dataset'}"
                 )
 
 
-def one_line(measured: Measured) -> str:
+def summary_line(measured: Measurement) -> str:
     """Returns a line: `MaskedLM: mask rate 0.15 (expected 0.15), …; padding 0.00%, loss tokens a batch 1,216`."""
     rates = [
-        f"{group.name}: " + ", ".join(f"{s.name} {s.measured:.3g} (expected {s.asked:.3g})" for s in checked)
+        f"{group.name}: " + ", ".join(f"{s.name} {s.measured:.3g} (expected {s.expected:.3g})" for s in checked)
         for group in measured.groups
-        if (checked := [s for s in group.statistics if s.asked is not None])
+        if (checked := [s for s in group.statistics if s.expected is not None])
     ]
-    general = [f"{stat.name} {number(stat)}" for stat in measured.statistics if stat.asked is None]
+    general = [f"{stat.name} {format_statistic(stat)}" for stat in measured.statistics if stat.expected is None]
     counted = [f"{count:,} {name}" for name, count in measured.plan.items() if count and name != "fill"]
     return "; ".join(filter(None, [*rates, ", ".join(general), ", ".join(counted)]))
 
 
-def number(stat: Statistic) -> str:
+def format_statistic(stat: Statistic) -> str:
     """Formats a statistic: shares in percent, counts with commas."""
     if stat.name.startswith(_SHARES):
         return f"{stat.measured:.2%}"
@@ -126,7 +126,7 @@ def _row_statistics(
         unknown = sum(np.count_nonzero(e[inputs_name] == batches.vocabulary.unk) for row in rows for e in row)
         statistics.append(Statistic("unknown tokens", float(unknown / inputs.sum())))
     tolerance = _MAX_ROWS_WITHOUT_LOSS + 5 * math.sqrt(_MAX_ROWS_WITHOUT_LOSS / len(rows))
-    statistics.append(Statistic("rows without loss", float(np.mean(loss == 0)), asked=0.0, tolerance=tolerance))
+    statistics.append(Statistic("rows without loss", float(np.mean(loss == 0)), expected=0.0, tolerance=tolerance))
     return statistics, inputs / room
 
 

@@ -26,7 +26,7 @@ def measure(splits: Mapping[str, Corpus], tokenizer: Tokenizer) -> dict[str, Jso
     """Returns the metrics of each split as JSON values. Lengths are in tokens and include the document separator."""
     metrics, digests = {}, {}
     for name, corpus in splits.items():
-        digests[name] = Digests(_document_digests(corpus))
+        digests[name] = DocumentHashes(_document_digests(corpus))
         metrics[name] = {
             "documents": corpus.num_documents,
             "tokens": corpus.num_tokens,
@@ -90,7 +90,7 @@ def _vocabulary_use(counts: np.ndarray, tokenizer: Tokenizer) -> JsonObject:
 # --- duplicates ----------------------------------------------------------------------------------------------------
 
 
-class Digests:
+class DocumentHashes:
     """A set of document hashes that counts duplicates.
 
     With more than `limit` different documents it samples: it keeps hashes that end in `level` zero bits and weights
@@ -113,7 +113,7 @@ class Digests:
         """The number of documents that equal an earlier document."""
         return int(self._copies.sum() - len(self._hashes)) << self.level
 
-    def among(self, others: "Digests") -> int:
+    def among(self, others: "DocumentHashes") -> int:
         """Returns the number of documents in this set that `others` contains."""
         level = max(self.level, others.level)
         is_shared = np.isin(self._hashes, others._hashes) & _ends_in_zeros(self._hashes, level)

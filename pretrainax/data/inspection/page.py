@@ -59,7 +59,7 @@ svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
 """
 
 
-def render(config: str, summary: str, measured: check.Measured, views: list[View]) -> str:
+def render(config: str, summary: str, measured: check.Measurement, views: list[View]) -> str:
     """Returns the page as HTML.
 
     Args:
@@ -81,7 +81,7 @@ def render(config: str, summary: str, measured: check.Measured, views: list[View
     )
 
 
-def _table(measured: check.Measured) -> str:
+def _table(measured: check.Measurement) -> str:
     head = "<tr><th>statistic<th class=n>measured<th class=n>expected<th>"
     several = len(measured.groups) > 1
     rows = [
@@ -96,10 +96,10 @@ def _table(measured: check.Measured) -> str:
 
 def _statistic(name: str, statistic: Statistic) -> str:
     expected = verdict = ""
-    if statistic.asked is not None:
-        expected = f"{statistic.asked:.4g} ± {statistic.tolerance:.2g}"
+    if statistic.expected is not None:
+        expected = f"{statistic.expected:.4g} ± {statistic.tolerance:.2g}"
         verdict = "<span class=off>✗ off</span>" if statistic.is_off else "<span class=ok>✓</span>"
-    return f"<tr><td>{_escape(name)}<td class=n>{check.number(statistic)}<td class=n>{expected}<td>{verdict}"
+    return f"<tr><td>{_escape(name)}<td class=n>{check.format_statistic(statistic)}<td class=n>{expected}<td>{verdict}"
 
 
 def _histogram(fill: np.ndarray) -> str:

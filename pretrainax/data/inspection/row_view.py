@@ -57,7 +57,7 @@ class View(NamedTuple):
     notes: list[str]
 
 
-class Words:
+class TokenTexts:
     """Decodes ids to text for display, with the space before each word."""
 
     def __init__(self, tokenizer: Any):
@@ -76,7 +76,7 @@ class Words:
         return visible(text.replace("\n", "⏎").replace("\t", "⇥"))
 
 
-def views_of(batches: Batches, words: Words, count: int, step: int = 0) -> list[View]:
+def row_views(batches: Batches, words: TokenTexts, count: int, step: int = 0) -> list[View]:
     """Returns views of the first `count` rows of a run after `step` updates."""
     views, first = [], step * batches.global_batch_size
     for number in range(first, first + count):
@@ -92,7 +92,7 @@ def views_of(batches: Batches, words: Words, count: int, step: int = 0) -> list[
     return views
 
 
-def view(row: Example, words: Words, title: str = "", notes: tuple[str, ...] = ()) -> View:
+def view(row: Example, words: TokenTexts, title: str = "", notes: tuple[str, ...] = ()) -> View:
     """Returns the view of a row: the inputs of the encoder and the decoder, and the targets.
 
     row: one padded row of the arrays of a batch [B, ...], with one example or several.
@@ -143,7 +143,7 @@ def _parts(row: Example) -> np.ndarray:
     return np.full(len(row["tokens"]), "")
 
 
-def _masked(row: Example, kinds: np.ndarray, parts: np.ndarray, words: Words) -> list[Side]:
+def _masked(row: Example, kinds: np.ndarray, parts: np.ndarray, words: TokenTexts) -> list[Side]:
     """Returns two sides: the input with each target next to its position, and the targets alone."""
     tokens, segments = row["tokens"], row["segment_ids"]
     is_loss = row["loss_weights"] > 0

@@ -2,7 +2,7 @@
 
 import textwrap
 
-from pretrainax.data.inspection.check import Measured, number
+from pretrainax.data.inspection.check import Measurement, format_statistic
 from pretrainax.data.inspection.row_view import Piece, View
 from pretrainax.reporting.tables import text_table
 
@@ -39,16 +39,16 @@ def render(one: View, colours: bool, width: int) -> str:
     return "\n".join(lines)
 
 
-def table(measured: Measured) -> str:
+def table(measured: Measurement) -> str:
     """Returns a table of the statistics with measured and expected values."""
     rows = [("", "measured", "expected", "")]
     for name, statistics in [(group.name, group.statistics) for group in measured.groups] + [
         ("rows", measured.statistics)
     ]:
         for statistic in statistics:
-            expected = "" if statistic.asked is None else f"{statistic.asked:.4g} ± {statistic.tolerance:.2g}"
-            verdict = "" if statistic.asked is None else "OFF" if statistic.is_off else "ok"
-            rows.append((f"{name}: {statistic.name}", number(statistic), expected, verdict))
+            expected = "" if statistic.expected is None else f"{statistic.expected:.4g} ± {statistic.tolerance:.2g}"
+            verdict = "" if statistic.expected is None else "OFF" if statistic.is_off else "ok"
+            rows.append((f"{name}: {statistic.name}", format_statistic(statistic), expected, verdict))
     rows += [(f"plan: {name}", f"{value:,.4g}", "", "") for name, value in measured.plan.items()]
     return f"measured over {measured.rows} rows\n{text_table(rows, '<>><')}"
 

@@ -9,7 +9,7 @@ import numpy as np
 from pretrainax.config import AUTO, Experiment, UserError, kinds, nearest
 from pretrainax.config.model import known_families
 from pretrainax.data.batch import Example, Lengths
-from pretrainax.data.parts import parts_of_streams
+from pretrainax.data.parts import stream_part_names
 from pretrainax.data.sources.base import Note
 
 if TYPE_CHECKING:
@@ -36,17 +36,17 @@ class Statistic(NamedTuple):
 
     name: str  # "mask rate"
     measured: float
-    asked: Optional[float] = None  # expected value; None: no expected value
+    expected: Optional[float] = None  # expected value; None: no expected value
     tolerance: float = 0.0  # largest deviation of a correct objective: 5 standard deviations, plus rounding
     advice: str = ""  # how to change the config if `is_off`
 
     @property
     def is_off(self) -> bool:
-        """Returns True if the deviation from `asked` exceeds the tolerance."""
-        return self.asked is not None and not math.fabs(self.measured - self.asked) <= self.tolerance
+        """Returns True if the deviation from `expected` exceeds the tolerance."""
+        return self.expected is not None and not math.fabs(self.measured - self.expected) <= self.tolerance
 
 
-def of_field(field: str, lines: Iterator[str]) -> Iterator[str]:
+def with_field_path(field: str, lines: Iterator[str]) -> Iterator[str]:
     """Yields error lines of a nested objective, with `config.objective.<field>` as its path."""
     for line in lines:
         yield line.replace("config.objective", f"config.objective.{field}")
@@ -74,11 +74,11 @@ class Objective(kinds.Objective):
     unit: ClassVar[str] = "tokens"
     pairs_documents: ClassVar[bool] = False  # an example may contain text of another document
     packs: ClassVar[bool] = True  # a row may contain several examples
-    parts_rows: ClassVar[bool] = False  # an example contains several sequences that do not attend to each other
+    separates_rows: ClassVar[bool] = False  # an example contains several sequences that do not attend to each other
     is_likelihood: ClassVar[bool] = False  # the loss is a negative log-likelihood, so bits per byte are meaningful
     watched: ClassVar[Optional[str]] = None  # the loss that is monitored for spikes; None: `select_by`
     select_by: ClassVar[str] = "loss"  # the validation metric that selects the best checkpoint: a training loss
-    head_figures: ClassVar[tuple[str, ...]] = ()  # validation metrics of additional heads
+    head_metrics: ClassVar[tuple[str, ...]] = ()  # validation metrics of additional heads
     static: bool = False  # a sequence gives the same example in each epoch
 
     @property
@@ -87,9 +87,9 @@ class Objective(kinds.Objective):
         return f"objective={type(self).__name__}"
 
     @property
-    def one_text(self) -> bool:
+    def single_segment(self) -> bool:
         """Returns True if an example has one segment, so that all of its tokens may attend to each other."""
-        return not self.parts_rows
+        return not self.separates_rows
 
     def lengths(self, sequence_length: int) -> Lengths:
         """Returns the lengths of the longest example with at most `sequence_length` inputs."""
@@ -103,7 +103,7 @@ class Objective(kinds.Objective):
         """Returns the maximum lengths of an example of `raw` tokens; for pairs, see `measure_pairs`."""
         raise NotImplementedError
 
-    def pair_room(self, lengths: Lengths) -> tuple[int, int]:
+    def max_pair_lengths(self, lengths: Lengths) -> tuple[int, int]:
         """Returns the maximum tokens of source and target in an example of these lengths; pairs are truncated to it."""
         return lengths.inputs, lengths.targets
 
@@ -170,7 +170,7 @@ class Objective(kinds.Objective):
         """Returns the metrics of model parameters on the validation split of a run."""
         return run.validation.metrics(params)
 
-    def save_beside(self, tokenizer_folder: str) -> None:
+    def save_assets(self, tokenizer_folder: str) -> None:
         """Writes additional files for users of the model into the tokenizer folder of a run."""
 
     def warnings_of(self, experiment: Experiment, batches: "Batches") -> Iterator[str]:
@@ -227,12 +227,12 @@ class Objective(kinds.Objective):
                 f"config.objective {type(self).__name__} reads {self.unit}: both must read the same unit"
             )
         sources = experiment.data.source.components()
-        by_part = ("loss", "accuracy", "text_loss", "text_accuracy", *validated.head_figures)
+        by_part = ("loss", "accuracy", "text_loss", "text_accuracy", *validated.head_metrics)
         by_part += ("bits_per_byte",) if validated.is_likelihood else ()
         if all(source.pairs for source in sources) and experiment.model.family != "encoder":
             by_part += ("sequence_accuracy",)
         overall = ("perplexity", "bits_per_token")
-        parts = dict.fromkeys(part for parts in parts_of_streams(sources, validated) for part in parts)
+        parts = dict.fromkeys(part for parts in stream_part_names(sources, validated) for part in parts)
         if metric and metric not in (
             allowed := [*by_part, *overall, *(f"{name}/{part}" for name in by_part for part in parts)]
         ):

@@ -46,7 +46,7 @@ class BidirectionalLM(CausalLM):
     families: ClassVar[tuple[str, ...]] = ("recurrent",)
     shortest: ClassVar[int] = 2
     select_by: ClassVar[str] = "total_loss"
-    head_figures: ClassVar[tuple[str, ...]] = ("backward_loss", "backward_accuracy", "total_loss")
+    head_metrics: ClassVar[tuple[str, ...]] = ("backward_loss", "backward_accuracy", "total_loss")
 
     def lengths(self, sequence_length):
         return self.measure(sequence_length)

@@ -57,7 +57,7 @@ class CausalLM(Objective):
     mask_documents: bool = False  # attention, positions and predictions stay inside one document
 
     @property
-    def one_text(self) -> bool:
+    def single_segment(self) -> bool:
         return not self.mask_documents
 
     families: ClassVar[tuple[str, ...]] = ("decoder",)

@@ -65,7 +65,7 @@ class SequentialDenoising(Denoiser):
         yield Statistic(
             "noise density",
             float(sum(len(example["targets"]) - 1 for example in examples) / raw.sum()),
-            asked=self.noise_density,
+            expected=self.noise_density,
             tolerance=5 * deviation + abs(float(expected) - self.noise_density) + 1e-6,
         )
 

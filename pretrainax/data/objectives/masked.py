@@ -199,7 +199,7 @@ class MaskedLM(Objective):
         if self._similar is not None:
             words = self.mask_unit.starts(row)[chosen.places].cumsum() - 1  # [k], numbers the words from 0
             kind = kind[words]
-        if self.mask_unit.shares_fate:
+        if self.mask_unit.shares_replacement:
             kind = kind[np.unique(chosen.spans, return_inverse=True)[1]]
         replaced, is_masked = targets.copy(), kind < self.mask_fraction
         if words is not None or self.random_fraction:
@@ -269,7 +269,7 @@ def _replacements(objective, examples, vocabulary):
             continue
         written, firsts = example["tokens"][places], np.arange(len(places))
         same = written == targets
-        if objective.mask_unit.shares_fate:
+        if objective.mask_unit.shares_replacement:
             firsts = np.flatnonzero(np.diff(places, prepend=-1) > 1)
         elif objective.similar_words is not None:
             firsts = np.flatnonzero(objective.mask_unit.starts(_unmasked(example))[places])

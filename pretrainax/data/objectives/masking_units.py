@@ -11,7 +11,7 @@ import numpy as np
 
 from pretrainax.config import Choice
 from pretrainax.data.words import Words
-from pretrainax.storage.places import here
+from pretrainax.storage.places import local_path
 from pretrainax.tokenization.base import Tokenizer
 
 
@@ -25,7 +25,7 @@ class Chosen(NamedTuple):
 class MaskUnit(Choice):
     """Base class of masking units."""
 
-    shares_fate: ClassVar[bool] = False  # tokens of one draw are all masked, all random or all unchanged
+    shares_replacement: ClassVar[bool] = False  # tokens of one draw are all masked, all random or all unchanged
 
     def field_problems(self) -> Iterator[str]:
         """Yields one error line per field out of range."""
@@ -74,7 +74,7 @@ class WholeWords(MaskUnit):
     _words: ClassVar[Optional[Words]] = None  # set by `bind`
 
     def field_problems(self):
-        if self.word_list is not None and not os.path.isfile(here(os.path.expanduser(self.word_list))):
+        if self.word_list is not None and not os.path.isfile(local_path(os.path.expanduser(self.word_list))):
             yield f"config.objective.mask_unit.word_list is {self.word_list!r}, which is not a file"
 
     def bind(self, tokenizer):
@@ -188,7 +188,7 @@ class Spans(Runs):
     stop: float = 0.2  # probability that a span ends after a word
     longest: int = 10  # maximum number of words
 
-    shares_fate = True
+    shares_replacement = True
 
     def field_problems(self):
         yield from super().field_problems()

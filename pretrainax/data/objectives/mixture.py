@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pretrainax.data.batch import Lengths
-from pretrainax.data.objectives.base import Objective, of_field
+from pretrainax.data.objectives.base import Objective, with_field_path
 
 
 class _CommonFamilies:
@@ -52,8 +52,8 @@ class ObjectiveMixture(Objective):
         return all(objective.is_likelihood for objective in self._used)
 
     @property
-    def head_figures(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(metric for objective in self._used for metric in objective.head_figures))
+    def head_metrics(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(metric for objective in self._used for metric in objective.head_metrics))
 
     def components(self, pairs=False):
         weighted = []
@@ -86,7 +86,7 @@ class ObjectiveMixture(Objective):
             yield from wrong or super().problems(experiment)
             return
         for i, objective in enumerate(self.objectives):
-            yield from of_field(f"objectives[{i}]", objective.problems(experiment))
+            yield from with_field_path(f"objectives[{i}]", objective.problems(experiment))
 
     def field_problems(self):
         count, weights = len(self.objectives), self.weights
@@ -106,7 +106,7 @@ class ObjectiveMixture(Objective):
                 names = ", ".join(type(objective).__name__ for objective in self.objectives)
                 yield f"config.objective.objectives {names} train no config.model.family in common"
         for i, objective in enumerate(self.objectives):
-            yield from of_field(f"objectives[{i}]", objective.field_problems())
+            yield from with_field_path(f"objectives[{i}]", objective.field_problems())
 
 
 def _longest(lengths: Iterator[Lengths]) -> Lengths:

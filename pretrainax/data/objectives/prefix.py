@@ -9,7 +9,7 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.data.batch import Example, Lengths
-from pretrainax.data.objectives.base import Objective, Statistic, of_field
+from pretrainax.data.objectives.base import Objective, Statistic, with_field_path
 from pretrainax.data.objectives.causal import CausalLM
 from pretrainax.data.objectives.denoisers import SequentialDenoising
 from pretrainax.data.objectives.spans import SpanCorruption, encoder_decoder_example
@@ -56,7 +56,7 @@ class PrefixLM(CausalLM):
         yield Statistic(
             "text behind the prefix",
             predicted / float(most.sum()),
-            asked=float((most + 1).sum() / 2 / most.sum()),
+            expected=float((most + 1).sum() / 2 / most.sum()),
             tolerance=5 * math.sqrt(((most**2 - 1) / 12).sum()) / float(most.sum()) + 1e-6,  # of uniform distributions
         )
 
@@ -132,7 +132,7 @@ class DecoderOnly(Objective):
         length = max(_joined_length(part, raw) for part in self._parts)
         return Lengths(raw, length, length)
 
-    def pair_room(self, lengths):
+    def max_pair_lengths(self, lengths):
         targets = min(self.objective.lengths(lengths.inputs).targets, (lengths.inputs + 1) // 2)
         return lengths.inputs + 1 - targets, targets
 
@@ -141,7 +141,7 @@ class DecoderOnly(Objective):
         return np.stack([length, length], axis=1)
 
     def example(self, text, rng, vocabulary):
-        return end_to_end(self.objective.example(text, rng, _with_start(vocabulary)))
+        return to_decoder_example(self.objective.example(text, rng, _with_start(vocabulary)))
 
     def prompt(self, tokens, vocabulary):
         both = self.objective.prompt(tokens, _with_start(vocabulary))
@@ -172,17 +172,19 @@ class DecoderOnly(Objective):
             kind = type(self.objective).__name__
             yield f"config.objective.objective is {kind}, it must support encoder_decoder, for example SpanCorruption"
             return
-        yield from of_field("objective", self.objective.field_problems())
+        yield from with_field_path("objective", self.objective.field_problems())
 
     def problems(self, experiment):
         wrong = list(super().problems(experiment))
         yield from wrong
         if not wrong:
             model = dataclasses.replace(experiment.model, family="encoder_decoder")
-            yield from of_field("objective", self.objective.problems(dataclasses.replace(experiment, model=model)))
+            yield from with_field_path(
+                "objective", self.objective.problems(dataclasses.replace(experiment, model=model))
+            )
 
 
-def end_to_end(both: Example) -> Example:
+def to_decoder_example(both: Example) -> Example:
     """Converts an encoder-decoder example to a decoder example: inputs with bidirectional attention, then targets."""
     inputs, targets = both["encoder_tokens"], both["targets"]
     tokens = np.concatenate([inputs, targets])
@@ -218,7 +220,7 @@ def _with_start(vocabulary):
 
 
 def _separated(example: Example, vocabulary) -> Example:
-    """Returns the encoder-decoder example of a DecoderOnly example: the inverse of `end_to_end`."""
+    """Returns the encoder-decoder example of a DecoderOnly example: the inverse of `to_decoder_example`."""
     inputs = int(example["prefix_mask"].sum())
     targets, weights = example["targets"][inputs - 1 :], example["loss_weights"][inputs - 1 :]
     both = encoder_decoder_example(example["tokens"][:inputs], targets, _with_start(vocabulary).pad)

@@ -34,6 +34,6 @@ class ReplacedTokenDetection(MaskedLM):
 
     replaced_tokens: ClassVar[bool] = True
     select_by: ClassVar[str] = "replaced_loss"  # users get the discriminator; the generator's loss says little about it
-    head_figures: ClassVar[tuple[str, ...]] = (
+    head_metrics: ClassVar[tuple[str, ...]] = (
         *("replaced_loss", "replaced_accuracy", "replaced_precision", "replaced_recall"),
     )

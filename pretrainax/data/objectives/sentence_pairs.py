@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from pretrainax.data.batch import Lengths
-from pretrainax.data.objectives.base import Objective, Statistic, of_field
+from pretrainax.data.objectives.base import Objective, Statistic, with_field_path
 from pretrainax.data.objectives.masked import MaskedLM
 
 _FRAME = 3  # [CLS] and two [SEP]
@@ -35,7 +35,7 @@ class SentencePairs(Objective):
     unit: ClassVar[str] = "sentences"
     packs: ClassVar[bool] = False  # one label per row
     select_by: ClassVar[str] = "total_loss"  # the sum of both losses trains the encoder
-    head_figures: ClassVar[tuple[str, ...]] = ("pair_loss", "pair_accuracy", "total_loss")
+    head_metrics: ClassVar[tuple[str, ...]] = ("pair_loss", "pair_accuracy", "total_loss")
 
     @property
     def static(self) -> bool:
@@ -55,7 +55,7 @@ class SentencePairs(Objective):
         if not 0 <= self.short_fraction <= 1:
             yield f"config.objective.short_fraction is {self.short_fraction}, it must be in [0, 1]"
         if isinstance(self.masking, MaskedLM):
-            yield from of_field("masking", self.masking.field_problems())
+            yield from with_field_path("masking", self.masking.field_problems())
         else:
             yield f"config.objective.masking is {type(self.masking).__name__}, it must be a MaskedLM"
 

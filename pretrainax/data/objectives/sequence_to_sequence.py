@@ -64,4 +64,4 @@ class SequenceToSequence(Objective):
         for name, tokens in (("source", "encoder_tokens"), ("target", "targets")):
             yield Statistic(f"{name} tokens", float(np.mean([len(e[tokens]) for e in examples])))
             ended = np.mean([e[tokens][-1] == vocabulary.separator for e in examples])
-            yield Statistic(f"{name}s with an end", float(ended), asked=1.0)
+            yield Statistic(f"{name}s with an end", float(ended), expected=1.0)

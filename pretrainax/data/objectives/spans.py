@@ -20,7 +20,7 @@ class Noise(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def noise_of(raw: int, density: float, mean_span_length: float) -> Noise:
+def noise_counts(raw: int, density: float, mean_span_length: float) -> Noise:
     """Returns the published counts (Raffel et al. 2020, section 3.1.4): 568 tokens, 0.15, 3.0 -> 85 in 28 spans.
 
     At least one token is dropped and at least one remains. Text separates the spans, so the number of spans is at most
@@ -36,7 +36,7 @@ def corrupted_lengths(raw: int, density: float, mean_span_length: float) -> Leng
     Inputs are the remaining tokens, targets the dropped tokens, both with one sentinel per span and the end. A single
     token has targets too, as in T5's code: the first sentinel, which marks that nothing follows, and the end.
     """
-    noise = noise_of(raw, density, mean_span_length)
+    noise = noise_counts(raw, density, mean_span_length)
     return Lengths(raw, raw - noise.tokens + noise.spans + 1, noise.tokens + max(noise.spans, 1) + 1)
 
 
@@ -66,7 +66,7 @@ def random_partition(total: int, parts: int, rng: np.random.Generator) -> np.nda
 
 def noise_mask(raw: int, density: float, mean_span_length: float, rng: np.random.Generator) -> np.ndarray:
     """Draws a mask of dropped tokens, [raw] bool: text and noise alternate with random lengths, and text is first."""
-    noise = noise_of(raw, density, mean_span_length)
+    noise = noise_counts(raw, density, mean_span_length)
     if not noise.spans:
         return np.zeros(raw, bool)
     runs = np.empty((noise.spans, 2), np.int64)
@@ -229,7 +229,7 @@ class SpanCorruption(Denoiser):
 
     def check_vocabulary(self, vocabulary, sequence_length):
         super().check_vocabulary(vocabulary, sequence_length)
-        spans = noise_of(self.lengths(sequence_length).raw, self.noise_density, self.mean_span_length).spans
+        spans = noise_counts(self.lengths(sequence_length).raw, self.noise_density, self.mean_span_length).spans
         if spans > len(vocabulary.sentinels):
             raise UserError(
                 f"the tokenizer has {len(vocabulary.sentinels)} sentinels, rows of config.data.sequence_length "
@@ -255,7 +255,7 @@ class SpanCorruption(Denoiser):
         dropped = sum(len(example["targets"]) - 1 for example in examples)
         dropped -= sum(int(np.isin(example["targets"], vocabulary.sentinels).sum()) for example in examples)
         # The length of a sequence fixes both numbers, so they differ from the fields only by rounding.
-        rounded = np.sum([noise_of(n, self.noise_density, self.mean_span_length) for n in raw.tolist()], axis=0)
+        rounded = np.sum([noise_counts(n, self.noise_density, self.mean_span_length) for n in raw.tolist()], axis=0)
         for name, measured, published, asked in (
             ("noise density", dropped / raw.sum(), rounded[0] / raw.sum(), self.noise_density),
             ("mean span length", dropped / max(spans, 1), rounded[0] / max(rounded[1], 1), self.mean_span_length),

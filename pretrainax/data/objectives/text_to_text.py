@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from pretrainax.data.batch import Lengths
-from pretrainax.data.objectives.base import Objective, of_field
+from pretrainax.data.objectives.base import Objective, with_field_path
 from pretrainax.data.objectives.sequence_to_sequence import SequenceToSequence
 from pretrainax.data.objectives.spans import SpanCorruption
 
@@ -75,11 +75,11 @@ class TextToText(Objective):
             kind = type(self.unsupervised).__name__
             yield f"config.objective.unsupervised is {kind}, it must read documents and support encoder_decoder"
             return
-        yield from of_field("unsupervised", self.unsupervised.field_problems())
+        yield from with_field_path("unsupervised", self.unsupervised.field_problems())
 
     def problems(self, experiment):
         wrong = list(super().problems(experiment))
-        yield from wrong or of_field("unsupervised", self.unsupervised.problems(experiment))
+        yield from wrong or with_field_path("unsupervised", self.unsupervised.problems(experiment))
 
     def check_vocabulary(self, vocabulary, sequence_length):
         super().check_vocabulary(vocabulary, sequence_length)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pretrainax.config import DataConfig, UserError
 from pretrainax.data.preparation.workers import Workers
-from pretrainax.storage.places import cached
+from pretrainax.storage.places import lazy_folder
 
 FORMAT = 2  # version of the files in the cache; a new version ignores older files
 
@@ -15,7 +15,7 @@ FORMAT = 2  # version of the files in the cache; a new version ignores older fil
 @contextlib.contextmanager
 def open_cache(data: DataConfig) -> Iterator[tuple[str, Workers]]:
     """Yields the cache directory and worker processes, which end with the context."""
-    with cached(data.cache_dir) as folder:
+    with lazy_folder(data.cache_dir) as folder:
         cache = os.path.abspath(os.path.expanduser(folder))
         with _explained_errors(cache), Workers(data.prepare_workers) as workers:
             yield cache, workers

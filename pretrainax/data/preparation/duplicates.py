@@ -15,14 +15,14 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.data import checksums
-from pretrainax.data.preparation.shards import base_of, finish_shard, pieces_of, read_arrays
+from pretrainax.data.preparation.shards import finish_shard, read_arrays, shard_path, split_text
 from pretrainax.data.sources.base import Document, Record, texts_of
 from pretrainax.files.atomic_files import replacing, write_atomically
 
 _AT_A_TIME = 1 << 22  # hashes in memory at once: 100 MB
 
 
-def hashed(documents: Iterable[Document], directory: str, shard: int) -> Iterator[Document]:
+def write_hashes(documents: Iterable[Document], directory: str, shard: int) -> Iterator[Document]:
     """Yields the documents and writes their sorted hashes to a file.
 
     The file holds the first halves of all hashes, the second halves, the document numbers and a checksum. A hash is 128
@@ -30,25 +30,25 @@ def hashed(documents: Iterable[Document], directory: str, shard: int) -> Iterato
     """
     digests = bytearray()
     for document in documents:
-        digests += hash_of(document)
+        digests += document_hash(document)
         yield document
     high, low = np.frombuffer(digests, "<u8").reshape(-1, 2).T
     order = np.lexsort((low, high))  # stable: equal hashes stay in document order
     content = b"".join(column.tobytes() for column in (high[order], low[order], order.astype("<i8")))
-    checksum = checksums.new()
+    checksum = checksums.new_hash()
     checksum.update(content)
     write_atomically(_path(directory, shard), content + checksum.digest())
 
 
 def _path(directory: str, shard: int) -> str:
-    return f"{base_of(directory, shard)}.hashes"
+    return f"{shard_path(directory, shard)}.hashes"
 
 
-def hash_of(document: Document) -> bytes:
+def document_hash(document: Document) -> bytes:
     """Returns a 16-byte hash, which is equal for equal documents."""
     digest = hashlib.blake2b(digest_size=16)
     for text in texts_of(document):
-        for piece in pieces_of(text):
+        for piece in split_text(text):
             digest.update(piece.encode())
         digest.update(b"\xff")  # never in UTF-8: ("ab", "c") differs from ("a", "bc")
     if isinstance(document, Record):  # records with equal texts may have different labels
@@ -80,7 +80,7 @@ def _checked_size(path: str) -> int:
     """Returns the number of hashes in a file; raises UserError if the checksum does not match."""
     with open(path, "rb") as f:
         content = f.read()
-    size, checksum = len(content) // 24, checksums.new()
+    size, checksum = len(content) // 24, checksums.new_hash()
     checksum.update(content[: 24 * size])
     if content[24 * size :] not in (b"", checksum.digest()):  # b"": a file without checksum, from an older version
         raise UserError(f"{path} is damaged: delete {os.path.dirname(path)} and run the same command again")
@@ -97,11 +97,11 @@ def _hashes_in(path: str, size: int, i: int, ranges: int) -> tuple[np.ndarray, n
     return high[first:last], low[first:last], documents[first:last].view("<i8")
 
 
-def copy_without(source: str, directory: str, shard: int, dropped: dict[str, np.ndarray], dtype: str) -> None:
+def copy_shard_without(source: str, directory: str, shard: int, dropped: dict[str, np.ndarray], dtype: str) -> None:
     """Copies a shard without some documents. dropped: reason -> document numbers, with one reason per document."""
-    old, new = base_of(source, shard), base_of(directory, shard)
+    old, new = shard_path(source, shard), shard_path(directory, shard)
     totals = checksums.read_json(f"{old}.json")
-    if totals.get("tokens_checksum") not in (None, checksums.of_file(f"{old}.tokens")):
+    if totals.get("tokens_checksum") not in (None, checksums.file_checksum(f"{old}.tokens")):
         raise UserError(f"{old}.tokens is damaged: delete {source} and run the same command again")
     arrays = read_arrays(old, totals)
     tokens = np.memmap(f"{old}.tokens", dtype, mode="r") if totals["tokens"] else np.empty(0, dtype)
@@ -109,7 +109,7 @@ def copy_without(source: str, directory: str, shard: int, dropped: dict[str, np.
     for numbers in dropped.values():
         retained[numbers] = False
     starts = np.append(0, ends[:-1])
-    written, checksum = 0, checksums.new()
+    written, checksum = 0, checksums.new_hash()
     with replacing(f"{new}.tokens") as f:
         for start, end in [*_runs(~retained, starts, ends), (len(tokens), len(tokens))]:
             f.write(tokens[written:start].data)  # the tokens between dropped documents

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pretrainax.config import Choice, Experiment, kinds
-from pretrainax.data.preparation.shards import BATCH, pieces_of
+from pretrainax.data.preparation.shards import BATCH, split_text
 from pretrainax.data.sources.base import Document
 
 _PACKAGES = ("datatrove", "spacy")
@@ -179,4 +179,4 @@ def beginning(document: Document) -> str:
     """Returns the beginning of a document, which the filters evaluate."""
     if isinstance(document, tuple):
         return "\n".join(document)[:BATCH]
-    return next(pieces_of(document), "")
+    return next(split_text(document), "")

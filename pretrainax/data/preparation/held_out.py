@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from pretrainax.data import checksums
 from pretrainax.data.files import digest
-from pretrainax.data.preparation.duplicates import hash_of
+from pretrainax.data.preparation.duplicates import document_hash
 from pretrainax.data.preparation.filters import QualityFilter
 from pretrainax.data.preparation.workers import Workers, until_stopped
 from pretrainax.data.sources import Source
@@ -49,7 +49,7 @@ class HeldOut(Source):
         for document in self.source.read(inner, collections.Counter() if is_valid else skipped):
             if self.is_only and not isinstance(document, (tuple, Record)):
                 yield _cut(document)[is_valid]
-            elif (hash_of(document).hex() == self.chosen) == is_valid:
+            elif (document_hash(document).hex() == self.chosen) == is_valid:
                 yield document
 
 
@@ -79,7 +79,7 @@ def _smallest_hashes(source: Source, shard: Shard, quality: Optional[QualityFilt
         documents = quality.kept(documents, collections.Counter())
     for document in documents:
         if has_text(document):
-            smallest = set(sorted({*smallest, hash_of(document).hex()})[:2])
+            smallest = set(sorted({*smallest, document_hash(document).hex()})[:2])
     return smallest
 
 

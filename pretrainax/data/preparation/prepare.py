@@ -14,7 +14,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 from tqdm import tqdm
 
-from pretrainax.config import Experiment, UserError, naming, phases_of, resolve_auto, to_json
+from pretrainax.config import Experiment, UserError, phase_in_errors, phases_of, resolve_auto, to_json
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.files import digest
 from pretrainax.data.preparation import duplicates, shards
@@ -22,10 +22,10 @@ from pretrainax.data.preparation.cache import FORMAT, open_cache
 from pretrainax.data.preparation.filters import NearDuplicates, QualityFilter
 from pretrainax.data.preparation.held_out import SPLITS, hold_out
 from pretrainax.data.preparation.tokenizer import make_tokenizer
-from pretrainax.data.preparation.workers import Workers, alone, until_stopped
+from pretrainax.data.preparation.workers import Workers, locked, until_stopped
 from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Shard
-from pretrainax.storage.places import named
+from pretrainax.storage.places import with_urls
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import check_tokenizer
 
@@ -108,7 +108,7 @@ def prepare(
     by_component = [corpora_by_key[recipe.key] for recipe in recipes]
     phases = tuple(tuple(corpora_by_key[recipe.key][0] for recipe in of_phase) for of_phase in of_phases)
     corpora = dict(zip(SPLITS, zip(*by_component, strict=True), strict=True))
-    seconds = f"prepared in {time.perf_counter() - started:.1f} s" if workers.worked else f"from {named(cache)}"
+    seconds = f"prepared in {time.perf_counter() - started:.1f} s" if workers.worked else f"from {with_urls(cache)}"
     return Prepared(tokenizer, **corpora, summary=f"{_describe(corpora)}; {seconds}", phases=phases)
 
 
@@ -139,7 +139,7 @@ def _recipes(
     check_tokenizer(tokenizer, experiment)
     of_phases = []
     for phase in phases_of(experiment) if experiment.phases else ():
-        with naming(phase):
+        with phase_in_errors(phase):
             check_tokenizer(tokenizer, phase.experiment)
             of_phases.append(_components(phase.experiment, fingerprints, tokenizer, directory, cache))
     return _components(experiment, fingerprints, tokenizer, directory, cache), of_phases, tokenizer
@@ -158,7 +158,7 @@ def _components(
         if task is not None:
             source = source.reading(task)
         parts = "records" if task else "pairs" if source.pairs else "sentences" if by_sentence else None
-        of_task = [] if task is None else [task.prepared_by()]
+        of_task = [] if task is None else [task.corpus_settings()]
         key = digest(fingerprint, tokenizer.fingerprint, parts, [to_json(f) for f in filters], FORMAT, *of_task)
         size = tokenizer.vocabulary.size
         recipes.append(Recipe(source, fingerprint, directory, parts, task, *filters, size, key, cache))
@@ -204,7 +204,7 @@ def _corpus(split: str, recipe: Recipe, workers: Workers, tokenizing: TaskRunner
     """Opens a corpus, after preparing it if the cache lacks it."""
     directory, fingerprint = recipe.directory(split), f"{recipe.key}-{split}"
     if not shards.is_complete(directory, fingerprint):
-        with alone(directory, report):
+        with locked(directory, report):
             if not shards.is_complete(directory, fingerprint):
                 if os.path.exists(os.path.join(directory, shards.INDEX)):
                     report(f"the index of {directory} is damaged and will be rebuilt")
@@ -257,7 +257,7 @@ def _write_shard(i: int, shard: Shard, recipe: Recipe, directory: str) -> None:
     with shards.ShardWriter(directory, i, _load_once(recipe.tokenizer), recipe.parts, recipe.task) as writer:
         written = writer.write(documents, skipped)
         if recipe.drop_duplicates:
-            written = duplicates.hashed(written, directory, i)
+            written = duplicates.write_hashes(written, directory, i)
         if recipe.near_duplicates is not None:
             recipe.near_duplicates.sign(written, directory, i)
         collections.deque(written, maxlen=0)
@@ -279,7 +279,7 @@ def _drop(split: str, recipe: Recipe, count: int, workers: Workers, report: Call
             reasons["near-duplicates"] = np.setdiff1d(numbers, reasons.get("duplicates", ()))
     dtype = shards.token_dtype(recipe.vocabulary_size)
     tasks = [(source, directory, i, reasons, dtype) for i, reasons in enumerate(dropped)]
-    collections.deque(workers.run(duplicates.copy_without, tasks), maxlen=0)
+    collections.deque(workers.run(duplicates.copy_shard_without, tasks), maxlen=0)
 
 
 def _progress(results: Iterator, total: int, split: str, report: Callable) -> Iterator:

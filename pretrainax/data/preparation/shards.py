@@ -48,7 +48,7 @@ def token_dtype(vocabulary_size: int) -> str:
     return "uint16" if vocabulary_size <= 1 << 16 else "uint32"
 
 
-def base_of(directory: str, shard: int) -> str:
+def shard_path(directory: str, shard: int) -> str:
     return os.path.join(directory, f"{shard:05d}")
 
 
@@ -75,7 +75,7 @@ def missing_shards(directory: str, count: int, vocabulary_size: int) -> list[int
     itemsize = np.dtype(token_dtype(vocabulary_size)).itemsize
     missing = []
     for shard in range(count):
-        base = base_of(directory, shard)
+        base = shard_path(directory, shard)
         totals, tokens = checksums.read_json(f"{base}.json"), f"{base}.tokens"
         if totals is None or not os.path.exists(tokens) or os.path.getsize(tokens) != totals["tokens"] * itemsize:
             missing.append(shard)
@@ -96,7 +96,7 @@ def read_arrays(base: str, totals: dict[str, Any]) -> Optional[dict[str, np.ndar
 
 def _checksum_of(arrays: dict[str, np.ndarray]) -> str:
     """Returns the checksum of the contents of arrays, since the .npz file itself may contain the time."""
-    checksum = checksums.new()
+    checksum = checksums.new_hash()
     for name in sorted(arrays):
         checksum.update(name.encode() + arrays[name].tobytes())
     return checksum.hexdigest()
@@ -120,12 +120,12 @@ class ShardWriter:
         parts: Optional[str] = None,
         task: Optional[Encoder] = None,
     ):
-        self._base, self._tokenizer, self._parts = base_of(directory, shard), tokenizer, parts
+        self._base, self._tokenizer, self._parts = shard_path(directory, shard), tokenizer, parts
         self._task, self._notes = task, []
         self._separator = tokenizer.vocabulary.separator
         self._dtype = np.dtype(token_dtype(tokenizer.vocabulary.size))
         self._counts = np.zeros(tokenizer.vocabulary.size, np.int64)
-        self._size, self._checksum = 0, checksums.new()  # of the written tokens
+        self._size, self._checksum = 0, checksums.new_hash()  # of the written tokens
         self._ends, self._part_ends, self._bytes = [], [], []  # lists of arrays
         self._skipped = collections.Counter()
         self._stack = contextlib.ExitStack()
@@ -200,7 +200,7 @@ class ShardWriter:
     def _write_long(self, document: Union[str, bytearray]) -> Iterator[Document]:
         """Writes one piece at a time, so memory never holds the whole text or all tokens."""
         start, part_ends = self._size, []
-        for piece in pieces_of(document):
+        for piece in split_text(document):
             encoded = [ids for ids in self._tokenizer.encode_batch(self._split(piece)) if len(ids)]
             if encoded:
                 part_ends.append(self._size + np.cumsum([len(ids) for ids in encoded]))
@@ -217,7 +217,7 @@ class ShardWriter:
     def _write_record(self, record: Record) -> Iterator[Document]:
         """Writes the documents that the task makes of a record; the first document counts all bytes of the record."""
         assert self._task is not None  # records require a task
-        size = bytes_of(record)
+        size = num_bytes(record)
         for parts, note in self._task.encode(record, self._tokenizer):
             ends = np.cumsum([len(ids) for ids in parts])
             if not ends[-1]:
@@ -236,12 +236,12 @@ class ShardWriter:
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
         if max(map(len, texts), default=0) <= BATCH:
             return self._tokenizer.encode_batch(texts)
-        return [np.concatenate(self._tokenizer.encode_batch(list(pieces_of(text)))) for text in texts]
+        return [np.concatenate(self._tokenizer.encode_batch(list(split_text(text)))) for text in texts]
 
     def _add_documents(self, written: list[Document], ends: np.ndarray, part_ends: np.ndarray) -> None:
         self._ends.append(ends)
         self._part_ends.append(part_ends)
-        self._bytes.append(np.array([bytes_of(document) for document in written], np.int64))
+        self._bytes.append(np.array([num_bytes(document) for document in written], np.int64))
 
     def _append(self, tokens: np.ndarray) -> None:
         self._file.write(tokens.data)
@@ -271,7 +271,7 @@ def write_index(
     directory: str, count: int, vocabulary_size: int, fingerprint: str, parts: Optional[str] = None
 ) -> None:
     """Joins `count` finished shards into a corpus and writes its index."""
-    totals = [checksums.read_json(f"{base_of(directory, shard)}.json") for shard in range(count)]
+    totals = [checksums.read_json(f"{shard_path(directory, shard)}.json") for shard in range(count)]
     counts, offset = np.zeros(vocabulary_size, np.int64), 0
     with contextlib.ExitStack() as stack:
         names = {"ends": ENDS} | ({"part_ends": PARTS} if parts not in (None, "records") else {})
@@ -282,7 +282,7 @@ def write_index(
         }
         note_offset = 0
         for shard, total in enumerate(totals):
-            arrays = read_arrays(base_of(directory, shard), total)
+            arrays = read_arrays(shard_path(directory, shard), total)
             for name in names:
                 files[name].write((arrays[name] + offset).tobytes())
             if record_files:
@@ -308,7 +308,7 @@ def write_index(
     }
     sums = {f"{shard:05d}.tokens": t["tokens_checksum"] for shard, t in enumerate(totals) if "tokens_checksum" in t}
     sums |= {
-        name: checksums.of_file(os.path.join(directory, name))
+        name: checksums.file_checksum(os.path.join(directory, name))
         for name in (*names.values(), *record_files.values(), COUNTS)
     }
     checksums.write_json(os.path.join(directory, INDEX), index | {"checksums": sums})
@@ -317,16 +317,16 @@ def write_index(
 # --- text ----------------------------------------------------------------------------------------------------------
 
 
-def bytes_of(document: Document) -> int:
+def num_bytes(document: Document) -> int:
     """Returns the number of bytes of a document's text in UTF-8."""
     if isinstance(document, (tuple, Record)):
-        return sum(map(bytes_of, texts_of(document)))
+        return sum(map(num_bytes, texts_of(document)))
     if isinstance(document, bytearray) or document.isascii():
         return len(document)
-    return sum(len(piece.encode()) for piece in pieces_of(document))
+    return sum(len(piece.encode()) for piece in split_text(document))
 
 
-def pieces_of(text: Union[str, bytearray]) -> Iterator[str]:
+def split_text(text: Union[str, bytearray]) -> Iterator[str]:
     """Splits a long text into pieces of at most BATCH, after a line or before a space if possible."""
     line, space = (b"\n", b" ") if isinstance(text, bytearray) else ("\n", " ")
     start = 0

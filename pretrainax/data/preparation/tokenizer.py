@@ -15,7 +15,7 @@ from pretrainax.data import checksums
 from pretrainax.data.files import digest
 from pretrainax.data.preparation import shards
 from pretrainax.data.preparation.cache import FORMAT, open_cache
-from pretrainax.data.preparation.workers import Workers, alone, until_stopped
+from pretrainax.data.preparation.workers import Workers, locked, until_stopped
 from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Shard, texts_of
 from pretrainax.files.atomic_files import replacing_folder
@@ -55,7 +55,7 @@ def make_tokenizer(
     directory = os.path.join(cache, "tokenizers", key)
     complete(directory)
     if not _is_intact(directory):
-        with alone(directory, report):
+        with locked(directory, report):
             if not _is_intact(directory):
                 if os.path.isdir(directory):
                     report(f"the tokenizer in {directory} is damaged and will be rebuilt")
@@ -78,7 +78,7 @@ def _save(tokenizer: Tokenizer, directory: str) -> None:
     """Writes the tokenizer's directory atomically; a faster machine may already have written the same content."""
     with replacing_folder(directory) as folder:
         tokenizer.save(folder)
-        sums = {name: checksums.of_file(os.path.join(folder, name)) for name in os.listdir(folder)}
+        sums = {name: checksums.file_checksum(os.path.join(folder, name)) for name in os.listdir(folder)}
         checksums.write_json(os.path.join(folder, _CHECKSUMS), sums)
 
 
@@ -88,7 +88,7 @@ def _is_intact(directory: str) -> bool:
         return os.path.isdir(directory)
     try:
         sums = checksums.read_json(os.path.join(directory, _CHECKSUMS)) or {}
-        actual = {name: checksums.of_file(path_below(directory, name)) for name in sums}
+        actual = {name: checksums.file_checksum(path_below(directory, name)) for name in sums}
     except (OSError, UserError):
         return False
     return bool(sums) and actual == sums
@@ -128,7 +128,7 @@ def _texts_of_split(source: Source, limit: Optional[int], workers: Workers, spli
             for shard in component.shards(split)
             for document in component.read(shard, collections.Counter())
         )
-        return (piece for document in documents for text in texts_of(document) for piece in shards.pieces_of(text))
+        return (piece for document in documents for text in texts_of(document) for piece in shards.split_text(text))
     tasks = []
     for component, weight in zip(components, component_weights(source), strict=True):
         chosen = component.shards(split)

@@ -124,7 +124,7 @@ def until_stopped(items: Iterator) -> Iterator:
 
 
 @contextlib.contextmanager
-def alone(path: str, report: Callable[[str], None]) -> Iterator[None]:
+def locked(path: str, report: Callable[[str], None]) -> Iterator[None]:
     """Holds the lock file `path`.lock, which the system releases when a process dies."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # a worker would wait for its parent
         raise UserError("worker processes import the main script again: put its code under if __name__ == '__main__'")

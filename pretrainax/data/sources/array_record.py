@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Optional
 from pretrainax.config import Experiment, UserError
 from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
-from pretrainax.data.sources.records import RecordFiles, equal_cuts, json_object, row_of, rows_of
+from pretrainax.data.sources.records import RecordFiles, equal_ranges, json_object, row_location, rows_per_chunk
 
 _BATCH_BYTES = 1 << 22  # of records in memory at a time, unless one record is larger
 
@@ -33,17 +33,17 @@ class ArrayRecord(RecordFiles, Source):
             yield f"{self.config_path}.target_field is {self.target_field!r}: set {self.config_path}.text_field too"
 
     def _cuts(self, file: str) -> Iterator[tuple[int, int]]:
-        return equal_cuts(_opened(file).num_records(), os.path.getsize(file))
+        return equal_ranges(_opened(file).num_records(), os.path.getsize(file))
 
-    def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
+    def read(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[Document]:
         def parse(record: bytes) -> Mapping:
             self.check_size(len(record))
             return {None: record} if self.text_field is None and self._task is None else json_object(record)
 
-        return self.documents(_records(shard), parse, row_of(shard.place), shard.split, skipped)
+        return self.documents(_records(shard), parse, row_location(shard.place), shard.split, skipped)
 
 
-def _records(shard: files.Part) -> Iterator[tuple[int, bytes]]:
+def _records(shard: files.FileShard) -> Iterator[tuple[int, bytes]]:
     path, start, stop, _ = shard
     reader, first, rows = _opened(path), start, 1  # 1: the size on disk does not show the size in memory
     while first < stop:
@@ -54,7 +54,7 @@ def _records(shard: files.Part) -> Iterator[tuple[int, bytes]]:
             raise UserError(f"{path}, rows {first} to {last - 1} (from 0): damaged ({e})") from e
         yield from enumerate(records, first)
         first, size = last, sum(map(len, records))
-        rows = min(2 * rows, rows_of(len(records), size, _BATCH_BYTES))
+        rows = min(2 * rows, rows_per_chunk(len(records), size, _BATCH_BYTES))
 
 
 def _opened(path: str) -> Any:

@@ -41,14 +41,14 @@ class ConllFiles(RecordFiles, Source):
     def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
         yield 0, None  # one shard: the files are small
 
-    def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
+    def read(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[Document]:
         sentences = self._sentences(shard, skipped)
         return self.documents(sentences, self._parse, lambda line: f"{shard.place}:{line}", shard.split, skipped)
 
-    def _sentences(self, shard: files.Part, skipped: collections.Counter) -> Iterator[tuple[int, _Lines]]:
+    def _sentences(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[tuple[int, _Lines]]:
         """Yields the lines of each sentence, with the number of its first line."""
         lines: _Lines = []
-        with files.opened(shard.place) as f:
+        with files.open_decompressed(shard.place) as f:
             for number, line in enumerate(f, start=1):
                 if number == 1 and line.startswith(codecs.BOM_UTF8):
                     skipped[line_ends.MARKS] += shard.split != "valid"  # counted in one split only

@@ -54,11 +54,11 @@ class Tsv(RecordLines[Row], Source):
     def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
         yield 0, None
 
-    def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
+    def read(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[Document]:
         where = functools.partial(self.where, shard)
         return self.documents(self.rows(shard), self.parse, where, shard.split, skipped)
 
-    def rows(self, shard: files.Part) -> Iterator[tuple[int, Row]]:
+    def rows(self, shard: files.FileShard) -> Iterator[tuple[int, Row]]:
         columns = self.columns
         for number, line in self._joined_lines(lines_of(shard, self.max_record_bytes)):
             if not line.strip(b"\r\n"):

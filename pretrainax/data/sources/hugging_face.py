@@ -12,7 +12,7 @@ from typing import Any, Optional
 from pretrainax.config import Experiment, UserError
 from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
-from pretrainax.data.sources.records import RecordSets, equal_cuts, named_classes, row_of
+from pretrainax.data.sources.records import RecordSets, class_name_decoder, equal_ranges, row_location
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.storage import hub
 
@@ -72,27 +72,27 @@ class HuggingFace(RecordSets, Source):
                 write_atomically(saved, digest)
         return digest
 
-    def shards(self, split: str) -> list[files.Part]:
+    def shards(self, split: str) -> list[files.FileShard]:
         _loaded.cache_clear()  # files may have changed since this process last loaded them
         splits = self._load()
         name, wanted = self.named(split, splits)
         if self.streaming:
-            return [files.Part(name, i, i + 1, wanted) for i in range(splits[name].num_shards)]
-        cuts = equal_cuts(len(splits[name]), splits[name].data.nbytes)
-        return [files.Part(name, start, stop, wanted) for start, stop in cuts]
+            return [files.FileShard(name, i, i + 1, wanted) for i in range(splits[name].num_shards)]
+        cuts = equal_ranges(len(splits[name]), splits[name].data.nbytes)
+        return [files.FileShard(name, start, stop, wanted) for start, stop in cuts]
 
-    def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
+    def read(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[Document]:
         with self._one_line_errors():
             rows = self._load()[shard.place]
             if rows.column_names is not None:  # a stream may have no list of columns
                 rows = rows.select_columns(self.columns_read(rows.column_names))
-            named, place = named_classes(rows.features or {}), f"{self.path} {shard.place}"
+            named, place = class_name_decoder(rows.features or {}), f"{self.path} {shard.place}"
             if self.streaming:
                 place = f"{place} shard {shard.start}"
                 numbered, parse = enumerate(rows.shard(rows.num_shards, shard.start)), named
             else:
                 numbered, parse = ((i, i) for i in range(shard.start, shard.stop)), lambda i: named(rows[i])
-            yield from self.documents(numbered, parse, row_of(place), shard.split, skipped)
+            yield from self.documents(numbered, parse, row_location(place), shard.split, skipped)
 
     def _arguments(self) -> dict[str, Any]:
         path = os.path.expanduser(self.path)
@@ -108,15 +108,15 @@ class HuggingFace(RecordSets, Source):
 
     @contextlib.contextmanager
     def _one_line_errors(self) -> Iterator[Any]:
-        datasets = files.extra("datasets")
+        datasets = files.import_extra("datasets")
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised as exceptions too
         datasets.disable_progress_bars()
         try:
-            with hub.heard():
+            with hub.client_log_shown():
                 yield datasets
         except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError, *files.BROKEN_ARCHIVE) as e:
             place = f"{self.config_path}.path is {self.path!r}"
-            if error := hub.data_set_error(place, self.path, e):
+            if error := hub.dataset_error(place, self.path, e):
                 raise error from e
             reason = (str(e.__cause__ or e) or type(e).__name__).splitlines()[0]
             named = f", data_files {', '.join(self.data_files)}" if self.data_files else ""
@@ -125,4 +125,4 @@ class HuggingFace(RecordSets, Source):
 
 @functools.lru_cache(maxsize=8)  # a worker reads many shards of one dataset
 def _loaded(arguments: str, streaming: bool) -> Any:
-    return files.extra("datasets").load_dataset(**json.loads(arguments), streaming=streaming)
+    return files.import_extra("datasets").load_dataset(**json.loads(arguments), streaming=streaming)

@@ -33,7 +33,7 @@ class JsonLines(RecordLines[Line], Source):
             for part in files.ranges(file, 0, os.path.getsize(file), longest_line=-1):
                 yield part.start, part.stop
 
-    def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
+    def read(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[Document]:
         def parse(line: Line) -> dict:
             is_marked = line.startswith(codecs.BOM_UTF8)
             record = self.parse(line)
@@ -43,7 +43,7 @@ class JsonLines(RecordLines[Line], Source):
 
         return self.documents(self.rows(shard), parse, functools.partial(self.where, shard), shard.split, skipped)
 
-    def rows(self, shard: files.Part) -> Iterator[tuple[int, Line]]:
+    def rows(self, shard: files.FileShard) -> Iterator[tuple[int, Line]]:
         lines = enumerate(lines_of(shard, self.max_record_bytes))
         return ((number, line) for number, line in lines if not line.isspace())
 
@@ -52,9 +52,9 @@ class JsonLines(RecordLines[Line], Source):
         return json_object(row)
 
 
-def lines_of(shard: files.Part, most: int) -> Iterator[Line]:
+def lines_of(shard: files.FileShard, most: int) -> Iterator[Line]:
     """Yields the lines of a shard; longer lines than `most` bytes are truncated, but stay longer than `most` bytes."""
-    with files.opened(shard.place) as f:
+    with files.open_decompressed(shard.place) as f:
         if shard.stop is not None:
             f.seek(shard.start)
         while (shard.stop is None or f.tell() < shard.stop) and (line := long_lines.read_line(f, most)):

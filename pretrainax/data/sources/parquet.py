@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pretrainax.config import UserError
 from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
-from pretrainax.data.sources.records import RecordFiles, row_of, rows_of
+from pretrainax.data.sources.records import RecordFiles, row_location, rows_per_chunk
 
 _BATCH_BYTES = 1 << 22  # encoded size of the rows in memory at a time
 _DECODED_BYTES = 1 << 29  # limit of their decoded size, if each row is as large as all encoded rows together
@@ -36,11 +36,11 @@ class Parquet(RecordFiles, Source):
                 yield start, stop
                 start, size = stop, 0
 
-    def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
+    def read(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[Document]:
         with _opened(shard.place) as table:
             columns = self.columns_read(table.schema_arrow.names)
             rows = self._rows(table, columns, range(shard.start, shard.stop))
-            yield from self.documents(rows, self._record, row_of(shard.place), shard.split, skipped)
+            yield from self.documents(rows, self._record, row_location(shard.place), shard.split, skipped)
 
     def _rows(self, table: Any, columns: list[str], groups: range) -> Iterator[tuple[int, tuple[Any, int]]]:
         """Yields (row number, (batch, index in the batch)) for each row of row groups."""
@@ -49,7 +49,7 @@ class Parquet(RecordFiles, Source):
             count, size = table.metadata.row_group(group).num_rows, _encoded_bytes(table, group, columns)
             # A few bytes may refer to an earlier value: each row may be as large as all encoded rows together.
             most = max(1, min(_BATCH_ROWS, _DECODED_BYTES // max(size, 1)))
-            rows = min(rows_of(count, size, _BATCH_BYTES), most)
+            rows = min(rows_per_chunk(count, size, _BATCH_BYTES), most)
             for batch in table.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
                 yield from ((number + i, (batch, i)) for i in range(batch.num_rows))
                 number += batch.num_rows
@@ -69,7 +69,7 @@ def _encoded_bytes(table: Any, group: int, columns: list[str]) -> int:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    arrow, parquet = files.extra("pyarrow"), files.extra("pyarrow.parquet")
+    arrow, parquet = files.import_extra("pyarrow"), files.import_extra("pyarrow.parquet")
     try:
         # NOTE: without a buffer, or with pre_buffer, pyarrow reads the columns of a whole row group at once.
         with parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:

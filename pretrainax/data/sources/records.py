@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Optional, TypeVar, Union
 
 from pretrainax.config import Experiment, UserError, nearest
 from pretrainax.data import files, long_lines
-from pretrainax.data.line_ends import plain
+from pretrainax.data.line_ends import normalize_line_ends
 from pretrainax.data.sources.base import Document, Reader, Record
 from pretrainax.files.json_files import JsonObject
 
@@ -94,14 +94,14 @@ class Records:
         """Returns the document of a record, and a number in [0, 1) that decides its split; counts repairs of text."""
         if self._task is not None:
             return self._record_of_task(self._task.read(record), repairs)
-        text = plain(self._text(record, "text_field"), repairs)
+        text = normalize_line_ends(self._text(record, "text_field"), repairs)
         long = isinstance(text, bytearray)
         encoded = text if long else text.encode("utf-8")
         self.check_size(len(encoded))
         # The source decides the split of a pair, so that all targets of a source are in the same split.
         fraction = files.fraction(encoded)
         if self.target_field is not None:
-            target = plain(self._text(record, "target_field"), repairs)
+            target = normalize_line_ends(self._text(record, "target_field"), repairs)
             source, target = (t.decode() if isinstance(t, bytearray) else t for t in (text, target))
             self.check_size(len(encoded) + len(target.encode("utf-8")))
             return (self.prefix + source, target), fraction
@@ -111,7 +111,7 @@ class Records:
 
     def _record_of_task(self, record: Record, repairs: collections.Counter) -> tuple[Document, float]:
         repairs.update(record.mended)
-        texts = tuple(plain(text, repairs) for text in record.texts)
+        texts = tuple(normalize_line_ends(text, repairs) for text in record.texts)
         self.check_size(sum(len(text.encode("utf-8")) for text in texts))
         # The first text decides the split, so that all questions about a passage, or premise, are in the same split.
         fraction = files.fraction(next(filter(None, texts), "").encode("utf-8"))
@@ -151,10 +151,10 @@ class RecordFiles(Records):
     def fingerprint(self) -> str:
         return files.fingerprint(self, files.settings_of(self), self.endings)
 
-    def shards(self, split: str) -> list[files.Part]:
+    def shards(self, split: str) -> list[files.FileShard]:
         selected = None if self.valid_path is not None else split
-        paths = files.find(self, "train" if selected else split, self.endings)
-        return [files.Part(file, start, stop, selected) for file in paths for start, stop in self._cuts(file)]
+        paths = files.find_files(self, "train" if selected else split, self.endings)
+        return [files.FileShard(file, start, stop, selected) for file in paths for start, stop in self._cuts(file)]
 
     def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
         """Yields (start, stop) of the shards of a file."""
@@ -164,7 +164,7 @@ class RecordFiles(Records):
 class RecordLines(RecordFiles, Generic[Row]):
     """Files whose records are one or several lines, so that they can be read as a stream."""
 
-    def rows(self, shard: files.Part) -> Iterator[tuple[int, Row]]:
+    def rows(self, shard: files.FileShard) -> Iterator[tuple[int, Row]]:
         """Yields (number, row) of each record of a shard: its first line, from 0, and the argument of `parse`."""
         raise NotImplementedError
 
@@ -172,7 +172,7 @@ class RecordLines(RecordFiles, Generic[Row]):
         """Returns the record of a row; raises ValueError if the row is broken."""
         raise NotImplementedError
 
-    def where(self, shard: files.Part, number: int) -> str:
+    def where(self, shard: files.FileShard, number: int) -> str:
         """Returns the file and the line of a line number in a shard, for error messages."""
         first = files.line_number(shard.place, shard.start) if shard.start else 1
         return f"{shard.place}:{first + number}"
@@ -239,7 +239,7 @@ def json_object(line: Union[bytes, bytearray]) -> dict:
     return record
 
 
-def named_classes(features: Mapping) -> Callable[[Mapping], dict]:
+def class_name_decoder(features: Mapping) -> Callable[[Mapping], dict]:
     """Returns a function that replaces class numbers, also in lists, by the class names in a dataset's features."""
     names = {name: feature.int2str for name, feature in features.items() if hasattr(feature, "int2str")}
     inner = {name: getattr(feature, "feature", None) for name, feature in features.items()}  # of lists
@@ -255,17 +255,17 @@ def _of_each(name_of: Callable[[int], str]) -> Callable[[Iterable[int]], list[st
     return lambda numbers: [name_of(int(number)) for number in numbers]
 
 
-def equal_cuts(count: int, size: int) -> Iterator[tuple[int, int]]:
+def equal_ranges(count: int, size: int) -> Iterator[tuple[int, int]]:
     """Yields (start, stop) of ranges of `count` rows with a total of `size` bytes; about SHARD_BYTES per range."""
-    rows = rows_of(count, size, files.SHARD_BYTES)
+    rows = rows_per_chunk(count, size, files.SHARD_BYTES)
     for start in range(0, count, rows):
         yield start, min(start + rows, count)
 
 
-def rows_of(count: int, size: int, wanted: int) -> int:
+def rows_per_chunk(count: int, size: int, wanted: int) -> int:
     """Returns the number of rows, at least 1, in about `wanted` bytes; `count` rows have `size` bytes."""
     return max(1, count * wanted // max(size, 1))
 
 
-def row_of(place: str) -> Callable[[int], str]:
+def row_location(place: str) -> Callable[[int], str]:
     return lambda number: f"{place}, row {number} (from 0)"

@@ -23,8 +23,8 @@ class SquadFiles(RecordFiles, Source):
     def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
         yield 0, None
 
-    def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
-        with files.opened(shard.place) as f:
+    def read(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[Document]:
+        with files.open_decompressed(shard.place) as f:
             content = f.read()
         try:
             records = list(_records(json.loads(content.decode("utf-8-sig"))))

@@ -9,7 +9,7 @@ from typing import ClassVar, Optional
 
 from pretrainax.config import Experiment, UserError
 from pretrainax.data import files
-from pretrainax.data.line_ends import plain
+from pretrainax.data.line_ends import normalize_line_ends
 from pretrainax.data.sources.base import Source
 
 _LONGEST_LINE = 1 << 20  # longer lines are cut
@@ -42,24 +42,24 @@ class TextFiles(Source):
     def fingerprint(self) -> str:
         return files.fingerprint(self, files.settings_of(self), self.endings)
 
-    def shards(self, split: str) -> list[files.Part]:
+    def shards(self, split: str) -> list[files.FileShard]:
         selected = None if self.valid_path is not None else split
         shards = []
-        for file in files.find(self, "train" if selected else split, self.endings):
+        for file in files.find_files(self, "train" if selected else split, self.endings):
             if files.is_archive(file):
-                shards.append(files.Part(file, 0, None, selected))
+                shards.append(files.FileShard(file, 0, None, selected))
             else:
                 start, stop = self._range(file, selected)
                 shards += files.ranges(file, start, stop or os.path.getsize(file), _LONGEST_LINE)
         return shards
 
-    def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[str]:
+    def read(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[str]:
         path, start, stop, split = shard
         if split is not None:
             start, stop = self._range(path, split)
         for offset, content in files.pieces(path, start, stop, _LONGEST_LINE):
             try:
-                yield plain(content.decode("utf-8"), skipped)
+                yield normalize_line_ends(content.decode("utf-8"), skipped)
             except UnicodeDecodeError as e:
                 if offset == 0 and content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                     raise UserError(f"{path} is UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8") from e

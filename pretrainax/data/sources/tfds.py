@@ -11,7 +11,7 @@ from typing import Any, Optional
 from pretrainax.config import UserError
 from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
-from pretrainax.data.sources.records import RecordSets, equal_cuts, named_classes, row_of, rows_of
+from pretrainax.data.sources.records import RecordSets, class_name_decoder, equal_ranges, row_location, rows_per_chunk
 
 _BATCH, _BATCH_BYTES = 100, 1 << 22  # maximum number and size of records per read
 
@@ -34,22 +34,22 @@ class TFDS(RecordSets, Source):
         bytes_ = {name: split.num_bytes for name, split in info.splits.items()}
         return files.digest(files.settings_of(self), info.full_name, sizes, bytes_)
 
-    def shards(self, split: str) -> list[files.Part]:
+    def shards(self, split: str) -> list[files.FileShard]:
         splits = self._builder().info.splits
         name, wanted = self.named(split, splits)
-        cuts = equal_cuts(splits[name].num_examples, splits[name].num_bytes)
-        return [files.Part(name, start, stop, wanted) for start, stop in cuts]
+        cuts = equal_ranges(splits[name].num_examples, splits[name].num_bytes)
+        return [files.FileShard(name, start, stop, wanted) for start, stop in cuts]
 
-    def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
+    def read(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[Document]:
         builder = self._builder()
         self.columns_read(builder.info.features)
         try:
             records = builder.as_data_source(split=shard.place)
         except NotImplementedError as e:
             raise UserError(f"{self.name} is prepared in a format without random access: {e}") from e
-        split, parse = builder.info.splits[shard.place], named_classes(builder.info.features)
-        rows = _rows(records, shard, min(_BATCH, rows_of(split.num_examples, split.num_bytes, _BATCH_BYTES)))
-        return self.documents(rows, parse, row_of(f"{self.name} {shard.place}"), shard.split, skipped)
+        split, parse = builder.info.splits[shard.place], class_name_decoder(builder.info.features)
+        rows = _rows(records, shard, min(_BATCH, rows_per_chunk(split.num_examples, split.num_bytes, _BATCH_BYTES)))
+        return self.documents(rows, parse, row_location(f"{self.name} {shard.place}"), shard.split, skipped)
 
     def _builder(self) -> Any:
         import tensorflow_datasets as tfds
@@ -75,7 +75,7 @@ class TFDS(RecordSets, Source):
         return builder
 
 
-def _rows(records: Any, shard: files.Part, count: int) -> Iterator[tuple[int, dict]]:
+def _rows(records: Any, shard: files.FileShard, count: int) -> Iterator[tuple[int, dict]]:
     for first in range(shard.start, shard.stop, count):
         numbers = range(first, min(first + count, shard.stop))
         try:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from pretrainax.config import ModelConfig
-from pretrainax.interop.adaptations.base import Adaptation, Making, Way
+from pretrainax.interop.adaptations.base import Adaptation, Operation, ParameterRule
 from pretrainax.interop.adaptations.experts import DenseToExperts
 from pretrainax.interop.adaptations.families import DecoderToEncoder, DecoderToEncoderDecoder
 from pretrainax.interop.adaptations.layers import Layers
@@ -29,8 +29,8 @@ __all__ = [
     "FullToSparse",
     "Layers",
     "LongerContext",
-    "Making",
-    "Way",
+    "Operation",
+    "ParameterRule",
     "WiderVocabulary",
     "suggested",
 ]

@@ -9,25 +9,25 @@ import jax.numpy as jnp
 from pretrainax.config import Experiment, ModelConfig, kinds
 
 
-class Making(NamedTuple):
+class Operation(NamedTuple):
     """One operation on a parameter."""
 
     how: str  # for messages: "8 copies"
     function: Callable[[jax.Array], jax.Array]
 
 
-class Way(NamedTuple):
+class ParameterRule(NamedTuple):
     """The rule of a parameter: its source and the operations on it."""
 
     source: Optional[str]  # path in the start; None: no source, the parameter is initialized
-    made: tuple[Making, ...] = ()  # in this order; (): the parameter is copied
+    made: tuple[Operation, ...] = ()  # in this order; (): the parameter is copied
 
-    def after(self, earlier: Mapping[str, "Way"]) -> Optional["Way"]:
+    def after(self, earlier: Mapping[str, "ParameterRule"]) -> Optional["ParameterRule"]:
         """Composes this rule with the `earlier` rules of its source; None if they do not create the source."""
         if self.source is None:
             return self
         first = earlier.get(self.source)
-        return first and Way(first.source, first.made + self.made)
+        return first and ParameterRule(first.source, first.made + self.made)
 
     @property
     def how(self) -> str:
@@ -55,10 +55,10 @@ class Adaptation(kinds.Adaptation):
         """Yields a message for each reason that prevents the conversion: value, allowed values, field to set."""
         yield from ()
 
-    def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
+    def parameter_rule(self, path: str, before: ModelConfig, ours: ModelConfig) -> ParameterRule:
         """Returns the rule of a parameter of `ours`; `before` is the result of `before()`."""
         del before, ours
-        return Way(path)
+        return ParameterRule(path)
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
         """Describes the effect on the function of the model, for messages."""

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrainax.config import Experiment, ModelConfig
-from pretrainax.interop.adaptations.base import Adaptation, Making, Way
-from pretrainax.layers.feed_forward import kinds_of_layers
+from pretrainax.interop.adaptations.base import Adaptation, Operation, ParameterRule
+from pretrainax.layers.feed_forward import layer_groups
 from pretrainax.sharding.param_paths import part_of, stack_of
 
 _EXPERTS = re.compile(r"/mlp/experts_(up|gate|down)/")
@@ -45,7 +45,7 @@ class DenseToExperts(Adaptation):
                 f"config.checkpoint.adapt has {self}, and config.model.experts.shared_experts is "
                 f"{ours.experts.shared_experts}, which would apply one more copy to all tokens: set it to None"
             )
-        plain, _ = kinds_of_layers(ours, ours.num_layers)
+        plain, _ = layer_groups(ours, ours.num_layers)
         if plain.numbers and ours.d_ff != theirs.d_ff:
             yield (
                 f"config.checkpoint.adapt has {self}, and config.model.d_ff, of the layers without experts, is "
@@ -61,29 +61,31 @@ class DenseToExperts(Adaptation):
         decoder = ours.decoder and dataclasses.replace(ours.decoder, d_ff=_width(ours.last_stack))
         return dataclasses.replace(ours, experts=None, d_ff=_width(ours), decoder=decoder)
 
-    def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
+    def parameter_rule(self, path: str, before: ModelConfig, ours: ModelConfig) -> ParameterRule:
         assert ours.experts is not None
         if "/mlp/router/" in path or "/mlp_after" in path and "/mlp_after/down/" not in path:
-            return Way(None)
+            return ParameterRule(None)
         experts, made = ours.experts.num_experts, []
-        plain, _ = kinds_of_layers(ours, ours.num_layers)
+        plain, _ = layer_groups(ours, ours.num_layers)
         if plain.numbers and (stack := stack_of(path)):  # one stack becomes two
             _, part = part_of(stack)
 
             def select(x: jax.Array) -> jax.Array:
-                (kind,) = (kind for kind in kinds_of_layers(ours, len(x)) if kind.part == part)
+                (kind,) = (kind for kind in layer_groups(ours, len(x)) if kind.part == part)
                 return x[np.array(kind.numbers)]  # [L, …] -> [l, …]
 
-            made.append(Making(f"the layers {'without' if part else 'with'} experts", select))
+            made.append(Operation(f"the layers {'without' if part else 'with'} experts", select))
             path = path.replace(f"/{part}/blocks/", "/blocks/")
         if _EXPERTS.search(path):
             # [L, D, F] -> [L, E, D, F]
-            made.append(Making(f"{experts} copies", lambda x: jnp.repeat(x[:, None], experts, axis=1)))
+            made.append(Operation(f"{experts} copies", lambda x: jnp.repeat(x[:, None], experts, axis=1)))
         if (width := ours.experts.dense_after) is not None and "/mlp_after/" in path:
             # [L, F, D] -> [L, W, D]; a bias stays [L, D]
-            made.append(Making("zero", lambda x: jnp.zeros((len(x), *(width,) * (x.ndim - 2), x.shape[-1]), x.dtype)))
+            made.append(
+                Operation("zero", lambda x: jnp.zeros((len(x), *(width,) * (x.ndim - 2), x.shape[-1]), x.dtype))
+            )
             path = path.replace("/mlp_after/", "/mlp/")
-        return Way(_EXPERTS.sub(r"/mlp/\1/", path), tuple(made))
+        return ParameterRule(_EXPERTS.sub(r"/mlp/\1/", path), tuple(made))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
         settings = ours.experts

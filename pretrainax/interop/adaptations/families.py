@@ -7,7 +7,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from pretrainax.config import Experiment, ModelConfig, RelativePositionBuckets
-from pretrainax.interop.adaptations.base import Adaptation, Making, Way
+from pretrainax.interop.adaptations.base import Adaptation, Operation, ParameterRule
 
 
 class _FromDecoder(Adaptation):
@@ -34,8 +34,8 @@ class DecoderToEncoder(_FromDecoder):
 
     makes = "encoder"
 
-    def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
-        return Way(_in_decoder(path))
+    def parameter_rule(self, path: str, before: ModelConfig, ours: ModelConfig) -> ParameterRule:
+        return ParameterRule(_in_decoder(path))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
         return "attention is bidirectional, so tokens see later tokens; outputs for a single token are unchanged"
@@ -46,12 +46,12 @@ class DecoderToEncoderDecoder(_FromDecoder):
     """Copies a decoder to both stacks; the encoder is bidirectional (T5Gemma: Zhang et al. 2025, section 3)."""
 
     makes = "encoder_decoder"
-    # its initial values. self: a copy of self-attention in the same layer | silent: a copy with an output of zero
-    cross_attention: Literal["self", "silent"] = "self"
+    # its initial values. self: a copy of self-attention in the same layer | zero: a copy with an output of zero
+    cross_attention: Literal["self", "zero"] = "self"
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
-        if self.cross_attention == "silent" and experiment.model.norm_at != "pre":
+        if self.cross_attention == "zero" and experiment.model.norm_at != "pre":
             yield (
                 f"config.checkpoint.adapt has {self}, and config.model.norm_at is {experiment.model.norm_at!r}, whose "
                 "norm changes the stream even after a zero output: set cross_attention='self'"
@@ -71,19 +71,19 @@ class DecoderToEncoderDecoder(_FromDecoder):
                 f"{ours.decoder}: set it to None"
             )
 
-    def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
+    def parameter_rule(self, path: str, before: ModelConfig, ours: ModelConfig) -> ParameterRule:
         # Parameters of the decoder outside its stack: positions, an embedding norm, or token embeddings.
         source = _in_decoder(path.removeprefix("decoder_"))
         if "/cross_attention" not in path:
-            return Way(source)
+            return ParameterRule(source)
         source = source.replace("/cross_attention", "/self_attention")
-        if self.cross_attention == "silent" and "/out/" in path:
-            return Way(source, (Making("zero", jnp.zeros_like),))
-        return Way(source, (Making("copy of self-attention in the same layer", lambda x: x),))
+        if self.cross_attention == "zero" and "/out/" in path:
+            return ParameterRule(source, (Operation("zero", jnp.zeros_like),))
+        return ParameterRule(source, (Operation("copy of self-attention in the same layer", lambda x: x),))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
         opened = "the encoder is bidirectional"
-        if self.cross_attention == "silent":
+        if self.cross_attention == "zero":
             return f"{opened}; the decoder adds cross-attention, and its initial outputs are unchanged"
         return f"{opened}; cross-attention changes the outputs of the decoder from the first step"
 

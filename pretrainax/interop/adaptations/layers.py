@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrainax.config import Experiment, ModelConfig
-from pretrainax.interop.adaptations.base import Adaptation, Making, Way
-from pretrainax.layers.feed_forward import Kind, kinds_of_layers
+from pretrainax.interop.adaptations.base import Adaptation, Operation, ParameterRule
+from pretrainax.layers.feed_forward import LayerGroup, layer_groups
 from pretrainax.sharding.param_paths import part_of, stack_of
 
 # The output projection of a sublayer, whose result is added to the residual stream.
@@ -25,19 +25,19 @@ class Layers(Adaptation):
     fields = ("num_layers", "num_decoder_layers")
     # numbers from 0, one for each layer. evenly: 0, 2, 4, … to halve the layers, 0, 0, 1, 1, … to double them |
     # stacked: 0, 1, 2, …, 0, 1, 2, … (Gong et al. 2019)
-    taken: Annotated[tuple[int, ...], "evenly", "stacked"] = "evenly"
+    layers: Annotated[tuple[int, ...], "evenly", "stacked"] = "evenly"
     # repeated layers start with output projections of zero (LLaMA Pro: Wu et al. 2024, section 3.2)
-    silent: bool = False
+    zero_init: bool = False
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
         model, name = experiment.model, f"config.checkpoint.adapt has {self}"
         if model.share_layers:
             yield f"{name}, and config.model.share_layers shares one layer: set it to False, or leave Layers out"
-        if self.silent and model.norm_at != "pre":
+        if self.zero_init and model.norm_at != "pre":
             yield (
                 f"{name}, and config.model.norm_at is {model.norm_at!r}, whose norm changes the stream even after a "
-                "zero output: set silent=False"
+                "zero output: set zero_init=False"
             )
 
     def before(self, ours: ModelConfig, theirs: ModelConfig) -> ModelConfig:
@@ -51,15 +51,15 @@ class Layers(Adaptation):
 
     def _mismatches(self, stack: str, ours: int, theirs: int) -> Iterator[str]:
         name = f"config.checkpoint.adapt has {self}"
-        if isinstance(self.taken, tuple):
-            if len(self.taken) != ours or not all(0 <= layer < theirs for layer in self.taken):
+        if isinstance(self.layers, tuple):
+            if len(self.layers) != ours or not all(0 <= layer < theirs for layer in self.layers):
                 yield (
-                    f"{name}: taken must be {ours} numbers from 0 to {theirs - 1}, one for each layer of the {stack} "
+                    f"{name}: layers must be {ours} numbers from 0 to {theirs - 1}, one for each layer of the {stack} "
                     f"of config.model; the start has {theirs} layers"
                 )
-        elif self.taken == "stacked" and ours < theirs:
+        elif self.layers == "stacked" and ours < theirs:
             yield f"{name}, and {ours} layers of config.model are fewer than the {theirs} there: set taken='evenly'"
-        elif max(ours, theirs) % min(ours, theirs) and self.taken == "evenly":
+        elif max(ours, theirs) % min(ours, theirs) and self.layers == "evenly":
             yield (
                 f"{name}, and neither of {ours} layers of config.model and the {theirs} of the {stack} there divides "
                 "the other: set config.model.num_layers to a divisor or a multiple, or taken to layer numbers"
@@ -78,15 +78,15 @@ class Layers(Adaptation):
 
     def _numbers(self, stack: str, before: ModelConfig, ours: ModelConfig) -> list[int]:
         """Returns the number of the source layer in the start for each layer of a stack."""
-        if isinstance(self.taken, tuple):
-            return list(self.taken)
+        if isinstance(self.layers, tuple):
+            return list(self.layers)
         count, there = (model.stacks[stack].num_layers for model in (ours, before))
-        return [i % there if self.taken == "stacked" else i * there // count for i in range(count)]
+        return [i % there if self.layers == "stacked" else i * there // count for i in range(count)]
 
-    def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
+    def parameter_rule(self, path: str, before: ModelConfig, ours: ModelConfig) -> ParameterRule:
         stack = stack_of(path)
         if stack is None:
-            return Way(path)
+            return ParameterRule(path)
         name, part = part_of(stack)
         # In a stack of two parts, layers come from the same part.
         here, there = (
@@ -95,17 +95,17 @@ class Layers(Adaptation):
         all_numbers = self._numbers(name, before, ours)
         numbers = [all_numbers[i] for i in here]
         if numbers == list(there):
-            return Way(path)
+            return ParameterRule(path)
         how = f"layers {_listed(numbers)} of {before.stacks[name].num_layers}"
-        taken = Making(how, lambda x: x[np.array([there.index(number) for number in numbers])])
+        taken = Operation(how, lambda x: x[np.array([there.index(number) for number in numbers])])
         repeated = [number in numbers[:i] for i, number in enumerate(numbers)]
-        if not (self.silent and any(repeated) and _LAST_MAP.search(path)):
-            return Way(path, (taken,))
-        zero = Making(f"zero in layers {_listed([here[i] for i in np.flatnonzero(repeated)])}", _zeroing(repeated))
-        return Way(path, (taken, zero))
+        if not (self.zero_init and any(repeated) and _LAST_MAP.search(path)):
+            return ParameterRule(path, (taken,))
+        zero = Operation(f"zero in layers {_listed([here[i] for i in np.flatnonzero(repeated)])}", _zeroing(repeated))
+        return ParameterRule(path, (taken, zero))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
-        effects, is_unchanged = [], self.silent
+        effects, is_unchanged = [], self.zero_init
         for stack in ours.stacks:
             numbers, there = self._numbers(stack, before, ours), before.stacks[stack].num_layers
             effects.append(f"layers {_listed(numbers)} of the {there} of the {stack}")
@@ -120,8 +120,8 @@ class Layers(Adaptation):
         return "; ".join([*effects, *["the initial function is unchanged"] * is_unchanged])
 
 
-def _kinds(model: ModelConfig, stack: str) -> tuple[Kind, Kind]:
-    return kinds_of_layers(model, model.stacks[stack].num_layers)
+def _kinds(model: ModelConfig, stack: str) -> tuple[LayerGroup, LayerGroup]:
+    return layer_groups(model, model.stacks[stack].num_layers)
 
 
 def _attention_of(number: int, model: ModelConfig) -> tuple[str, bool]:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from pretrainax.config import Experiment, ModelConfig
-from pretrainax.interop.adaptations.base import Adaptation, Way
+from pretrainax.interop.adaptations.base import Adaptation, ParameterRule
 
 _FIELDS = ("sparse_attention", "layer_pattern", "window")
 
@@ -33,8 +33,8 @@ class FullToSparse(Adaptation):
                 f"there {theirs.sparse_attention}, which must be None: leave the adaptation out"
             )
 
-    def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
-        return Way(path.replace("/global_", "/"))
+    def parameter_rule(self, path: str, before: ModelConfig, ours: ModelConfig) -> ParameterRule:
+        return ParameterRule(path.replace("/global_", "/"))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
         return "tokens attend to a part of their text; outputs for texts within the window are unchanged"

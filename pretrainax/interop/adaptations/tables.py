@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrainax.config import Experiment, ModelConfig
-from pretrainax.interop.adaptations.base import Adaptation, Making, Way
+from pretrainax.interop.adaptations.base import Adaptation, Operation, ParameterRule
 
 # Parameters with an entry for each token of the vocabulary -> axis.
 _TOKEN_AXES = {
@@ -48,12 +48,12 @@ class WiderVocabulary(Adaptation):
         if (self.tokens or 1) > theirs.vocab_size:
             yield f"{name}, and the start has {theirs.vocab_size:,} rows: set tokens to at most this number"
 
-    def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
+    def parameter_rule(self, path: str, before: ModelConfig, ours: ModelConfig) -> ParameterRule:
         old, axis = self._old(before), _TOKEN_AXES.get(path)
         if axis is None or old == ours.vocab_size:
-            return Way(path)
+            return ParameterRule(path)
         how = f"{ours.vocab_size - old:,} new rows, each the mean of {old:,}"
-        return Way(path, (Making(how, lambda x: _with_mean(x, old, ours.vocab_size, axis)),))
+        return ParameterRule(path, (Operation(how, lambda x: _with_mean(x, old, ours.vocab_size, axis)),))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
         old = self._old(before)
@@ -102,15 +102,15 @@ class LongerContext(Adaptation):
         if new < old:
             yield f"{name}, and config.model.position.max_length is {new:,}, there {old:,}: set it to at least that"
 
-    def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
+    def parameter_rule(self, path: str, before: ModelConfig, ours: ModelConfig) -> ParameterRule:
         if path not in _POSITION_TABLES or before.position == ours.position:
-            return Way(path)
+            return ParameterRule(path)
         unused, old, new = (getattr(ours.position, "offset", 0), *_lengths(before, ours))
         how = f"{old:,} positions repeated" if self.rows == "repeat" else f"{old:,} positions interpolated"
         lengthen = _repeated if self.rows == "repeat" else _interpolated
         # [offset + T, D] -> [offset + T', D]; the unused rows stay at the start
-        rows = Making(how, lambda x: jnp.concatenate([x[:unused], lengthen(x[unused:], new)]))
-        return Way(path, (rows,))
+        rows = Operation(how, lambda x: jnp.concatenate([x[:unused], lengthen(x[unused:], new)]))
+        return ParameterRule(path, (rows,))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
         said = [

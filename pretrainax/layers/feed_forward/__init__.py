@@ -4,23 +4,23 @@ from pretrainax.layers.feed_forward.base import (
     ACTIVATIONS,
     FEED_FORWARDS,
     FeedForward,
-    Kind,
+    LayerGroup,
     feed_forwards_of,
-    kinds_of_layers,
+    layer_groups,
     register_feed_forward,
 )
 from pretrainax.layers.feed_forward.dense import Dense
-from pretrainax.layers.feed_forward.mixture import Mixture, announced
+from pretrainax.layers.feed_forward.mixture import Mixture, describe_routing
 
 __all__ = [
     "ACTIVATIONS",
     "Dense",
     "FEED_FORWARDS",
     "FeedForward",
-    "Kind",
+    "LayerGroup",
     "Mixture",
-    "announced",
+    "describe_routing",
     "feed_forwards_of",
-    "kinds_of_layers",
+    "layer_groups",
     "register_feed_forward",
 ]

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.made_again import made_again
+from pretrainax.layers.rematerialization import recompute
 from pretrainax.layers.sums import Sums
-from pretrainax.sharding.param_paths import BETWEEN, FIRST, divided
+from pretrainax.sharding.param_paths import BETWEEN, FIRST, split_layers
 from pretrainax.sharding.rules import add_partition_rules
 
 
@@ -43,7 +43,7 @@ ACTIVATIONS = {
 }
 
 
-def gating(config: ModelConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def gated_activation(config: ModelConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Returns the function of (gate, up), each [..., F], that a gated feed-forward computes.
 
     It is activation(gate) · up (Shazeer 2020). With a `gate_limit` it is activation(min(gate, limit)) · (clip(up) + 1),
@@ -51,8 +51,8 @@ def gating(config: ModelConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """
     activation, limit = ACTIVATIONS[config.activation], config.gate_limit
     if limit is None:
-        return made_again(lambda gate, up: activation(gate) * up)
-    return made_again(lambda gate, up: activation(jnp.minimum(gate, limit)) * (jnp.clip(up, -limit, limit) + 1))
+        return recompute(lambda gate, up: activation(gate) * up)
+    return recompute(lambda gate, up: activation(jnp.minimum(gate, limit)) * (jnp.clip(up, -limit, limit) + 1))
 
 
 class FeedForward(nn.Module):
@@ -94,7 +94,7 @@ def register_feed_forward(cls: type[FeedForward]) -> type[FeedForward]:
     return cls
 
 
-class Kind(NamedTuple):
+class LayerGroup(NamedTuple):
     """The layers of a stack whose parameters have the same shapes."""
 
     config: ModelConfig  # of a model with only these layers
@@ -102,15 +102,15 @@ class Kind(NamedTuple):
     part: str = ""  # name of the parameter group that has their "blocks"; "": the stack itself
 
 
-def kinds_of_layers(config: ModelConfig, layers: int) -> tuple[Kind, Kind]:
+def layer_groups(config: ModelConfig, layers: int) -> tuple[LayerGroup, LayerGroup]:
     """Returns the dense layers of a stack that has experts in other layers (often none), and all other layers."""
     first, every = (config.experts.first_dense, config.experts.every) if config.experts else (None, None)
-    dense, others = divided(layers, first or 0, every or 1)
+    dense, others = split_layers(layers, first or 0, every or 1)
     plain = dataclasses.replace(config, experts=None)
-    return Kind(plain, dense, FIRST if every is None else BETWEEN), Kind(config, others)
+    return LayerGroup(plain, dense, FIRST if every is None else BETWEEN), LayerGroup(config, others)
 
 
-class Part(NamedTuple):
+class SubLayer(NamedTuple):
     """One of the feed-forwards of a block."""
 
     name: str  # of its parameter group
@@ -118,9 +118,9 @@ class Part(NamedTuple):
     config: ModelConfig  # of a model whose blocks have only this feed-forward
 
 
-def feed_forwards_of(config: ModelConfig) -> list[Part]:
+def feed_forwards_of(config: ModelConfig) -> list[SubLayer]:
     """Returns the feed-forwards of a model's blocks, in order."""
     parts = [("mlp", config)]
     if config.experts is not None and config.experts.dense_after is not None:
         parts.append(("mlp_after", dataclasses.replace(config, experts=None, d_ff=config.experts.dense_after)))
-    return [Part(name, next(kind for kind in FEED_FORWARDS if kind.is_in(own)), own) for name, own in parts]
+    return [SubLayer(name, next(kind for kind in FEED_FORWARDS if kind.is_in(own)), own) for name, own in parts]

@@ -6,9 +6,9 @@ import flax.linen as nn
 import jax
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.feed_forward.base import ACTIVATIONS, FeedForward, gating, register_feed_forward
+from pretrainax.layers.feed_forward.base import ACTIVATIONS, FeedForward, gated_activation, register_feed_forward
 from pretrainax.layers.linear import Linear, normal_init
-from pretrainax.layers.made_again import made_again
+from pretrainax.layers.rematerialization import recompute
 from pretrainax.layers.sums import Sums
 
 
@@ -33,10 +33,10 @@ class Dense(FeedForward):
 
     @nn.compact
     def __call__(self, x: jax.Array, real: Optional[jax.Array] = None) -> tuple[jax.Array, Sums]:
-        return everywhere(self.config, x, self.config.d_ff), {}
+        return dense_feed_forward(self.config, x, self.config.d_ff), {}
 
 
-def everywhere(config: ModelConfig, x: jax.Array, width: int, prefix: str = "") -> jax.Array:
+def dense_feed_forward(config: ModelConfig, x: jax.Array, width: int, prefix: str = "") -> jax.Array:
     """Applies a feed-forward of this width to all tokens, [B, T, D] -> [B, T, D].
 
     It must be called inside the module that has its linear maps; the names of the maps begin with `prefix`.
@@ -48,9 +48,9 @@ def everywhere(config: ModelConfig, x: jax.Array, width: int, prefix: str = "") 
         return Linear((width,), ("d_model", "d_ff"), init, config.use_bias, name=f"{prefix}{name}")(x)
 
     if config.gated:
-        hidden = gating(config)(expanded("gate"), expanded("up"))
+        hidden = gated_activation(config)(expanded("gate"), expanded("up"))
     else:
-        hidden = made_again(ACTIVATIONS[config.activation])(expanded("up"))
+        hidden = recompute(ACTIVATIONS[config.activation])(expanded("up"))
     # [B, T, F] -> [B, T, D]
     init = normal_init(config, width, residual=True)
     return Linear((config.d_model,), ("d_ff", "d_model"), init, config.use_bias, name=f"{prefix}down")(hidden)

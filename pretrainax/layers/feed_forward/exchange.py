@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional
 import jax
 import jax.numpy as jnp
 
-from pretrainax.layers.feed_forward.slots import gathered
+from pretrainax.layers.feed_forward.slots import gather_rows
 from pretrainax.sharding.axes import EXPERT_AXIS
 from pretrainax.sharding.mesh import axis_size, platform
 
@@ -58,19 +58,21 @@ class Exchange:
         self._order = jnp.argsort(expert, stable=True)
         self._inverse = jnp.argsort(self._order)
 
-    def there(self, rows: jax.Array) -> jax.Array:
+    def dispatch(self, rows: jax.Array) -> jax.Array:
         """Sends rows [S, D] for all experts; returns the rows [S', D] for this device's experts, by expert."""
         if self._room is None:
             received = _ragged(self._route_there, self._route_back, self.parts * self._rows, rows)
-            return gathered(received, self._order, self._inverse)
+            return gather_rows(received, self._order, self._inverse)
         # [device, its experts, room, D] -> [source, own experts, room, D] -> [own experts, source, room, D]
         blocks = _all_to_all(rows.reshape(self.parts, -1, self._room, rows.shape[1]))
         return blocks.swapaxes(0, 1).reshape(-1, rows.shape[1])
 
-    def back(self, rows: jax.Array) -> jax.Array:
+    def combine(self, rows: jax.Array) -> jax.Array:
         """Returns processed rows to the devices that sent them, [S', D] -> [S, D]."""
         if self._room is None:
-            return _ragged(self._route_back, self._route_there, self._rows, gathered(rows, self._inverse, self._order))
+            return _ragged(
+                self._route_back, self._route_there, self._rows, gather_rows(rows, self._inverse, self._order)
+            )
         blocks = rows.reshape(-1, self.parts, self._room, rows.shape[1]).swapaxes(0, 1)
         return _all_to_all(blocks).reshape(-1, rows.shape[1])
 

@@ -17,14 +17,14 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import ModelConfig
 from pretrainax.layers.by_layer import BY_LAYER, DROPPED
-from pretrainax.layers.feed_forward.base import ACTIVATIONS, FeedForward, gating, register_feed_forward
-from pretrainax.layers.feed_forward.dense import everywhere
+from pretrainax.layers.feed_forward.base import ACTIVATIONS, FeedForward, gated_activation, register_feed_forward
+from pretrainax.layers.feed_forward.dense import dense_feed_forward
 from pretrainax.layers.feed_forward.exchange import Exchange
 from pretrainax.layers.feed_forward.products import Layout, expert_product
 from pretrainax.layers.feed_forward.router import Router, Routing
-from pretrainax.layers.feed_forward.slots import Slots, assign, from_slots, room_of, to_slots
+from pretrainax.layers.feed_forward.slots import Slots, assign, from_slots, slots_per_expert, to_slots
 from pretrainax.layers.linear import normal_init
-from pretrainax.layers.made_again import made_again
+from pretrainax.layers.rematerialization import recompute
 from pretrainax.layers.sums import Sums
 from pretrainax.sharding.arrays import batch_spec
 from pretrainax.sharding.axes import EXPERT_AXIS, TENSOR_AXIS, TOKEN_AXES, logical_spec
@@ -89,7 +89,7 @@ class Mixture(FeedForward):
         if settings.capacity is not None:
             sums[f"{BY_LAYER}{DROPPED}"] = (dropped, assigned)
         if settings.shared_experts:
-            y += everywhere(config, x, settings.shared_experts * inner, "shared_")
+            y += dense_feed_forward(config, x, settings.shared_experts * inner, "shared_")
         return y, sums
 
 
@@ -109,7 +109,7 @@ class ExpertMaps(nn.Module):
         return Maps(kernel, bias)
 
 
-def announced(config: ModelConfig) -> str:
+def describe_routing(config: ModelConfig) -> str:
     """Describes the products and the token capacity of the experts on the platform of `jax.set_mesh`."""
     assert config.experts is not None
     if (capacity := config.experts.capacity) is not None:
@@ -162,7 +162,7 @@ def _mixed(config: ModelConfig, x: jax.Array, routing: Routing, kernels: Kernels
     rows, (experts, weights) = x.reshape(-1, x.shape[-1]), (a.reshape(-1, settings.top_k) for a in routing)
     room = None
     if settings.capacity is not None:
-        room = min(room_of(settings.capacity, experts.size, settings.num_experts), len(rows))
+        room = min(slots_per_expert(settings.capacity, experts.size, settings.num_experts), len(rows))
     slots = assign(experts, settings.num_experts, room)
     y = from_slots(_by_experts(config, to_slots(rows, slots), kernels, slots, room), slots, weights)
     if axis_size(TENSOR_AXIS) > 1:
@@ -180,7 +180,7 @@ def _by_experts(config: ModelConfig, rows: jax.Array, kernels: Kernels, slots: S
     if axis_size(EXPERT_AXIS) == 1:
         return _feed_forward(config, rows, kernels, slots.sizes, room)
     exchange = Exchange(slots.sizes, len(rows), room)
-    return exchange.back(_feed_forward(config, exchange.there(rows), kernels, exchange.sizes, exchange.room))
+    return exchange.combine(_feed_forward(config, exchange.dispatch(rows), kernels, exchange.sizes, exchange.room))
 
 
 def _feed_forward(
@@ -190,9 +190,9 @@ def _feed_forward(
     wide, narrow = Layout(room, split=1), Layout(room, split=2)
     up = _mapped(wide, rows, kernels.up, sizes)
     if kernels.gate is None:
-        hidden = made_again(ACTIVATIONS[config.activation])(up)
+        hidden = recompute(ACTIVATIONS[config.activation])(up)
     else:
-        hidden = gating(config)(_mapped(wide, rows, kernels.gate, sizes), up)
+        hidden = gated_activation(config)(_mapped(wide, rows, kernels.gate, sizes), up)
     return _mapped(narrow, hidden, kernels.down, sizes)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional
 import jax
 import jax.numpy as jnp
 
-from pretrainax.layers.made_again import converted
+from pretrainax.layers.rematerialization import cast_kernel
 from pretrainax.sharding.axes import FSDP_AXIS
 from pretrainax.sharding.mesh import GPUS, axis_size, platform
 
@@ -43,7 +43,7 @@ def expert_product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.A
 
 
 def _forward(layout, x, kernel, sizes):
-    kernel = converted(kernel, x.dtype)
+    kernel = cast_kernel(kernel, x.dtype)
     return expert_product(layout, x, kernel, sizes), (x, kernel, sizes)
 
 

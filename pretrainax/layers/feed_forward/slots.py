@@ -47,19 +47,19 @@ def assign(chosen: jax.Array, num_experts: int, room: Optional[int]) -> Slots:
     return Slots(of_assignment, assignment, sizes)
 
 
-def room_of(capacity: float, assignments: int, num_experts: int) -> int:
+def slots_per_expert(capacity: float, assignments: int, num_experts: int) -> int:
     """Returns the number of slots per expert: `capacity` times an even share, rounded up."""
     return math.ceil(capacity * assignments / num_experts)
 
 
 def to_slots(x: jax.Array, slots: Slots) -> jax.Array:
     """Gathers the rows of x [N, D] into slots, [S, D]; empty slots are 0."""
-    return gathered(_repeated(x, len(slots.of_assignment) // len(x)), slots.assignment, slots.of_assignment)
+    return gather_rows(_repeated(x, len(slots.of_assignment) // len(x)), slots.assignment, slots.of_assignment)
 
 
 def from_slots(y: jax.Array, slots: Slots, weights: jax.Array) -> jax.Array:
     """Returns for each token the sum over its slots of y [S, D], weighted by `weights` [N, k]: [N, D] float32."""
-    rows = gathered(y, slots.of_assignment, slots.assignment).reshape(*weights.shape, -1)
+    rows = gather_rows(y, slots.of_assignment, slots.assignment).reshape(*weights.shape, -1)
     # [N, k, D] -> [N, D]
     return jnp.einsum("NKD,NK->ND", rows, weights.astype(rows.dtype), preferred_element_type=jnp.float32)
 
@@ -70,7 +70,7 @@ def _repeated(x: jax.Array, times: int) -> jax.Array:
 
 
 @jax.custom_vjp
-def gathered(x: jax.Array, index: jax.Array, back: jax.Array) -> jax.Array:
+def gather_rows(x: jax.Array, index: jax.Array, back: jax.Array) -> jax.Array:
     """Returns x[index], with 0 where `index` is out of range.
 
     `back` is the inverse of `index`, which the backward uses. No index occurs twice.
@@ -78,7 +78,7 @@ def gathered(x: jax.Array, index: jax.Array, back: jax.Array) -> jax.Array:
     return x.at[index].get(mode="fill", fill_value=0)
 
 
-gathered.defvjp(
-    lambda x, index, back: (gathered(x, index, back), back),
+gather_rows.defvjp(
+    lambda x, index, back: (gather_rows(x, index, back), back),
     lambda back, gradient: (gradient.at[back].get(mode="fill", fill_value=0), None, None),
 )

@@ -5,17 +5,23 @@ A new position encoding is a dataclass of fields (`config.positions.Position`), 
 """
 
 from pretrainax.layers.positions import disentangled, learned, none, relative_buckets, rotary, sinusoidal
-from pretrainax.layers.positions.base import Places, Positions, PositionTerms, behaviour_of, positions_of
+from pretrainax.layers.positions.base import (
+    AttentionPositions,
+    Positions,
+    PositionTerms,
+    positions_for,
+    register_positions,
+)
 
 __all__ = [
-    "Places",
+    "AttentionPositions",
     "PositionTerms",
     "Positions",
-    "behaviour_of",
+    "register_positions",
     "disentangled",
     "learned",
     "none",
-    "positions_of",
+    "positions_for",
     "relative_buckets",
     "rotary",
     "sinusoidal",

@@ -15,7 +15,7 @@ from pretrainax.layers.linear import normal_init
 from pretrainax.sharding.rules import add_partition_rules
 
 
-class Places(NamedTuple):
+class AttentionPositions(NamedTuple):
     """The positions of the queries and keys of a self-attention."""
 
     queries: jax.Array  # positions [B, T]
@@ -88,7 +88,7 @@ class Positions:
         """
         return x
 
-    def terms(self, places: Places, *, causal: bool, dtype: jnp.dtype) -> PositionTerms:
+    def terms(self, places: AttentionPositions, *, causal: bool, dtype: jnp.dtype) -> PositionTerms:
         """Returns the position terms of a stack's blocks; called inside the stack, which owns the modules.
 
         Args:
@@ -108,7 +108,7 @@ TABLE_RULE = (r"(decoder_)?position_embedding/embedding", "rows d_model")
 _BEHAVIOURS: dict[type[Position], type[Positions]] = {}
 
 
-def behaviour_of(kind: type[Position]) -> Callable[[type[Positions]], type[Positions]]:
+def register_positions(kind: type[Position]) -> Callable[[type[Positions]], type[Positions]]:
     """Registers a subclass of Positions for a config class, and its partition rules."""
 
     def register(behaviour: type[Positions]) -> type[Positions]:
@@ -119,7 +119,7 @@ def behaviour_of(kind: type[Position]) -> Callable[[type[Positions]], type[Posit
     return register
 
 
-def positions_of(config: ModelConfig) -> Positions:
+def positions_for(config: ModelConfig) -> Positions:
     """Returns the behaviour of `config.position`.
 
     Raises:

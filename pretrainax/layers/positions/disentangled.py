@@ -22,7 +22,14 @@ from pretrainax.config import DisentangledPositions, ModelConfig
 from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.linear import normal_init
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.positions.base import TABLE_RULE, Places, Positions, PositionTerms, behaviour_of, position_table
+from pretrainax.layers.positions.base import (
+    TABLE_RULE,
+    AttentionPositions,
+    Positions,
+    PositionTerms,
+    position_table,
+    register_positions,
+)
 from pretrainax.sharding.arrays import constrain
 
 _BLOCK = 128  # queries that share a window of distances
@@ -51,7 +58,7 @@ class DisentangledTerms(PositionTerms):
         return scale * disentangled_bias(q, k, to_query(self.relative)[which], to_key(self.relative)[which])
 
 
-@behaviour_of(DisentangledPositions)
+@register_positions(DisentangledPositions)
 class Disentangled(Positions):
     partition_rules = (
         TABLE_RULE,
@@ -64,7 +71,7 @@ class Disentangled(Positions):
         config = self.config
         return position_table(config, config.position.max_length) if config.enhanced_mask_decoder else None
 
-    def terms(self, places: Places, *, causal: bool, dtype: jnp.dtype) -> DisentangledTerms:
+    def terms(self, places: AttentionPositions, *, causal: bool, dtype: jnp.dtype) -> DisentangledTerms:
         table = RelativeTable(self.config, name="relative_embedding")
         return DisentangledTerms(table(*places.lengths, -places.before).astype(dtype), -places.before)
 

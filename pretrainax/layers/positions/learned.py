@@ -4,10 +4,10 @@ import flax.linen as nn
 import jax
 
 from pretrainax.config import LearnedPositions
-from pretrainax.layers.positions.base import TABLE_RULE, Positions, behaviour_of, position_table
+from pretrainax.layers.positions.base import TABLE_RULE, Positions, position_table, register_positions
 
 
-@behaviour_of(LearnedPositions)
+@register_positions(LearnedPositions)
 class Learned(Positions):
     partition_rules = (TABLE_RULE,)
 

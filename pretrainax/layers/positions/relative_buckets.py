@@ -10,7 +10,7 @@ import numpy as np
 
 from pretrainax.config import ModelConfig, RelativePositionBuckets
 from pretrainax.layers.linear import normal_init
-from pretrainax.layers.positions.base import Places, Positions, PositionTerms, behaviour_of
+from pretrainax.layers.positions.base import AttentionPositions, Positions, PositionTerms, register_positions
 
 
 @flax.struct.dataclass
@@ -23,11 +23,11 @@ class BiasTerms(PositionTerms):
         return self.value
 
 
-@behaviour_of(RelativePositionBuckets)
+@register_positions(RelativePositionBuckets)
 class RelativeBuckets(Positions):
     partition_rules = ((r"relative_bias/embedding", "buckets num_heads"),)
 
-    def terms(self, places: Places, *, causal: bool, dtype: jnp.dtype) -> BiasTerms:
+    def terms(self, places: AttentionPositions, *, causal: bool, dtype: jnp.dtype) -> BiasTerms:
         bias = RelativeBias(self.config, bidirectional=not causal, name="relative_bias")
         return BiasTerms(bias(*places.lengths, -places.before))
 

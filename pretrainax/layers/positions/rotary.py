@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrainax.config import LinearScaling, LongRopeScaling, ModelConfig, RotaryPositions, RotaryScaling, YarnScaling
-from pretrainax.layers.positions.base import Places, Positions, PositionTerms, behaviour_of
+from pretrainax.layers.positions.base import AttentionPositions, Positions, PositionTerms, register_positions
 from pretrainax.layers.positions.sinusoidal import radians
 
 Angles = tuple[jax.Array, jax.Array]  # cosines and sines of each plane's angle, [B, T, P] float32; P is K/2, or less
@@ -21,7 +21,7 @@ class RotaryTerms(PositionTerms):
     """The angles of the queries, and of the keys of the same tokens."""
 
     angles: Angles
-    neighbours: bool = flax.struct.field(pytree_node=False, default=False)
+    interleaved: bool = flax.struct.field(pytree_node=False, default=False)
     local: Optional["RotaryTerms"] = None  # of local layers, if they have separate angles
 
     def in_block(
@@ -37,27 +37,27 @@ class RotaryTerms(PositionTerms):
         return terms.replace(angles=(jnp.where(rotates, cosines, 1.0), jnp.where(rotates, sines, 0.0)))
 
     def rotate(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return rotate(q, *self.angles, self.neighbours), rotate(k, *self.angles, self.neighbours)
+        return rotate(q, *self.angles, self.interleaved), rotate(k, *self.angles, self.interleaved)
 
 
-@behaviour_of(RotaryPositions)
+@register_positions(RotaryPositions)
 class Rotary(Positions):
-    def terms(self, places: Places, *, causal: bool, dtype: jnp.dtype) -> RotaryTerms:
+    def terms(self, places: AttentionPositions, *, causal: bool, dtype: jnp.dtype) -> RotaryTerms:
         position = self.config.position
         everywhere = self._angles(places, position.theta, position.scaling)
         if position.local_theta is None:
             return everywhere
         return everywhere.replace(local=self._angles(places, position.local_theta))
 
-    def _angles(self, places: Places, theta: float, scaling: Optional[RotaryScaling] = None) -> RotaryTerms:
+    def _angles(self, places: AttentionPositions, theta: float, scaling: Optional[RotaryScaling] = None) -> RotaryTerms:
         position = self.config.position
-        turned = position.turned(self.config.position_dim)
-        return RotaryTerms(rotary_angles(places.queries, turned, theta, scaling, places.reach), position.neighbours)
+        turned = position.rotated_dims(self.config.position_dim)
+        return RotaryTerms(rotary_angles(places.queries, turned, theta, scaling, places.reach), position.interleaved)
 
     @property
     def logit_gain(self) -> float:
         scaling = self.config.position.scaling
-        return _yarn_gain(scaling, scaling.logit_weight) ** 2 if isinstance(scaling, YarnScaling) else 1.0
+        return _yarn_gain(scaling, scaling.mscale_all_dim) ** 2 if isinstance(scaling, YarnScaling) else 1.0
 
 
 def rotary_angles(
@@ -79,7 +79,7 @@ def rotary_angles(
         return _long_rope(positions, scaling, _frequencies(turned, theta), reach)
     if isinstance(scaling, YarnScaling):
         frequencies = _yarn(scaling, turned, theta)
-        size = _yarn_gain(scaling, scaling.turned_weight) / _yarn_gain(scaling, scaling.logit_weight)
+        size = _yarn_gain(scaling, scaling.mscale) / _yarn_gain(scaling, scaling.mscale_all_dim)
     else:
         frequencies, size = _stretch(_frequencies(turned, theta), scaling), 1.0
     angles = radians(positions, frequencies)
@@ -156,15 +156,15 @@ def _stretch(frequencies: np.ndarray, scaling: Optional[RotaryScaling]) -> np.nd
     return frequencies * (unchanged + (1.0 - unchanged) / scaling.factor)
 
 
-def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array, neighbours: bool = False) -> jax.Array:
+def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array, interleaved: bool = False) -> jax.Array:
     """Rotates each plane of the first 2 P dimensions of x [B, T, H, K] by its angle, in float32.
 
     Args:
       cosines, sines: [B, T, P].
 
     NOTE Plane i is (x[i], x[i + P]), as in GPT-NeoX and transformers. In the paper and Meta's files, it is two
-    neighbours, (x[2i], x[2i + 1]). The two differ by a permutation of the rows of the query and key kernels. With
-    `neighbours`, the rotated dimensions are returned in the other order. Queries and keys have the same order, so the
+    interleaved, (x[2i], x[2i + 1]). The two differ by a permutation of the rows of the query and key kernels. With
+    `interleaved`, the rotated dimensions are returned in the other order. Queries and keys have the same order, so the
     logits are correct.
     """
     planes = cosines.shape[2]
@@ -172,5 +172,5 @@ def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array, neighbours: bool 
     chex.assert_shape((cosines, sines), (*x.shape[:2], min(planes, x.shape[3] // 2)), custom_message=message)
     cosines, sines = cosines[:, :, None, :], sines[:, :, None, :]  # [B, T, P] -> [B, T, 1, P]
     rotated, rest = jnp.split(x.astype(jnp.float32), (2 * planes,), axis=-1)
-    a, b = (rotated[..., ::2], rotated[..., 1::2]) if neighbours else jnp.split(rotated, 2, axis=-1)
+    a, b = (rotated[..., ::2], rotated[..., 1::2]) if interleaved else jnp.split(rotated, 2, axis=-1)
     return jnp.concatenate([a * cosines - b * sines, b * cosines + a * sines, rest], axis=-1).astype(x.dtype)

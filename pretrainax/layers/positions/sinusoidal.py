@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrainax.config import SinusoidalPositions
-from pretrainax.layers.positions.base import Positions, behaviour_of
+from pretrainax.layers.positions.base import Positions, register_positions
 
 
-@behaviour_of(SinusoidalPositions)
+@register_positions(SinusoidalPositions)
 class Sinusoidal(Positions):
     def embed(self, x: jax.Array, positions: jax.Array, embedding: None) -> jax.Array:
         return x + sinusoidal(positions, self.config.d_model)

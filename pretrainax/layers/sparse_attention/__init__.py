@@ -1,7 +1,7 @@
 """Sparse attention with a cost that is linear in the length: each token attends to a part of its segment."""
 
-from pretrainax.layers.sparse_attention.base import AttentionByBlocks
+from pretrainax.layers.sparse_attention.base import BlockSparseAttention
 from pretrainax.layers.sparse_attention.blocks import BlockAttention
 from pretrainax.layers.sparse_attention.windows import WindowAttention
 
-__all__ = ["AttentionByBlocks", "BlockAttention", "WindowAttention"]
+__all__ = ["BlockSparseAttention", "BlockAttention", "WindowAttention"]

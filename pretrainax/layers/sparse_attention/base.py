@@ -8,18 +8,18 @@ import flax.linen as nn
 import jax
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.attention import Mask, choose_implementation
+from pretrainax.layers.attention import Mask, choose_backend
 from pretrainax.layers.attention_spec import KeyBlocks, report_attention, spec_of
-from pretrainax.layers.cache import KeysAndValues
+from pretrainax.layers.cache import KeyValues
 from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.linear import Linear, normal_init
-from pretrainax.layers.made_again import kept
 from pretrainax.layers.multi_head import Attention, MultiHeadAttention, scale_of
 from pretrainax.layers.positions import PositionTerms
+from pretrainax.layers.rematerialization import saved_residual
 from pretrainax.sharding.mesh import platform
 
 
-class AttentionByBlocks(Attention):
+class BlockSparseAttention(Attention):
     """Attention to a part of each segment; a subclass defines the part in `read`."""
 
     @staticmethod
@@ -47,12 +47,12 @@ class AttentionByBlocks(Attention):
     def __call__(
         self,
         x: jax.Array,
-        source: jax.Array | KeysAndValues,
+        source: jax.Array | KeyValues,
         mask: Mask,
         positions: PositionTerms,
-        ring: Optional[KeysAndValues] = None,
+        ring: Optional[KeyValues] = None,
         index: Optional[jax.Array] = None,
-    ) -> tuple[jax.Array, KeysAndValues]:
+    ) -> tuple[jax.Array, KeyValues]:
         """Attends to `source` [B, T, D], which must be x; arguments and results as in MultiHeadAttention."""
         chex.assert_equal_shape((x, source), custom_message="sparse attention is self-attention: x must be source")
         assert ring is None and index is None and mask.query_segment_ids is not None  # an encoder has no KV cache
@@ -62,9 +62,9 @@ class AttentionByBlocks(Attention):
         spec = dataclasses.replace(spec, blocks=blocks, dropout_rate=rate)
         report_attention(spec)
         # Raises for kernels, which do not support blocks
-        choose_implementation(self.compute.attention, platform(), spec)
+        choose_backend(self.compute.attention, platform(), spec)
         y = self.read(x, (q, k, v), mask, positions, scale_of(self.config, positions))
-        return self.out(y), KeysAndValues.of(k, v)
+        return self.out(y), KeyValues.of(k, v)
 
     @nn.nowrap  # keeps the method's name out of the scopes
     def heads(self, x: jax.Array, positions: PositionTerms, prefix: str = "") -> tuple[jax.Array, ...]:
@@ -77,7 +77,7 @@ class AttentionByBlocks(Attention):
             Linear(features, axes, init, qkv_bias, name=f"{prefix}{name}")(x) for name in ("query", "key", "value")
         )
         q, k = positions.rotate(q, k)
-        return kept(q), kept(k), kept(v)
+        return saved_residual(q), saved_residual(k), saved_residual(v)
 
     @nn.nowrap
     def dropout(self) -> Optional[Dropout]:

@@ -26,20 +26,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrainax.config import ModelConfig, RandomBlocks
-from pretrainax.layers.attention import Mask, Weights, attention_of_weights
+from pretrainax.layers.attention import Mask, Weights, attention_with_weights
 from pretrainax.layers.attention_mask import FORBIDDEN, PADDING, pad
 from pretrainax.layers.attention_spec import KeyBlocks
 from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.multi_head import register_attention
 from pretrainax.layers.positions import PositionTerms
-from pretrainax.layers.sparse_attention.base import AttentionByBlocks
+from pretrainax.layers.sparse_attention.base import BlockSparseAttention
 
 # Lengths with the paper's random blocks, drawn from the first 1,024 tokens
 _OLD_LENGTHS, _OLD_REACH = (1024, 3072, 4096), 1024
 
 
 @register_attention
-class BlockAttention(AttentionByBlocks):
+class BlockAttention(BlockSparseAttention):
     """Attention by blocks: to neighbours, to the first and the last block, and to random blocks."""
 
     @staticmethod
@@ -60,7 +60,7 @@ class BlockAttention(AttentionByBlocks):
         config, settings, length = self.config, self.config.sparse_attention, x.shape[1]
         weights, ids = Weights(self.dropout()), mask.query_segment_ids
         if self.blocks(config, length) is None:
-            return attention_of_weights(*qkv, weights=weights, mask=Mask(False, ids, ids), scale=scale)
+            return attention_with_weights(*qkv, weights=weights, mask=Mask(False, ids, ids), scale=scale)
         size = settings.size
         q, k, v = (pad(y, 1, size) for y in qkv)
         ids = pad(ids, 1, size, PADDING)
@@ -68,13 +68,13 @@ class BlockAttention(AttentionByBlocks):
         layers = range(config.num_layers) if is_drawn else range(1)
         tables = jnp.asarray(np.stack([key_blocks(config, ids.shape[1], i if is_drawn else None) for i in layers]))
         table = tables[mask.layer if is_drawn else 0]
-        between = of_blocks(q, k, v, ids, table, scale, weights.drop)
+        between = block_attention(q, k, v, ids, table, scale, weights.drop)
         ends = [jnp.concatenate([y[:, :size], y[:, -size:]], axis=1) for y in (q, ids)]  # [B, 2 b, …]
-        whole = attention_of_weights(ends[0], k, v, weights=weights, mask=Mask(False, ends[1], ids), scale=scale)
+        whole = attention_with_weights(ends[0], k, v, weights=weights, mask=Mask(False, ends[1], ids), scale=scale)
         return jnp.concatenate([whole[:, :size], between, whole[:, size:]], axis=1)[:, :length]
 
 
-def of_blocks(
+def block_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array, table: jax.Array, scale: float, drop: Optional[Dropout]
 ) -> jax.Array:
     """Computes attention for the queries of all blocks but the first and the last, [B, (N - 2) b, H, K].

@@ -26,17 +26,17 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig, SlidingWindows
-from pretrainax.layers.attention import Weights, attention_of_weights
+from pretrainax.layers.attention import Weights, attention_with_weights
 from pretrainax.layers.attention_mask import FORBIDDEN, PADDING, Mask, heads_last, masked_logits, pad, weighted_sum
 from pretrainax.layers.attention_spec import KeyBlocks
 from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.multi_head import MultiHeadAttention, register_attention
 from pretrainax.layers.positions import PositionTerms
-from pretrainax.layers.sparse_attention.base import AttentionByBlocks
+from pretrainax.layers.sparse_attention.base import BlockSparseAttention
 
 
 @register_attention
-class WindowAttention(AttentionByBlocks):
+class WindowAttention(BlockSparseAttention):
     """Attention to a window and to the global tokens of each segment, which attend to the whole segment."""
 
     partition_rules = (
@@ -65,19 +65,19 @@ class WindowAttention(AttentionByBlocks):
         self, x: jax.Array, qkv: tuple[jax.Array, ...], mask: Mask, positions: PositionTerms, scale: float
     ) -> jax.Array:
         if not _has_global(self.config):
-            return near(*qkv, mask, None, scale, self.dropout())
+            return window_attention(*qkv, mask, None, scale, self.dropout())
         global_qkv = self.heads(x, positions, "global_")
         if self.config.reads_question:
             count = min(self.config.sparse_attention.longest_question, x.shape[1])
-            far = of_question(*qkv, mask, count, scale)
-            y = near(*qkv, mask, far, scale, self.dropout())
-            whole = seen_by_question(*global_qkv, mask, count, scale, self.dropout())
+            far = question_logits(*qkv, mask, count, scale)
+            y = window_attention(*qkv, mask, far, scale, self.dropout())
+            whole = question_attention(*global_qkv, mask, count, scale, self.dropout())
             question = jnp.where(far.is_key[:, :count, None, None], whole, y[:, :count])
             return jnp.concatenate([question, y[:, count:]], axis=1)
         first = first_tokens(mask.query_segment_ids)
-        far = of_first(*qkv, first, scale)
-        y = near(*qkv, mask, far, scale, self.dropout())
-        whole = seen_by_first(*global_qkv, first, scale, self.dropout())
+        far = first_token_logits(*qkv, first, scale)
+        y = window_attention(*qkv, mask, far, scale, self.dropout())
+        whole = first_token_attention(*global_qkv, first, scale, self.dropout())
         return jnp.where(far.is_key[..., None, None], whole, y)
 
 
@@ -85,7 +85,7 @@ def _has_global(config: ModelConfig) -> bool:
     return config.sparse_attention.global_tokens != "none"
 
 
-class Far(NamedTuple):
+class GlobalLogits(NamedTuple):
     """Logits and values of the keys that tokens see beyond their window."""
 
     is_key: jax.Array  # [B, T] bool, the global tokens
@@ -99,14 +99,14 @@ def first_tokens(segment_ids: jax.Array) -> jax.Array:
     return jax.lax.cummax(jnp.where(is_first, jnp.arange(segment_ids.shape[1])[None], 0), axis=1)
 
 
-def of_first(q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, scale: float) -> Far:
+def first_token_logits(q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, scale: float) -> GlobalLogits:
     """Returns logits and values of the first token of each token's segment; first: [B, T], from `first_tokens`."""
     logits = jnp.einsum("BTHK,BTHK->BTH", q, _at(k, first), preferred_element_type=jnp.float32) * scale
     value = _at(v, first).astype(jnp.float32)
-    return Far(first == jnp.arange(q.shape[1])[None], logits[..., None], lambda weights: weights * value)
+    return GlobalLogits(first == jnp.arange(q.shape[1])[None], logits[..., None], lambda weights: weights * value)
 
 
-def of_question(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, count: int, scale: float) -> Far:
+def question_logits(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, count: int, scale: float) -> GlobalLogits:
     """Returns logits and values of the question's tokens.
 
     The question is the prefix of the mask within the first `count` tokens of a row.
@@ -119,11 +119,17 @@ def of_question(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, count: int
         values = v[:, :count]
         return jnp.einsum("BTHG,BGHK->BTHK", weights.astype(v.dtype), values, preferred_element_type=jnp.float32)
 
-    return Far(is_key, jnp.where(seen[:, :, None], logits, FORBIDDEN), summed)
+    return GlobalLogits(is_key, jnp.where(seen[:, :, None], logits, FORBIDDEN), summed)
 
 
-def near(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, far: Optional[Far], scale: float, drop: Optional[Dropout]
+def window_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: Mask,
+    far: Optional[GlobalLogits],
+    scale: float,
+    drop: Optional[Dropout],
 ) -> jax.Array:
     """Computes attention to the window and to the global tokens of the segment, [B, T, H, K].
 
@@ -167,7 +173,7 @@ def near(
     return (y / in_rows(total[..., None])).astype(q.dtype)
 
 
-def seen_by_first(
+def first_token_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, scale: float, drop: Optional[Dropout]
 ) -> jax.Array:
     """Computes attention of the first token of each segment to its segment, [B, T, H, K]; zeros at other tokens.
@@ -191,13 +197,13 @@ def seen_by_first(
     return (y / jnp.where(total > 0, total, 1.0)[..., None]).astype(v.dtype)
 
 
-def seen_by_question(
+def question_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, count: int, scale: float, drop: Optional[Dropout]
 ) -> jax.Array:
     """Computes attention of each of the first `count` tokens to its whole segment, [B, G, H, K]."""
     ids = mask.query_segment_ids
     whole = Mask(False, ids[:, :count], ids)
-    return attention_of_weights(q[:, :count], k, v, weights=Weights(drop), mask=whole, scale=scale)
+    return attention_with_weights(q[:, :count], k, v, weights=Weights(drop), mask=whole, scale=scale)
 
 
 def blocked(x: jax.Array, size: int, value: int = 0) -> jax.Array:

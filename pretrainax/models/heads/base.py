@@ -107,7 +107,7 @@ def loss_denominator(batch: Batch) -> Optional[jax.Array]:
     return batch["denominator" if "denominator" in batch else "loss_weights"].sum()
 
 
-def rows_with_text(batch: Batch) -> jax.Array:
+def non_empty_rows(batch: Batch) -> jax.Array:
     """Returns 1 for each row that is not all padding, [B] float32."""
     return (batch["segment_ids"][:, 0] > 0).astype(jnp.float32)
 

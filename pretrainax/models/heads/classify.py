@@ -15,7 +15,7 @@ from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.sums import Sums
-from pretrainax.models.heads.base import Batch, Head, register_head, rows_with_text
+from pretrainax.models.heads.base import Batch, Head, non_empty_rows, register_head
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
@@ -53,7 +53,7 @@ class Classifier(Head):
         return output.logits
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
-        return rows_with_text(batch).sum() if has_labels(batch) else None
+        return non_empty_rows(batch).sum() if has_labels(batch) else None
 
     def check(self, output: Optional[ClassifierOutput], batch: Batch) -> None:
         if (output is None) == has_labels(batch):
@@ -61,7 +61,7 @@ class Classifier(Head):
             raise UserError(f"config.model.head and config.objective do not fit: {lack}")
 
     def sums(self, output: ClassifierOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
-        logits, real, right = output.logits, rows_with_text(batch), None
+        logits, real, right = output.logits, non_empty_rows(batch), None
         if output.kind in ("single", "choice"):
             labels = batch["labels"]
             chex.assert_shape(labels, logits.shape[:1], custom_message="logits are [B, L], labels [B]")
@@ -106,7 +106,7 @@ class ClassifierHead(nn.Module):
         head = self.config.head
         assert isinstance(head, Classify)
         if head.kind == "choice":
-            x = pooled_texts(x, segment_ids, int(head.num_labels), head.pooling)
+            x = pooled_segments(x, segment_ids, int(head.num_labels), head.pooling)
             logits = label_logits(self.config, constrain(x, logical_spec("batch")), deterministic, labels=1)
             return logits.squeeze(-1)  # [B, L, 1] -> [B, L]
         x = _pooled(x, segment_ids > 0, head.pooling)
@@ -146,7 +146,7 @@ def _pooled(x: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
     return jnp.einsum("BT,BTD->BD", weights.astype(x.dtype), x)
 
 
-def pooled_texts(x: jax.Array, segment_ids: jax.Array, texts: int, pooling: str) -> jax.Array:
+def pooled_segments(x: jax.Array, segment_ids: jax.Array, texts: int, pooling: str) -> jax.Array:
     """Pools the states of each sequence in each row, [B, T, D] -> [B, L, D]; sequence i is segment i + 1."""
     mask = segment_ids[:, None] == jnp.arange(1, texts + 1)[None, :, None]  # [B, T] -> [B, L, T]
     if pooling == "cls":  # the first token only

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import Embed, ModelConfig, UserError
-from pretrainax.data.batch import has_texts
+from pretrainax.data.batch import has_retrieval_rows
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.base import Batch, Head, mean_sums, register_head
-from pretrainax.models.heads.classify import pooled_texts
+from pretrainax.models.heads.classify import pooled_segments
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 
 _NO_CANDIDATE = -1e9  # score of the empty rows that fill the last batch of a validation
@@ -41,18 +41,22 @@ class Embedder(Head):
 
     def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> EmbedOutput:
         head = model.config.head
-        vectors = pooled_texts(x.astype(jnp.float32), batch["segment_ids"], head.num_texts, head.pooling)
+        vectors = pooled_segments(x.astype(jnp.float32), batch["segment_ids"], head.num_texts, head.pooling)
         return EmbedOutput(vectors, head)
 
     def answers(self, output: EmbedOutput, batch: Batch) -> jax.Array:
         return _compared(output.vectors, output.head)
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
-        return (batch["texts"] > 0).sum() if has_texts(batch) else None
+        return (batch["texts"] > 0).sum() if has_retrieval_rows(batch) else None
 
     def check(self, output: Optional[EmbedOutput], batch: Batch) -> None:
-        if (output is None) == has_texts(batch):
-            lack = "queries and passages have no head" if has_texts(batch) else "the head has no queries to learn from"
+        if (output is None) == has_retrieval_rows(batch):
+            lack = (
+                "queries and passages have no head"
+                if has_retrieval_rows(batch)
+                else "the head has no queries to learn from"
+            )
             raise UserError(f"config.model.head and config.objective do not fit: {lack}")
 
     def sums(self, output: EmbedOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:

@@ -14,11 +14,11 @@ from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.feed_forward import Dense
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.sums import Sums
-from pretrainax.models.heads.base import Batch, Head, register_head, rows_with_text
+from pretrainax.models.heads.base import Batch, Head, non_empty_rows, register_head
 from pretrainax.models.heads.classify import label_logits
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 
-NEVER = -1e9  # logit of positions without an answer, such as padding
+FORBIDDEN_LOGIT = -1e9  # logit of positions without an answer, such as padding
 
 
 @flax.struct.dataclass
@@ -62,7 +62,7 @@ class Extractor(Head):
         return output.logits
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
-        return rows_with_text(batch).sum() if has_span(batch) else None
+        return non_empty_rows(batch).sum() if has_span(batch) else None
 
     def check(self, output: Optional[ExtractorOutput], batch: Batch) -> None:
         if (output is None) == has_span(batch):
@@ -70,7 +70,7 @@ class Extractor(Head):
             raise UserError(f"config.model.head and config.objective do not fit: {lack}")
 
     def sums(self, output: ExtractorOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
-        span, real = batch["span"], rows_with_text(batch)
+        span, real = batch["span"], non_empty_rows(batch)
         chex.assert_shape(span, (output.logits.shape[0], 2), custom_message="span is [B, 2]")
         end_logits = output.logits.swapaxes(1, 2)  # [B, T, 2] -> [B, 2, T]
         target_logits = jnp.take_along_axis(end_logits, span[..., None], axis=2).squeeze(2)  # [B, 2]
@@ -87,7 +87,9 @@ class Extractor(Head):
 
 
 class ExtractorHead(nn.Module):
-    """Projects the last hidden states to logits, [B, T, D] -> [B, T, 2] float32; `NEVER` at forbidden positions.
+    """Projects the last hidden states to logits, [B, T, D] -> [B, T, 2] float32.
+
+    Forbidden positions have `FORBIDDEN_LOGIT`.
 
     NOTE The classes of transformers include padding in the softmax, so their result depends on the length of the rows.
     """
@@ -103,4 +105,4 @@ class ExtractorHead(nn.Module):
             y, _ = Dense(config, name="mlp")(dropout(x))
             x = Norm(config, name="mlp_norm")(x + dropout(y))
         logits = label_logits(config, x, deterministic)
-        return jnp.where(allowed[..., None], logits, NEVER)
+        return jnp.where(allowed[..., None], logits, FORBIDDEN_LOGIT)

@@ -88,7 +88,7 @@ class LanguageModel(Head):
             x = jnp.take_along_axis(x, batch["masked_positions"][:, :, None], axis=1, mode="clip")
         if model.config.masked_lm_head:
             x = model.masked_lm_head(x)
-        return model.unembedding(x, model.written_embedding.embedding if model.config.tie_embeddings else None)
+        return model.unembedding(x, model.output_embedding.embedding if model.config.tie_embeddings else None)
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
         return loss_denominator(batch)

@@ -16,7 +16,7 @@ from pretrainax.sharding.axes import TENSOR_AXIS
 from pretrainax.sharding.mesh import axis_size, platform
 
 
-class Reading(NamedTuple):
+class LogitStats(NamedTuple):
     """Statistics of the logits of each token for the loss, [S, M] float32."""
 
     largest: jax.Array
@@ -42,16 +42,16 @@ def products_of(features: jax.Array, matrix: jax.Array) -> jax.Array:
     return jnp.einsum("SMD,DV->SMV", features, matrix, preferred_element_type=dtype)
 
 
-def read(
+def logit_stats(
     products: jax.Array, bias: Optional[jax.Array], targets: jax.Array, cap: Optional[float], with_mean: bool
-) -> Reading:
+) -> LogitStats:
     """Computes the statistics of the logits from products [S, M, V], bias [V] and targets [S, M]."""
     form = _read_at_once if in_one_pass() else _read_in_turn
     return form(cap, with_mean, products, bias, targets)
 
 
-def logits_again(products: jax.Array, bias: Optional[jax.Array], cap: Optional[float]) -> jax.Array:
-    """Returns the logits in float32 for the pass after `read`."""
+def recomputed_logits(products: jax.Array, bias: Optional[jax.Array], cap: Optional[float]) -> jax.Array:
+    """Returns the logits in float32 for the pass after `logit_stats`."""
     if cap is not None and in_one_pass():
         # Without the barrier, XLA would reuse the logits of the first pass in float32, to save a tanh.
         products = jax.lax.optimization_barrier(products)
@@ -78,7 +78,7 @@ def _words(logits, targets):
     return jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None]
 
 
-def _read_in_turn(cap, with_mean, products, bias, targets) -> Reading:
+def _read_in_turn(cap, with_mean, products, bias, targets) -> LogitStats:
     logits = _logits(products, bias, cap)
     largest = jax.lax.stop_gradient(logits.max(-1))  # the loss does not depend on it
     normaliser = jnp.exp(logits - largest[..., None]).sum(-1)
@@ -86,11 +86,11 @@ def _read_in_turn(cap, with_mean, products, bias, targets) -> Reading:
         target = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="clip")[..., 0]
     else:  # not a gather, which would collect the logits of all devices along the vocabulary
         target = jnp.where(_words(logits, targets) == targets[..., None], logits, 0.0).sum(-1)
-    return Reading(largest, normaliser, target, target >= largest, logits.mean(-1) if with_mean else None)
+    return LogitStats(largest, normaliser, target, target >= largest, logits.mean(-1) if with_mean else None)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _read_at_once(cap, with_mean, products, bias, targets) -> Reading:
+def _read_at_once(cap, with_mean, products, bias, targets) -> LogitStats:
     """Computes the same as `_read_in_turn` in one reduction (Milakov and Gimelshein 2018, section 3).
 
     Sums are relative to the largest logit so far, and are rescaled for a larger logit.
@@ -104,7 +104,7 @@ def _read_at_once(cap, with_mean, products, bias, targets) -> Reading:
     parts = [logits, jnp.broadcast_to(words, logits.shape), ones, target_logit, ones, zeros][: 6 if with_mean else 4]
     empty = [jnp.float32(jnp.finfo(jnp.float32).min), jnp.array(words.size, words.dtype), *map(jnp.float32, (0,) * 4)]
 
-    def joined(one, other):
+    def merged(one, other):
         (m, i, s, x, *far), (n, j, t, y, *away) = one, other
         largest = jnp.maximum(m, n)
         first = jnp.where(m > n, i, jnp.where(m < n, j, jnp.minimum(i, j)))
@@ -114,9 +114,9 @@ def _read_at_once(cap, with_mean, products, bias, targets) -> Reading:
             both += many + others, below + many * (m - largest) + under + others * (n - largest)
         return both
 
-    largest, first, normaliser, target, *far = jax.lax.reduce(parts, empty[: len(parts)], joined, (2,))
+    largest, first, normaliser, target, *far = jax.lax.reduce(parts, empty[: len(parts)], merged, (2,))
     target = target if cap is None else cap * jnp.tanh(target / cap)
-    return Reading(largest, normaliser, target, first == targets, largest + far[1] / far[0] if with_mean else None)
+    return LogitStats(largest, normaliser, target, first == targets, largest + far[1] / far[0] if with_mean else None)
 
 
 @_read_at_once.defjvp

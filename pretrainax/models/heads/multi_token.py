@@ -15,16 +15,16 @@ from pretrainax.layers.compute import Compute
 from pretrainax.layers.feed_forward import feed_forwards_of
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.positions import positions_of
+from pretrainax.layers.positions import positions_for
 from pretrainax.layers.self_attention import self_attention_of
 from pretrainax.layers.stack import Stack
-from pretrainax.layers.sums import Sums, added
+from pretrainax.layers.sums import Sums, add_sums
 from pretrainax.models.heads.base import Batch, Head, loss_denominator, register_head
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.heads.vocabulary_loss import LossOptions, loss_sums
 
 
-class Asked(flax.struct.PyTreeNode):
+class MultiTokenTargets(flax.struct.PyTreeNode):
     """Targets and weights of one prediction depth, each [B, T]."""
 
     targets: jax.Array
@@ -35,12 +35,14 @@ class MultiTokenOutput(flax.struct.PyTreeNode):
     """Predictions of the tokens 2, 3, … positions ahead, with their targets."""
 
     answers: tuple[LanguageModelOutput, ...]
-    asked: tuple[Asked, ...]
+    asked: tuple[MultiTokenTargets, ...]
     blocks: Sums  # sums of the head's blocks
     weight: float = flax.struct.field(pytree_node=False, default=1.0)  # config.model.multi_token.weight
 
 
-def further(asked: Asked, first: Asked, segment_ids: jax.Array, depth: int) -> Asked:
+def shifted_targets(
+    asked: MultiTokenTargets, first: MultiTokenTargets, segment_ids: jax.Array, depth: int
+) -> MultiTokenTargets:
     """Returns the targets `depth` tokens after the next token.
 
     A target has weight if it belongs to the same document and all targets between have weight too. A prefix token,
@@ -55,7 +57,7 @@ def further(asked: Asked, first: Asked, segment_ids: jax.Array, depth: int) -> A
         return jnp.pad(x[:, depth:], ((0, 0), (0, depth)))  # 0 past the end of a row
 
     same = (ahead(segment_ids) == segment_ids) & (segment_ids > 0)
-    return Asked(ahead(first.targets), asked.weights * jnp.where(same, ahead(first.weights), 0.0))
+    return MultiTokenTargets(ahead(first.targets), asked.weights * jnp.where(same, ahead(first.weights), 0.0))
 
 
 @register_head
@@ -81,7 +83,7 @@ class MultiToken(Head):
         return config.multi_token is not None
 
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
-        return {"multi_token": Ahead(config)}
+        return {"multi_token": MultiTokenModule(config)}
 
     def answer(
         self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool
@@ -90,17 +92,19 @@ class MultiToken(Head):
         if not has_loss(batch) and not model.is_initializing():
             return None
         tokens = batch["tokens"]
-        first = Asked(batch.get("targets", tokens), batch.get("loss_weights", jnp.ones(tokens.shape, jnp.float32)))
+        first = MultiTokenTargets(
+            batch.get("targets", tokens), batch.get("loss_weights", jnp.ones(tokens.shape, jnp.float32))
+        )
         settings, asked, answers, sums = model.config.multi_token, [], [], {}
         current = first
         for depth in range(1, settings.depth + 1):
             # The targets of one depth are the inputs of the next depth.
             read = model.embed(current.targets, batch["positions"], deterministic=deterministic)
-            current = further(current, first, batch["segment_ids"], depth)
+            current = shifted_targets(current, first, batch["segment_ids"], depth)
             x, block_sums = model.multi_token(x, read, batch, model.compute, depth=depth, deterministic=deterministic)
-            answers.append(model.unembedding(x, model.written_embedding.embedding))
+            answers.append(model.unembedding(x, model.output_embedding.embedding))
             asked.append(current)
-            sums = added(sums, block_sums)
+            sums = add_sums(sums, block_sums)
         return MultiTokenOutput(tuple(answers), tuple(asked), sums, settings.weight)
 
     def of_blocks(self, output: Optional[MultiTokenOutput]) -> Sums:
@@ -116,14 +120,14 @@ class MultiToken(Head):
         for answer, asked in zip(output.answers, output.asked, strict=True):
             depth_sums = loss_sums(answer, asked.targets, asked.weights, **plain)
             total += depth_sums["objective"][0]
-            reported = added(reported, {f"{self.name}_{name}": depth_sums[name] for name in ("loss", "accuracy")})
+            reported = add_sums(reported, {f"{self.name}_{name}": depth_sums[name] for name in ("loss", "accuracy")})
         return output.weight / len(output.answers) * total, reported
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         assert config.multi_token is not None
         own = block_of(config)
         block = sum(part.kind.flops(part.config, inputs) for part in feed_forwards_of(own))
-        block += positions_of(own).flops(inputs, inputs)
+        block += positions_for(own).flops(inputs, inputs)
         block += self_attention_of(own).flops(own, inputs, inputs)
         around = 2 * inputs * config.d_model * (2 * config.d_model + config.vocab_size)
         return config.multi_token.depth * (block + around)
@@ -135,7 +139,7 @@ def block_of(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(config, experts=experts)
 
 
-class Ahead(nn.Module):
+class MultiTokenModule(nn.Module):
     """Computes the hidden states of one depth from the previous depth, [B, T, D] -> [B, T, D]."""
 
     config: ModelConfig

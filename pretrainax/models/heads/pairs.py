@@ -12,7 +12,7 @@ from pretrainax.config.metric import Metric
 from pretrainax.data.batch import has_pairs
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.sums import Sums
-from pretrainax.models.heads.base import Batch, Head, mean_sums, register_head, rows_with_text
+from pretrainax.models.heads.base import Batch, Head, mean_sums, non_empty_rows, register_head
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
@@ -43,7 +43,7 @@ class Pairs(Head):
         return model.pair_head(x)
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
-        return rows_with_text(batch).sum() if has_pairs(batch) else None
+        return non_empty_rows(batch).sum() if has_pairs(batch) else None
 
     def check(self, output: Optional[jax.Array], batch: Batch) -> None:
         if (output is None) == (has_pairs(batch)):
@@ -54,7 +54,7 @@ class Pairs(Head):
         labels = batch["pair_labels"]
         chex.assert_shape(output, (*labels.shape, 2), custom_message="logits are [B, 2], pair_labels [B]")
         target_logits = jnp.take_along_axis(output, labels[:, None], axis=1).squeeze(1)  # [B, 2] -> [B]
-        real = rows_with_text(batch)
+        real = non_empty_rows(batch)
         loss = (jax.nn.logsumexp(output, axis=-1) - target_logits) * real
         right = jnp.argmax(output, axis=-1) == labels
         return loss.sum(), mean_sums("pair", loss, right, real)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.layers.sums import Sums
-from pretrainax.models.heads.logit_passes import are_rounded, logits_again, products_of, read, sum_of_tokens
+from pretrainax.models.heads.logit_passes import are_rounded, logit_stats, products_of, recomputed_logits, sum_of_tokens
 from pretrainax.sharding.arrays import constrain, scattered_sum
 from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TOKEN_AXES, logical_spec
 from pretrainax.sharding.mesh import axis_size
@@ -64,7 +64,7 @@ def loss_sums(
       of sequences whose targets are all correct, and the number of sequences.
     """
     settings = _Settings(outputs.logit_cap, **options)
-    assert settings.chunk > 0, settings  # layers.compute.for_this_machine replaces the 0 of config.train.loss_chunk
+    assert settings.chunk > 0, settings  # layers.compute.resolve_auto replaces the 0 of config.train.loss_chunk
     chex.assert_rank(outputs.features, 3, custom_message="features are [B, N, D]")
     tokens, (width, vocabulary) = outputs.features.shape[:2], outputs.unembedding.shape
     chex.assert_axis_dimension(outputs.features, 2, width, custom_message="features are [B, N, D], the matrix [D, V]")
@@ -225,7 +225,7 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
     """
     products = _with_sharding(products_of(features, matrix), logical_spec("tokens", None, "vocab_size"))
     smoothing = settings.label_smoothing
-    reading = read(products, bias, targets, settings.logit_cap, with_mean=bool(smoothing))
+    reading = logit_stats(products, bias, targets, settings.logit_cap, with_mean=bool(smoothing))
     log_z = jnp.log(reading.normaliser) + reading.largest
     loss = log_z - reading.target
     objective = loss
@@ -244,7 +244,7 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
     sums["objective"] = (objective * weights).sum(1)
 
     # The second pass over the logits starts here.
-    logits = logits_again(products, bias, settings.logit_cap)
+    logits = recomputed_logits(products, bias, settings.logit_cap)
     hits = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
     d_logits = jnp.exp(logits - reading.largest[..., None]) * (weights * slope / reading.normaliser)[..., None]
     d_logits -= jnp.where(hits, (1 - smoothing) * weights[..., None], 0.0)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from pretrainax.planning.hlo.instructions import VIEWS, Instruction
-from pretrainax.planning.hlo.kernels import IN_FUSIONS, multiplies, parts_of
+from pretrainax.planning.hlo.kernels import IN_FUSIONS, multiplies, opcodes_of
 from pretrainax.planning.hlo.modules import Modules, module_of
 from pretrainax.planning.hlo.program import Program
 from pretrainax.planning.traffic import Collective
@@ -58,7 +58,7 @@ def _overlaps_products(program: Program, computation: str, start: Instruction) -
     later = itertools.dropwhile(lambda x: x is not start, program.computations[computation].values())
     ends = lambda x: x.opcode.endswith("-done") and start.name in x.operands  # noqa: E731
     between = itertools.takewhile(lambda x: not ends(x), itertools.islice(later, 1, None))
-    return any(multiplies(x, parts_of(program, x)) for x in between if x.opcode not in VIEWS)
+    return any(multiplies(x, opcodes_of(program, x)) for x in between if x.opcode not in VIEWS)
 
 
 def _collective(

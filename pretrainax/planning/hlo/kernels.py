@@ -72,22 +72,22 @@ def _with_its_start(values: dict[str, Instruction], made: Instruction) -> Instru
     return dataclasses.replace(made, opcode=opcode, operands=start.operands, attributes=start.attributes)
 
 
-def inside(program: Program, made: Instruction) -> Iterator[Instruction]:
+def fused_instructions(program: Program, made: Instruction) -> Iterator[Instruction]:
     """Yields the instructions of a kernel: the fused instructions, or the instruction itself."""
     if made.opcode != "fusion":
         yield made
         return
     for one in program.computations[fused_by(made)].values():
-        yield from inside(program, one)
+        yield from fused_instructions(program, one)
 
 
-def parts_of(program: Program, made: Instruction) -> set[str]:
+def opcodes_of(program: Program, made: Instruction) -> set[str]:
     """Returns the opcodes of a kernel's instructions, without index arithmetic (results of one element)."""
-    return {x.opcode for x in inside(program, made) if x.elements > 1}
+    return {x.opcode for x in fused_instructions(program, made) if x.elements > 1}
 
 
 def multiplies(made: Instruction, parts: set[str]) -> bool:
-    """Returns True if a kernel computes matrix products; `parts` is the result of `parts_of`."""
+    """Returns True if a kernel computes matrix products; `parts` is the result of `opcodes_of`."""
     names = f"{made.target} {made.name} {made.op_name if made.opcode == 'custom-call' else ''}"
     return bool(parts & _PRODUCTS or _LIBRARY.search(names))
 
@@ -128,7 +128,7 @@ def writes(program: Program, kernel: Kernel) -> list[int]:
 def _passed_on(program: Program, made: Instruction) -> dict[int, int]:
     """Returns {result: operand} of arrays that a fusion passes on for a collective that continues after it."""
     aliases = _ALIAS.findall(made.attributes.partition("output_to_operand_aliasing=")[2].partition("calls=")[0])
-    if not (aliases and any(IN_FUSIONS in one.attributes for one in inside(program, made))):
+    if not (aliases and any(IN_FUSIONS in one.attributes for one in fused_instructions(program, made))):
         return {}
     return {int(result or 0): int(operand) for result, operand in aliases}
 

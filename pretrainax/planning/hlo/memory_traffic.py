@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from pretrainax.planning.hlo.collectives import KINDS as COLLECTIVES
-from pretrainax.planning.hlo.kernels import ATTENTION, Kernel, kernels_of, multiplies, parts_of, reads, writes
+from pretrainax.planning.hlo.kernels import ATTENTION, Kernel, kernels_of, multiplies, opcodes_of, reads, writes
 from pretrainax.planning.hlo.modules import Modules
 from pretrainax.planning.hlo.program import Program
 from pretrainax.planning.hlo.stacks import Result, Stacks
@@ -33,7 +33,7 @@ _COPIES = frozenset(
 
 
 @dataclasses.dataclass(frozen=True)
-class Moved:
+class KernelBytes:
     """Bytes that the kernels of one kind and module move per step."""
 
     module: str  # "decoder/blocks/mlp/up"; "" if the compiler does not report it
@@ -46,7 +46,7 @@ class Moved:
 class MemoryTraffic:
     """Bytes that a device moves per step, by module and kind of kernel."""
 
-    moved: list[Moved]  # largest first
+    moved: list[KernelBytes]  # largest first
     kernels: int  # number of kernel runs
 
     @property
@@ -71,7 +71,7 @@ class KernelTraffic:
     """A kernel, and the bytes that one run of it moves."""
 
     kernel: Kernel
-    parts: list[Moved]  # first the kernel's own kind, possibly with 0 bytes; then its residuals
+    parts: list[KernelBytes]  # first the kernel's own kind, possibly with 0 bytes; then its residuals
 
     @property
     def bytes(self) -> int:
@@ -90,7 +90,7 @@ def memory_traffic_of(program: Program) -> MemoryTraffic:
         kernels += runs
         for part in one.parts:
             sums[part.module, part.kind, part.multiplies] += part.bytes * runs
-    moved = [Moved(*place, round(size)) for place, size in sums.most_common() if size]
+    moved = [KernelBytes(*place, round(size)) for place, size in sums.most_common() if size]
     return MemoryTraffic(moved, round(kernels))
 
 
@@ -101,7 +101,7 @@ def traffic_of_kernels(program: Program) -> Iterator[KernelTraffic]:
         yield KernelTraffic(kernel, _moved(program, modules, stacks, kernel))
 
 
-def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -> list[Moved]:
+def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -> list[KernelBytes]:
     """Returns the bytes of one run, by module, kind and use of matrix products."""
     computation, name = kernel.computation, kernel.made.name
     read, written = reads(program, kernel), writes(program, kernel)
@@ -109,15 +109,15 @@ def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -
     stacked = sum(read[x] for x in sources)
     stacked += sum(size for i, size in enumerate(written) if Result(computation, name, i) in stacks.written)
     module, size = modules.of(computation, name), sum(read.values()) + sum(written)
-    parts = parts_of(program, kernel.whole)
+    parts = opcodes_of(program, kernel.whole)
     is_product = multiplies(kernel.whole, parts)
     kind = _kind(program, kernel, module, parts, is_product)
     if kind == "copies" and stacked:
         if len(sources) == 1:  # a slice has only the module of the loop; its contents have a module
             module = modules.of(*next(iter(sources.values())))
-        return [Moved(module, "residuals", is_product, size)]
-    residuals = [Moved(module, "residuals", is_product, stacked)] * bool(stacked)
-    return [Moved(module, kind, is_product, size - stacked), *residuals]
+        return [KernelBytes(module, "residuals", is_product, size)]
+    residuals = [KernelBytes(module, "residuals", is_product, stacked)] * bool(stacked)
+    return [KernelBytes(module, kind, is_product, size - stacked), *residuals]
 
 
 def _kind(program: Program, kernel: Kernel, module: str, parts: set[str], is_product: bool) -> str:

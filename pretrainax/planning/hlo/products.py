@@ -12,7 +12,7 @@ from typing import Optional
 import numpy as np
 
 from pretrainax.planning.hlo.instructions import Instruction
-from pretrainax.planning.hlo.kernels import fused_by, multiplies, parts_of
+from pretrainax.planning.hlo.kernels import fused_by, multiplies, opcodes_of
 from pretrainax.planning.hlo.program import Program
 
 _Dims = tuple[int, ...]
@@ -24,7 +24,7 @@ def product_flops(program: Program, computation: str, made: Instruction) -> Opti
         inside = fused_by(made)
         flops = [product_flops(program, inside, x) for x in program.computations[inside].values()]
         return None if None in flops else sum(filter(None, flops))
-    if not multiplies(made, parts_of(program, made)):
+    if not multiplies(made, opcodes_of(program, made)):
         return 0.0
     left, right = (program.computations[computation][x].shapes[0].dims for x in made.operands[:2])
     pairs = _PAIRS[made.opcode](made, left, right) if made.opcode in _PAIRS else None

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.scoring.tasks.asking import continuations
 from pretrainax.scoring.tasks.examples import Example
-from pretrainax.scoring.tasks.task import Figure, Task, mean
+from pretrainax.scoring.tasks.likelihoods import continuations
+from pretrainax.scoring.tasks.task import Task, TaskMetric, mean
 
 
 class LastWord(NamedTuple):
@@ -41,7 +41,7 @@ class Cloze(Task[LastWord]):
     def how(self, loaded: LoadedModel) -> str:
         return f"{self.kind}: the last word of a text; its perplexity is of words"
 
-    def figures(self, loaded: LoadedModel, asked: Sequence[LastWord], chosen: Sequence[int]) -> list[Figure]:
+    def metrics(self, loaded: LoadedModel, asked: Sequence[LastWord], chosen: Sequence[int]) -> list[TaskMetric]:
         words = continuations(loaded, [asked[i] for i in chosen])
         nats = mean([-word.log_likelihood for word in words])
         perplexity = math.exp(min(nats.value, 700.0))  # float64 overflows above exp(709)
@@ -50,4 +50,4 @@ class Cloze(Task[LastWord]):
             "perplexity": nats.times(perplexity)._replace(value=perplexity),  # d exp(x) / dx = exp(x)
         }
         cut = {"texts cut": count} if (count := sum(word.is_cut for word in words)) else {}
-        return [Figure(measure, estimate, len(words), other=cut) for measure, estimate in metrics.items()]
+        return [TaskMetric(measure, estimate, len(words), other=cut) for measure, estimate in metrics.items()]

@@ -11,7 +11,7 @@ from pretrainax.inference.decoding import generate
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
 from pretrainax.scoring.tasks.examples import Example
-from pretrainax.scoring.tasks.task import Figure, Prompted, Question, mean
+from pretrainax.scoring.tasks.task import Prompted, Question, TaskMetric, mean
 
 _ROWS = 16  # prompts per generation batch
 
@@ -72,7 +72,7 @@ class ExactMatch(Prompted[Asked]):
             )
         return f"{self.kind}, {self.shots} shots: the likeliest tokens, at most {self.max_new_tokens}"
 
-    def figures(self, loaded: LoadedModel, asked: Sequence[Asked], chosen: Sequence[int]) -> list[Figure]:
+    def metrics(self, loaded: LoadedModel, asked: Sequence[Asked], chosen: Sequence[int]) -> list[TaskMetric]:
         questions, prompts, other = [question for question, _ in asked], {}, collections.Counter()
         for index in chosen:
             shown = self.shown(questions, index)
@@ -85,7 +85,7 @@ class ExactMatch(Prompted[Asked]):
         right = [index in found and found[index] == asked[index].answer for index in chosen]
         answered = [found.get(index) is not None for index in chosen]
         metrics = {"exact_match": mean(right), "answered": mean(answered)}
-        return [Figure(measure, estimate, len(chosen), other=+other) for measure, estimate in metrics.items()]
+        return [TaskMetric(measure, estimate, len(chosen), other=+other) for measure, estimate in metrics.items()]
 
     def _fitting(self, loaded: LoadedModel, shown: list[str]) -> list[str]:
         """Returns the last shots and the prompt that leave room for an answer; empty if even the prompt is too long."""

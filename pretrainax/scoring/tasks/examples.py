@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pretrainax.config import UserError, nearest
-from pretrainax.data.files import opened, with_archives
+from pretrainax.data.files import open_decompressed, with_archives
 from pretrainax.data.sources.records import json_object
 
 ENDINGS = with_archives(".jsonl")
@@ -45,7 +45,7 @@ def read_examples(paths: Sequence[str]) -> list[Example]:
     """Returns the examples of JSON lines files; raises UserError with file and line for a line without JSON object."""
     examples = []
     for path in paths:
-        with opened(path) as f:
+        with open_decompressed(path) as f:
             for number, line in enumerate(f, 1):
                 if line.isspace():
                     continue

@@ -28,8 +28,8 @@ from pretrainax.inference.decoding import generate
 from pretrainax.inference.framing import before_text
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
-from pretrainax.scoring.likelihood import answers
-from pretrainax.scoring.questions import causal_example, context_of, start_token
+from pretrainax.scoring.likelihood import score_examples
+from pretrainax.scoring.scoring_examples import causal_example, context_length, start_token
 
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # with the same names in both packages
 _MAX_NEW_TOKENS = 256  # if a task does not set it: as in `hf`
@@ -59,7 +59,7 @@ class PretrainAX(TemplateLM):
                 "use the tasks of all families with `python -m pretrainax.evaluate --tasks=…`"
             )
         self.loaded = loaded
-        self.max_length = max_length or model.position.max_length or context_of(loaded)
+        self.max_length = max_length or model.position.max_length or context_length(loaded)
         before, start = before_text(loaded.experiment, vocabulary, is_needed=False), start_token(loaded)
         # _begin: tokens that an imported tokenizer puts before a text. _start: the token before a text in our training.
         is_imported = isinstance(loaded.experiment.data.source, NoSource)
@@ -124,7 +124,7 @@ class PretrainAX(TemplateLM):
         if cut:
             _log.warning("%d texts were cut from the left to the %d tokens of the model", cut, self.max_length)
         scores = [(0.0, False)] * len(examples)
-        for answer in answers(self.loaded, enumerate(examples)):
+        for answer in score_examples(self.loaded, enumerate(examples)):
             scores[answer.number] = -answer.nats, answer.best == answer.tokens
         return scores
 

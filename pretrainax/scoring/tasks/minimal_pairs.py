@@ -10,9 +10,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.scoring.tasks.asking import manner, sentence_log_likelihoods
 from pretrainax.scoring.tasks.examples import Example
-from pretrainax.scoring.tasks.task import Figure, Task, mean
+from pretrainax.scoring.tasks.likelihoods import sentence_log_likelihoods, sentence_score_name
+from pretrainax.scoring.tasks.task import Task, TaskMetric, mean
 
 
 class Pair(NamedTuple):
@@ -40,11 +40,11 @@ class MinimalPairs(Task[Pair]):
         return pair
 
     def how(self, loaded: LoadedModel) -> str:
-        return f"{self.kind}: how often the good sentence is the more likely, {manner(loaded)}"
+        return f"{self.kind}: how often the good sentence is the more likely, {sentence_score_name(loaded)}"
 
-    def figures(self, loaded: LoadedModel, asked: Sequence[Pair], chosen: Sequence[int]) -> list[Figure]:
+    def metrics(self, loaded: LoadedModel, asked: Sequence[Pair], chosen: Sequence[int]) -> list[TaskMetric]:
         pairs = [asked[i] for i in chosen]
         scores = sentence_log_likelihoods(loaded, [sentence for pair in pairs for sentence in (pair.good, pair.bad)])
         right, group_of = scores[0::2] > scores[1::2], np.array([pair.group for pair in pairs])
         groups = {"": np.ones(len(pairs), bool)} | {group: group_of == group for group in sorted({*group_of} - {""})}
-        return [Figure("accuracy", mean(right[rows]), int(rows.sum()), group) for group, rows in groups.items()]
+        return [TaskMetric("accuracy", mean(right[rows]), int(rows.sum()), group) for group, rows in groups.items()]

@@ -8,9 +8,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.scoring.tasks.asking import continuations
 from pretrainax.scoring.tasks.examples import Example
-from pretrainax.scoring.tasks.task import Figure, Prompted, Question, mean
+from pretrainax.scoring.tasks.likelihoods import continuations
+from pretrainax.scoring.tasks.task import Prompted, Question, TaskMetric, mean
 
 
 class Choices(NamedTuple):
@@ -56,7 +56,7 @@ class MultipleChoice(Prompted[Choices]):
             f"log-likelihood after {self.unconditional!r}"
         )
 
-    def figures(self, loaded: LoadedModel, asked: Sequence[Choices], chosen: Sequence[int]) -> list[Figure]:
+    def metrics(self, loaded: LoadedModel, asked: Sequence[Choices], chosen: Sequence[int]) -> list[TaskMetric]:
         questions = [item.question for item in asked]
         pairs = [
             (context, self.delimiter + choice)
@@ -77,4 +77,4 @@ class MultipleChoice(Prompted[Choices]):
             ):
                 hits.append(int(values.argmax()) == answer)
         cut = {"answers to prompts that were cut": count} if (count := sum(score.is_cut for score in scores)) else {}
-        return [Figure(measure, mean(hits), len(chosen), other=cut) for measure, hits in right.items()]
+        return [TaskMetric(measure, mean(hits), len(chosen), other=cut) for measure, hits in right.items()]

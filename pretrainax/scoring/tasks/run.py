@@ -11,7 +11,7 @@ from pretrainax.scoring.tasks.examples import find, read_examples
 from pretrainax.scoring.tasks.task import Task
 
 
-class Ready(NamedTuple):
+class LoadedTask(NamedTuple):
     """A task with its parsed examples."""
 
     name: str
@@ -19,15 +19,17 @@ class Ready(NamedTuple):
     asked: list[tuple]  # results of `task.read`
 
 
-def ready(tasks: Sequence[str]) -> list[Ready]:
+def load_tasks(tasks: Sequence[str]) -> list[LoadedTask]:
     """Returns the tasks of these names, see `read_task`; raises UserError for unknown tasks and invalid examples."""
     tasks_read = []
     for name, task in map(read_task, tasks):
-        tasks_read.append(Ready(name, task, [task.read(example) for example in read_examples(find(task.examples))]))
+        tasks_read.append(
+            LoadedTask(name, task, [task.read(example) for example in read_examples(find(task.examples))])
+        )
     return tasks_read
 
 
-def run_tasks(loaded: LoadedModel, tasks: Sequence[Ready], most: Optional[int] = None) -> Iterator[list[Result]]:
+def run_tasks(loaded: LoadedModel, tasks: Sequence[LoadedTask], most: Optional[int] = None) -> Iterator[list[Result]]:
     """Yields the results of each task.
 
     Args:
@@ -41,7 +43,7 @@ def run_tasks(loaded: LoadedModel, tasks: Sequence[Ready], most: Optional[int] =
     how = [task.how(loaded) for _, task, _ in tasks]
     for (name, task, asked), line in zip(tasks, how, strict=True):
         count = len(asked) if most is None else min(most, len(asked))
-        figures = task.figures(loaded, asked, [i * len(asked) // count for i in range(count)])
+        figures = task.metrics(loaded, asked, [i * len(asked) // count for i in range(count)])
         skipped = {"left out by --examples": len(asked) - count} if count < len(asked) else {}
         yield [
             Result(

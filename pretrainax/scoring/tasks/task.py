@@ -11,7 +11,7 @@ from pretrainax.scoring.tasks.examples import Example
 Item = TypeVar("Item", bound=tuple)  # the parsed form of an example
 
 
-class Figure(NamedTuple):
+class TaskMetric(NamedTuple):
     """One metric of a task."""
 
     measure: str  # "accuracy"
@@ -47,7 +47,7 @@ class Task(Generic[Item]):
         """Returns a description of the scoring for users; raises UserError if the model does not support the task."""
         raise NotImplementedError
 
-    def figures(self, loaded: LoadedModel, asked: Sequence[Item], chosen: Sequence[int]) -> list[Figure]:
+    def metrics(self, loaded: LoadedModel, asked: Sequence[Item], chosen: Sequence[int]) -> list[TaskMetric]:
         """Returns the metrics of a model; the metrics of all examples come first.
 
         Args:

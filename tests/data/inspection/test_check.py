@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pretrainax.config import RunFailed, UserError
-from pretrainax.data.inspection.check import check, measure, one_line
+from pretrainax.data.inspection.check import check, measure, summary_line
 from pretrainax.data.objectives import CausalLM, Lengths, Objective, Statistic
 from pretrainax.tokenization.base import Vocabulary
 
@@ -92,7 +92,7 @@ def test_no_more_is_measured_than_is_quick():
 def test_what_is_as_asked_passes():
     measured = measure(FakeBatches([[[1, 0]]]))
     check(measured, Half())
-    assert one_line(measured) == (
+    assert summary_line(measured) == (
         "Half: mask rate 0.5 (expected 0.5); "
         "padding 75.00%, loss tokens a batch 4, examples a row 1, unknown tokens 50.00%; 3 documents cut"
     )

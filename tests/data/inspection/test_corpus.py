@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrainax.data.inspection import corpus as report
-from pretrainax.data.inspection.corpus import Digests, measure
+from pretrainax.data.inspection.corpus import DocumentHashes, measure
 from pretrainax.tokenization import BPE, Characters
 from pretrainax.tokenization.base import unknown_share
 
@@ -110,22 +110,22 @@ HASHES = np.random.default_rng(0).integers(1 << 63, size=60_000).astype(np.uint6
 
 
 def test_duplicates_of_many_documents_are_estimated():
-    twice = Digests(iter(np.split(np.tile(HASHES, 2), 30)), limit=2_000)
+    twice = DocumentHashes(iter(np.split(np.tile(HASHES, 2), 30)), limit=2_000)
     assert twice.level == 5  # 60,000 / 2^5 = 1,875
     # 60,000 documents are kept with probability 1/32 each: a standard deviation of sqrt(31 / 60,000) = 2.3 %; five
     assert abs(twice.duplicates / 60_000 - 1) < 5 * 0.023
 
 
 def test_shared_documents_are_estimated_from_the_same_sample():
-    whole, part = Digests(iter([HASHES]), limit=2_000), Digests(iter([HASHES[:20_000]]), limit=2_000)
+    whole, part = DocumentHashes(iter([HASHES]), limit=2_000), DocumentHashes(iter([HASHES[:20_000]]), limit=2_000)
     assert whole.level == 5 and part.level == 4
     # as above, of 20,000: sqrt(31 / 20,000) = 3.9 %; five
     assert abs(part.among(whole) / 20_000 - 1) < 5 * 0.039
-    assert Digests(iter([HASHES[:1000]])).among(Digests(iter([HASHES[1000:]]))) == 0
+    assert DocumentHashes(iter([HASHES[:1000]])).among(DocumentHashes(iter([HASHES[1000:]]))) == 0
 
 
 def test_copies_of_one_document_need_no_room():
-    same = Digests(iter([np.full(1000, 7, np.uint64)] * 10), limit=5)
+    same = DocumentHashes(iter([np.full(1000, 7, np.uint64)] * 10), limit=5)
     assert (same.level, same.duplicates) == (0, 9_999)
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from pretrainax.data.inspection import page
-from pretrainax.data.inspection.check import Group, Measured
-from pretrainax.data.inspection.row_view import Piece, Side, View, Words, view
+from pretrainax.data.inspection.check import Group, Measurement
+from pretrainax.data.inspection.row_view import Piece, Side, TokenTexts, View, view
 from pretrainax.data.inspection.terminal import render, table
 from pretrainax.data.objectives import Statistic
 from pretrainax.tokenization.base import Vocabulary
@@ -22,7 +22,7 @@ class FakeTokenizer:
         return [b""] * 7 + [word.encode() for word in WORDS]
 
 
-words = Words(FakeTokenizer())
+words = TokenTexts(FakeTokenizer())
 MY, DOG, IS, HAIRY, CAT, BREAK = range(7, 13)
 
 
@@ -49,8 +49,8 @@ def test_text_that_commands_a_terminal_is_seen_there_and_on_the_page():
         "targets": np.array([DOG, IS, HAIRY, CAT, MY]),
         "loss_weights": np.ones(5, np.float32),
     }
-    shown = view(row, Words(EvilTokenizer()))
-    measured = Measured([], 1, [], np.ones(1), {})
+    shown = view(row, TokenTexts(EvilTokenizer()))
+    measured = Measurement([], 1, [], np.ones(1), {})
     for text in (render(shown, colours=False, width=80), page.render("config", "summary", measured, [shown])):
         assert "␛[2J" in text and not set("\x1b\x9b\u202e\x07") & set(text)
 
@@ -152,7 +152,9 @@ def test_white_space_is_seen():
 
 def measured(*statistics):
     figures = [Statistic("padding", 0.25), Statistic("rows without loss", 0.0, 0.0, 0.01)]
-    return Measured([Group("MaskedLM", [], list(statistics))], 4, figures, np.array([0.5, 1.0]), {"documents cut": 3})
+    return Measurement(
+        [Group("MaskedLM", [], list(statistics))], 4, figures, np.array([0.5, 1.0]), {"documents cut": 3}
+    )
 
 
 def test_the_table_tells_what_is_off():

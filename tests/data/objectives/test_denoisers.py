@@ -104,7 +104,7 @@ def test_published_statistics_of_a_million_tokens(objective):
     rows = examples(objective, 1_000_000 // objective.lengths(512).raw + 1)
     figures = list(objective.statistics(rows, VOCABULARY))
     assert figures and not [figure for figure in figures if figure.is_off]
-    assert figures[0].asked == objective.noise_density
+    assert figures[0].expected == objective.noise_density
     # Rounding of the counts, at most 1 token of 506, and for S 5 standard deviations of a uniform share up to 0.5 in
     # 1,977 windows: 5 * 0.5 / sqrt(12 * 1,977) = 0.016.
     assert figures[0].measured == pytest.approx(objective.noise_density, abs=0.018)

@@ -98,10 +98,10 @@ def test_places_are_drawn_alike():
 def test_published_rates_on_a_million_tokens(objective):
     rows = list(examples(objective, 1000))
     found = {s.name: s for s in objective.statistics(rows, VOCABULARY)}
-    assert found["documents taken apart"].asked == objective.fim_rate
+    assert found["documents taken apart"].expected == objective.fim_rate
     # 5 standard deviations of more than 1,000 documents, and of half as many
     assert found["documents taken apart"].tolerance < 0.08 and found["suffix first"].tolerance < 0.12
-    assert found["suffix first"].asked == pytest.approx(objective.spm_rate, abs=0.05)  # some prefixes are empty
+    assert found["suffix first"].expected == pytest.approx(objective.spm_rate, abs=0.05)  # some prefixes are empty
     assert off(objective, rows) == []
 
 

@@ -106,9 +106,9 @@ def test_the_three_fates_of_hairy():
 def test_published_fractions(unit):
     objective = MaskedLM(mask_unit=unit)
     found = statistics(objective, examples(objective, windows(1961)))
-    assert found["mask rate"].asked == 0.15 and found["masked"].asked == 0.8 and found["random"].asked == 0.1
+    assert found["mask rate"].expected == 0.15 and found["masked"].expected == 0.8 and found["random"].expected == 0.1
     # 5 standard deviations of 150,000 draws: 0.8 of tokens 0.0052, of spans of 3.8 words of 1.5 tokens about 3 times it
-    assert found["masked"].tolerance < (0.02 if unit.shares_fate else 0.0075)
+    assert found["masked"].tolerance < (0.02 if unit.shares_replacement else 0.0075)
     assert found["mask rate"].tolerance < 0.001
     assert not [s for s in found.values() if s.is_off]
 

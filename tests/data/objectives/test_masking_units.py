@@ -73,11 +73,11 @@ def test_published_lengths(unit):
     found = statistics(objective, examples(objective, windows(20, 50_000)))["words in a row"]
     published = {3: 18 / 11, 4: 2.0, 10: 3.797}[len(unit.shares)]
     assert mean_of(unit) == pytest.approx(published, abs=1e-3)
-    assert found.asked == pytest.approx(published, abs=5e-3)  # one run in about 2,000 is cut
-    runs = 150_000 / 1.5 / found.asked  # words have 1.5 tokens
+    assert found.expected == pytest.approx(published, abs=5e-3)  # one run in about 2,000 is cut
+    runs = 150_000 / 1.5 / found.expected  # words have 1.5 tokens
     words = np.arange(1, len(unit.shares) + 1)
-    deviation = np.sqrt(np.average((words - found.asked) ** 2, weights=unit.shares))
-    assert abs(found.measured - found.asked) < 5 * deviation / np.sqrt(runs)  # 5 standard deviations
+    deviation = np.sqrt(np.average((words - found.expected) ** 2, weights=unit.shares))
+    assert abs(found.measured - found.expected) < 5 * deviation / np.sqrt(runs)  # 5 standard deviations
 
 
 @pytest.mark.first(1)

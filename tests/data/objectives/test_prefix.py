@@ -126,7 +126,7 @@ def test_half_of_a_million_tokens_is_behind_the_prefixes(mask_documents):
     objective, segment_ids = PrefixLM(mask_documents), np.repeat(np.arange(1, 6), 200)
     rows = [example(objective, row, seed, segment_ids) for seed, row in enumerate(windows(1000, 1000))]
     found = {s.name: s for s in objective.statistics(rows, VOCABULARY)}["text behind the prefix"]
-    assert found.asked == pytest.approx(0.5, abs=0.003)  # (n + 1) / 2n of n = 199 or 999 tokens
+    assert found.expected == pytest.approx(0.5, abs=0.003)  # (n + 1) / 2n of n = 199 or 999 tokens
     # 5 standard deviations: a uniform number has one of 0.29
     assert found.tolerance < 5 * 0.29 / np.sqrt(1000) + 1e-5 and not found.is_off
     assert off(objective, [row | {"loss_weights": np.ones(999, np.float32)} for row in rows])
@@ -182,7 +182,7 @@ def test_statistics_are_those_of_the_inner_objective(inner):
     objective = DecoderOnly(inner)
     rows = [example(objective, row, seed) for seed, row in enumerate(windows(300, 500))]
     found = {s.name: s for s in objective.statistics(rows, VOCABULARY)}
-    assert found["noise density"].asked == inner.noise_density and not any(s.is_off for s in found.values())
+    assert found["noise density"].expected == inner.noise_density and not any(s.is_off for s in found.values())
     wrong = dataclasses.replace(inner, noise_density=0.35)
     assert off(DecoderOnly(wrong), rows)
 
@@ -233,7 +233,7 @@ def test_pairs_share_a_row_and_none_sees_another():
 @pytest.mark.parametrize("target_length, room", [(None, (33, 32)), (10, (55, 10))])
 def test_a_pair_of_the_longest_parts_fits_a_row(target_length, room):
     objective = DecoderOnly(SequenceToSequence(target_length))
-    assert objective.pair_room(objective.lengths(64)) == room
+    assert objective.max_pair_lengths(objective.lengths(64)) == room
     assert objective.measure_pairs(np.array([room])).max() == 64
 
 

@@ -49,7 +49,7 @@ def test_the_chef_ate_the_meal():
     logits = np.full((1, lengths.targets, VOCABULARY.size), -1e9, np.float32)
     logits[0, 0, THE] = logits[0, 1, ATE] = 0.0
     generated = LanguageModelOutput(features=jax.numpy.asarray(logits), unembedding=jax.numpy.eye(VOCABULARY.size))
-    tokens, replaced = electra.replace(generated, batch)
+    tokens, replaced = electra.sample_replacements(generated, batch)
     assert tokens[0].tolist() == [CLS, THE, CHEF, ATE, THE, MEAL, SEP]
     assert replaced[0].tolist() == [False, False, False, True, False, False, False]
 
@@ -60,7 +60,7 @@ def test_published_fractions():
     windows = np.random.default_rng(0).integers(5, 1000, (1961, 510), dtype=np.int32)
     found = [example(objective, window, seed) for seed, window in enumerate(windows)]
     figures = {s.name: s for s in objective.statistics(found, VOCABULARY)}
-    assert (figures["mask rate"].asked, figures["masked"].asked, figures["random"].asked) == (0.15, 0.85, 0.0)
+    assert (figures["mask rate"].expected, figures["masked"].expected, figures["random"].expected) == (0.15, 0.85, 0.0)
     assert figures["random"].measured == 0
     assert figures["masked"].tolerance < 0.006  # 5 standard deviations of 150,000 draws, and by chance 1 in 1,000
     assert not [s for s in figures.values() if s.is_off]

@@ -62,7 +62,7 @@ def test_a_row_has_room_for_source_and_target(target_length, targets):
     objective = SequenceToSequence(target_length)
     lengths = objective.lengths(512)
     assert lengths == Lengths(512 + targets, 512, targets)
-    assert objective.pair_room(lengths) == (512, targets)
+    assert objective.max_pair_lengths(lengths) == (512, targets)
 
 
 def test_pairs_are_as_long_as_their_parts():

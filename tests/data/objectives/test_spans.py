@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
 from pretrainax.data.objectives import Lengths, SpanCorruption, Text
-from pretrainax.data.objectives.spans import corrupt, noise_mask, noise_of, random_partition
+from pretrainax.data.objectives.spans import corrupt, noise_counts, noise_mask, random_partition
 from pretrainax.tokenization.base import Vocabulary
 from tests.data.conftest import TEXTS
 
@@ -88,7 +88,7 @@ def test_published_statistics_of_a_million_tokens():
     density, mean = SpanCorruption().statistics(examples, VOCABULARY)
     # Counts are the same in each window, so there is no sampling error: 85 of 568 tokens in 28 spans.
     assert (density.measured, mean.measured) == (pytest.approx(85 / 568), pytest.approx(85 / 28))
-    assert (density.asked, mean.asked) == (0.15, 3.0) and not density.is_off and not mean.is_off
+    assert (density.expected, mean.expected) == (0.15, 3.0) and not density.is_off and not mean.is_off
 
 
 @pytest.mark.parametrize("other", [SpanCorruption(0.2, 3.0), SpanCorruption(0.15, 2.0)])
@@ -251,7 +251,7 @@ def test_a_sequence_that_is_too_short_for_the_mode_is_refused():
 
 
 def test_too_few_sentinels_are_refused():
-    assert noise_of(568, 0.15, 3.0).spans == 28
+    assert noise_counts(568, 0.15, 3.0).spans == 28
     few = dataclasses.replace(VOCABULARY, sentinels=SENTINELS[:27])
     with pytest.raises(UserError, match="27 sentinels, .*sequence_length 512 have 28 spans.*num_sentinels >= 28"):
         SpanCorruption().check_vocabulary(few, 512)

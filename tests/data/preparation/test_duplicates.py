@@ -19,7 +19,7 @@ def write(directory, lists, parts=None):
     directory.mkdir()
     for i, documents in enumerate(lists):
         with shards.ShardWriter(str(directory), i, TOKENIZER, parts) as writer:
-            list(duplicates.hashed(writer.write(documents, collections.Counter()), str(directory), i))
+            list(duplicates.write_hashes(writer.write(documents, collections.Counter()), str(directory), i))
 
 
 def joined(directory, count, parts=None):
@@ -41,7 +41,7 @@ def test_corpus_without_duplicates_is_the_corpus_of_the_others(tmp_path_factory,
     (tmp_path / "kept").mkdir()
     for i, numbers in enumerate(found):
         reasons = {"duplicates": numbers}
-        duplicates.copy_without(str(tmp_path / "whole"), str(tmp_path / "kept"), i, reasons, "uint16")
+        duplicates.copy_shard_without(str(tmp_path / "whole"), str(tmp_path / "kept"), i, reasons, "uint16")
     seen = {""}
     firsts = [[d for d in documents if d not in seen and not seen.add(d)] for documents in lists]
     write(tmp_path / "wanted", firsts, parts)

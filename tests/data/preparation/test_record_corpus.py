@@ -40,10 +40,12 @@ def write(directory, task, drop=False):
         skipped = collections.Counter()
         with shards.ShardWriter(str(whole), i, TOKENIZER, "records", task) as writer:
             written = writer.write(iter(records), skipped)
-            collections.deque(duplicates.hashed(written, str(whole), i) if drop else written, maxlen=0)
+            collections.deque(duplicates.write_hashes(written, str(whole), i) if drop else written, maxlen=0)
     if drop:
         for i, numbers in enumerate(duplicates.find_duplicates(str(whole), 3)):
-            duplicates.copy_without(str(whole), str(directory), i, {"duplicates": numbers}, shards.token_dtype(SIZE))
+            duplicates.copy_shard_without(
+                str(whole), str(directory), i, {"duplicates": numbers}, shards.token_dtype(SIZE)
+            )
     shards.write_index(str(directory), 3, SIZE, "fingerprint", "records")
     return Corpus(str(directory))
 

@@ -70,14 +70,14 @@ def test_pieces_are_short_and_make_up_the_text(text, size):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "BATCH", size)
         for document in (text, bytearray(text.encode())):
-            pieces = list(shards.pieces_of(document))
+            pieces = list(shards.split_text(document))
             assert "".join(pieces) == text
             assert all(len(p if isinstance(document, str) else p.encode()) <= size for p in pieces)
 
 
 def test_long_text_is_cut_after_a_line_or_before_a_space(monkeypatch):
     monkeypatch.setattr(shards, "BATCH", 10)
-    assert list(shards.pieces_of("ab cd\nef ghijkl mnopqrstuvwxyz")) == ["ab cd\n", "ef ghijkl", " mnopqrstu", "vwxyz"]
+    assert list(shards.split_text("ab cd\nef ghijkl mnopqrstuvwxyz")) == ["ab cd\n", "ef ghijkl", " mnopqrstu", "vwxyz"]
 
 
 def test_sentences_end_where_they_do(tmp_path):

@@ -9,7 +9,7 @@ from pretrainax.config import UserError
 from pretrainax.data.line_ends import MARKS
 from pretrainax.data.sources import ConllFiles
 from pretrainax.tasks import TokenClassification
-from pretrainax.tasks.token_classification import MENDED
+from pretrainax.tasks.token_classification import REPAIRED
 from tests.support.reading import texts
 
 NAMES = """-DOCSTART- -X- -X- O
@@ -105,7 +105,7 @@ def test_what_is_repaired_is_counted(tmp_path):
     task = TokenClassification(labels=ENTITIES.labels, repair=True)
     found = source(tmp_path, "EU I-ORG\nPeter I-PER\nBlackburn I-PER\n")
     assert records(found, task, skipped) == [(["EU", "Peter", "Blackburn"], ["B-ORG", "B-PER", "I-PER"])]
-    assert skipped == {MENDED: 2}
+    assert skipped == {REPAIRED: 2}
 
 
 def test_other_columns_are_another_text(tmp_path):

@@ -44,7 +44,7 @@ def write(path, kind):
 
 @pytest.mark.parametrize("kind", [*COMPRESS, "parquet", "array_record", "hugging face"])
 def test_record_over_the_limit_is_named_or_skipped(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(long_lines, "LONG", 1 << 16)
+    monkeypatch.setattr(long_lines, "LONG_LINE_BYTES", 1 << 16)
     source, where = write(tmp_path / "a", kind)
     source.max_record_bytes = LIMIT
     size = r"a record of 1,\d\d\d,\d\d\d bytes or more, config.data.source.max_record_bytes is 1,048,576: raise it"

@@ -314,7 +314,7 @@ LONG = "aé😀" * 10
 
 @pytest.mark.parametrize("target_field, wanted", [(None, f"say: {LONG}"), ("target", (f"say: {LONG}", "short"))])
 def test_json_long_lines_hold_the_same(tmp_path, monkeypatch, target_field, wanted):
-    monkeypatch.setattr(long_lines, "LONG", 10)
+    monkeypatch.setattr(long_lines, "LONG_LINE_BYTES", 10)
     path = write_lines(tmp_path / "a.jsonl", [{"text": LONG, "target": "short"}] * 2)
     source = JsonLines(path, valid_path=path, prefix="say: ", target_field=target_field)
     assert [d.decode() if isinstance(d, bytearray) else d for d in texts(source, "train")] == [wanted] * 2

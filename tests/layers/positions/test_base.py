@@ -7,7 +7,7 @@ import pytest
 from pretrainax import models
 from pretrainax.config import LearnedPositions, ModelConfig, Position, UserError
 from pretrainax.layers.compute import Compute
-from pretrainax.layers.positions import Positions, PositionTerms, base, behaviour_of, positions_of
+from pretrainax.layers.positions import Positions, PositionTerms, base, positions_for, register_positions
 
 
 @dataclasses.dataclass
@@ -17,13 +17,13 @@ class NoPositions(Position):
 
 def test_a_kind_without_a_behaviour_is_named():
     with pytest.raises(UserError, match="config.model.position is NoPositions, .* registered: .*LearnedPositions"):
-        positions_of(ModelConfig(position=NoPositions()))
+        positions_for(ModelConfig(position=NoPositions()))
 
 
 def test_a_kind_of_its_own_is_one_class(monkeypatch):
     monkeypatch.setattr(base, "_BEHAVIOURS", dict(base._BEHAVIOURS))
 
-    @behaviour_of(NoPositions)
+    @register_positions(NoPositions)
     class Nothing(Positions):
         pass
 
@@ -35,6 +35,6 @@ def test_a_kind_of_its_own_is_one_class(monkeypatch):
 
 def test_positions_that_only_embed_do_nothing_in_attention():
     config = ModelConfig(position=LearnedPositions(4))
-    terms = positions_of(config).terms(None, causal=True, dtype=jnp.float32)
+    terms = positions_for(config).terms(None, causal=True, dtype=jnp.float32)
     assert type(terms) is PositionTerms and not jax.tree.leaves(terms)
-    assert positions_of(config).flops(8, 8) == 0
+    assert positions_for(config).flops(8, 8) == 0

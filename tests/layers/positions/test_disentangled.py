@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pretrainax.config import DisentangledPositions, ModelConfig
-from pretrainax.layers.positions import Places, disentangled, positions_of
+from pretrainax.layers.positions import AttentionPositions, disentangled, positions_for
 from pretrainax.layers.positions.disentangled import RelativeTable, disentangled_bias, log_bucket, rows_by_distance
 
 
@@ -85,11 +85,11 @@ def test_the_table_is_normed_row_by_row():
 class Logits(nn.Module):
     """The bias of places on queries and keys that are their own maps."""
 
-    places: Places
+    places: AttentionPositions
 
     @nn.compact
     def __call__(self, q, k):
-        terms = positions_of(CONFIG).terms(self.places, causal=False, dtype=q.dtype)
+        terms = positions_for(CONFIG).terms(self.places, causal=False, dtype=q.dtype)
         to_query, to_key = (nn.DenseGeneral((3, 2), name=name) for name in ("query", "key"))
         return terms.bias(CONFIG, to_query(q), to_key(k), to_query, to_key, 0.5)
 
@@ -99,8 +99,8 @@ class Logits(nn.Module):
 def test_queries_after_other_tokens_have_their_rows_of_the_square(t, length):
     x = jax.random.normal(jax.random.key(1), (2, 12, 6))
     positions = jnp.tile(jnp.arange(12), (2, 1))
-    square, params = Logits(Places(positions)).init_with_output(jax.random.key(0), x, x)
+    square, params = Logits(AttentionPositions(positions)).init_with_output(jax.random.key(0), x, x)
     part, end = slice(t, t + length), t + length
-    got = Logits(Places(positions[:, part], before=t)).apply(params, x[:, part], x[:, :end])
+    got = Logits(AttentionPositions(positions[:, part], before=t)).apply(params, x[:, part], x[:, :end])
     chex.assert_shape(got, (2, 3, length, end))
     chex.assert_trees_all_close(got, square[:, :, part, :end], atol=1e-5)  # float32, in other products

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pretrainax.config import LongContextScaling, LongRopeScaling, ModelConfig, RotaryPositions
-from pretrainax.layers.positions import Places, positions_of
+from pretrainax.layers.positions import AttentionPositions, positions_for
 from pretrainax.layers.positions.rotary import rotary_angles, rotate
 
 
@@ -28,7 +28,9 @@ def test_a_part_of_a_head_is_turned_and_the_rest_left(variant):
     x = jax.random.normal(jax.random.key(0), (2, 3, 2, 10))
     position = RotaryPositions(16, theta=100.0, fraction=0.4)
     config = ModelConfig(d_model=20, num_heads=2, position=position)
-    terms = positions_of(config).terms(Places(jnp.array([[0, 1, 2], [4, 5, 6]])), causal=True, dtype=x.dtype)
+    terms = positions_for(config).terms(
+        AttentionPositions(jnp.array([[0, 1, 2], [4, 5, 6]])), causal=True, dtype=x.dtype
+    )
     turned = variant(lambda x: terms.rotate(x, x)[0])(x)
     angles = rotary_angles(jnp.array([[0, 1, 2], [4, 5, 6]]), 4, 100.0)
     chex.assert_trees_all_close(turned[..., :4], rotate(x[..., :4], *angles), rtol=1e-6)  # float32, compiled apart
@@ -87,7 +89,7 @@ def test_a_token_alone_is_turned_as_in_its_row(is_local):
     places = jnp.array([[0, 1, 2, 0, 1, 2], [3, 4, 5, 6, 7, 8]])
 
     def turned(part):
-        terms = positions_of(config).terms(Places(places[:, part]), causal=True, dtype=q.dtype)
+        terms = positions_for(config).terms(AttentionPositions(places[:, part]), causal=True, dtype=q.dtype)
         return terms.in_block(config, jnp.array(is_local), jnp.array(0), True).rotate(q[:, part], k[:, part])
 
     whole = turned(slice(6))
@@ -100,15 +102,15 @@ def test_each_so_manieth_layer_turns_nothing(variant):
     position = RotaryPositions(16, theta=100.0, local_theta=10.0, no_rotation_every=3)
     config = ModelConfig(d_model=16, num_heads=2, position=position)
     q, k = (jax.random.normal(jax.random.key(i), (2, 6, 2, 8)) for i in (0, 1))
-    places = Places(jnp.array([[0, 1, 2, 0, 1, 2], [3, 4, 5, 6, 7, 8]]))
+    places = AttentionPositions(jnp.array([[0, 1, 2, 0, 1, 2], [3, 4, 5, 6, 7, 8]]))
     plain = dataclasses.replace(config, position=dataclasses.replace(position, no_rotation_every=None))
 
     @variant
     def turned(number, of=config):
-        terms = positions_of(of).terms(places, causal=True, dtype=q.dtype)
+        terms = positions_for(of).terms(places, causal=True, dtype=q.dtype)
         return terms.in_block(of, jnp.array(True), number, True).rotate(q, k)
 
-    everywhere = positions_of(plain).terms(places, causal=True, dtype=q.dtype)
+    everywhere = positions_for(plain).terms(places, causal=True, dtype=q.dtype)
     everywhere = everywhere.in_block(plain, jnp.array(True), jnp.array(2), True).rotate(q, k)
     for number in range(7):
         expected = (q, k) if number in (2, 5) else everywhere

@@ -36,7 +36,9 @@ def example(dtype):
 def test_one_pass_reads_what_float64_has(accelerator, dtype, has_bias, cap, with_mean):
     products, bias, targets = example(dtype)
     bias = bias if has_bias else None
-    found = jax.jit(lambda *args: logit_passes.read(*args, cap=cap, with_mean=with_mean))(products, bias, targets)
+    found = jax.jit(lambda *args: logit_passes.logit_stats(*args, cap=cap, with_mean=with_mean))(
+        products, bias, targets
+    )
     logits = np.asarray(products, np.float64) + (0 if bias is None else np.asarray(bias, np.float64))
     logits = logits if cap is None else cap * np.tanh(logits / cap)
     np.testing.assert_allclose(found.largest, logits.max(-1), rtol=1e-6)  # one number in float32
@@ -54,7 +56,7 @@ def test_one_pass_reads_what_float64_has(accelerator, dtype, has_bias, cap, with
 @pytest.mark.parametrize("target, is_right", [(7, True), (60, False), (3, False)])
 def test_of_equal_logits_the_first_is_the_largest(accelerator, target, is_right):
     products = jnp.zeros((1, 1, 97), jnp.bfloat16).at[0, 0, jnp.array([7, 60, 96])].set(2.0)
-    assert bool(logit_passes.read(products, None, jnp.array([[target]]), None, False).right[0, 0]) is is_right
+    assert bool(logit_passes.logit_stats(products, None, jnp.array([[target]]), None, False).right[0, 0]) is is_right
 
 
 def losses(features, matrix, targets, dtype):

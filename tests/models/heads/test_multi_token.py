@@ -9,7 +9,7 @@ from pretrainax import models
 from pretrainax.config import MultiTokenPrediction
 from pretrainax.config.validation import validate
 from pretrainax.layers.compute import Compute
-from pretrainax.models.heads.multi_token import Asked, block_of, further
+from pretrainax.models.heads.multi_token import MultiTokenTargets, block_of, shifted_targets
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training import losses
 from tests.golden import CASES, make
@@ -21,13 +21,13 @@ NORMS = {"enorm": "token_norm_1", "hnorm": "hidden_norm_1"}  # theirs -> ours
 
 
 def asked(tokens, weights):
-    return Asked(jnp.array([tokens]), jnp.array([weights], jnp.float32))
+    return MultiTokenTargets(jnp.array([tokens]), jnp.array([weights], jnp.float32))
 
 
 def furthest(first, segments, depth):
     found = first
     for i in range(1, depth + 1):
-        found = further(found, first, jnp.array([segments]), i)
+        found = shifted_targets(found, first, jnp.array([segments]), i)
     return [int(t) if w else None for t, w in zip(found.targets[0], found.weights[0], strict=True)]
 
 

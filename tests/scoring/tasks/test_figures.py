@@ -12,8 +12,8 @@ from pretrainax.inference.decoding import generate
 from pretrainax.inference.request import Sampling
 from pretrainax.scoring.results import Estimate
 from pretrainax.scoring.span_forms import Ids, forms_of
-from pretrainax.scoring.tasks.asking import continuations, sentence_log_likelihoods, split
-from pretrainax.scoring.tasks.run import ready, run_tasks
+from pretrainax.scoring.tasks.likelihoods import continuations, sentence_log_likelihoods, split
+from pretrainax.scoring.tasks.run import load_tasks, run_tasks
 from pretrainax.scoring.tasks.task import mean
 from tests.support.loaded import loaded_case
 
@@ -62,7 +62,7 @@ def write(path, records) -> str:
 
 def results(loaded, task: str, most=None) -> dict[tuple[str, str], tuple]:
     """Returns {(measure, part): result} of a task."""
-    (found,) = run_tasks(loaded, ready([task]), most)
+    (found,) = run_tasks(loaded, load_tasks([task]), most)
     return {(result.measure, result.part): result for result in found}
 
 
@@ -242,7 +242,7 @@ def test_shots_are_left_out_where_there_is_no_room_and_it_is_said(decoder, tmp_p
 def test_an_encoder_is_not_asked_to_write(blimp):
     """Before anything else is asked."""
     with pytest.raises(UserError, match="is an encoder, which cannot generate text: leave out tasks of the kind"):
-        next(run_tasks(loaded_case("bert_masked_lm"), ready([blimp, "sums"])))
+        next(run_tasks(loaded_case("bert_masked_lm"), load_tasks([blimp, "sums"])))
 
 
 def test_the_standard_error_of_a_mean_is_that_of_the_sample():

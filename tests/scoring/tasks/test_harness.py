@@ -10,7 +10,7 @@ import pytest
 from pretrainax.config import UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.inference.load import load
-from pretrainax.scoring.tasks.asking import continuations
+from pretrainax.scoring.tasks.likelihoods import continuations
 from tests.support.docs_pages import how_to
 from tests.support.huggingface_weights import write_directory, write_tokenizer
 from tests.support.loaded import loaded_case

@@ -7,8 +7,8 @@ import chex
 import pytest
 
 from pretrainax.data.corpus_check import CorpusCheck
-from pretrainax.data.kept_shards import KeptShards
 from pretrainax.data.preparation.prepare import prepare
+from pretrainax.data.shard_cache import ShardCache
 from pretrainax.tokenization import ByteBPE
 from tests.support.text_in_store import bucket, experiment, made
 
@@ -30,7 +30,7 @@ def test_batches_are_the_same_with_any_number_of_shards_on_this_machine(lines, t
     sizes = prepared.train[0].shard_sizes()
     for count in (1, len(sizes)):
         limit = sum(list(sizes.values())[:count])
-        with CorpusCheck(prepared.train, bring=KeptShards(prepared.train, limit).bring) as check:
+        with CorpusCheck(prepared.train, fetch=ShardCache(prepared.train, limit).fetch) as check:
             check.wait()
         assert len(tokens_here(prepared)) == count and check.elsewhere == len(sizes) - count
         chex.assert_trees_all_equal(made(prepare(of, print), of), expected)
@@ -46,8 +46,8 @@ def test_room_is_made_where_nobody_has_looked_for_longest(lines, another_machine
         os.utime(path, ns=(1000 + age, os.stat(path).st_mtime_ns))
     own, last = second.train[0].shard_sizes(), tokens_here(first)[-1]
     valid_of_both = sum(sum(c.shard_sizes().values()) for p in (first, second) for c in p.valid)
-    KeptShards(second.train, sum(own.values()) + valid_of_both + os.path.getsize(last))
+    ShardCache(second.train, sum(own.values()) + valid_of_both + os.path.getsize(last))
     assert tokens_here(second) == sorted(own) and tokens_here(first) == [last]
-    KeptShards(second.train, 0)
+    ShardCache(second.train, 0)
     assert not tokens_here(second) and not tokens_here(first)
     chex.assert_trees_all_equal(made(prepare(of, print), of), made(second, of))

@@ -5,13 +5,13 @@ from typing import Optional
 import jax
 
 from pretrainax.config import Experiment
-from pretrainax.planning.search import settle_remat
+from pretrainax.planning.search import resolve_remat
 from pretrainax.planning.topologies import Topology
 from pretrainax.runtime.chips import chip_of
 from pretrainax.training.callbacks import Callback
 
 
-def topology_here() -> Optional[Topology]:
+def current_topology() -> Optional[Topology]:
     """Returns the topology of this process's devices; None if the planner does not support their chip."""
     devices = jax.devices()
     chip = chip_of(devices[0].device_kind)
@@ -25,11 +25,11 @@ def topology_here() -> Optional[Topology]:
     return Topology(chip, shape[: chip.torus], len(slices))
 
 
-class SettledHere(Callback):
+class ResolveRemat(Callback):
     """Resolves `train.remat="auto"` by the memory of the current devices, if the planner supports their chip."""
 
     part = "starting"
 
-    def settle(self, experiment: Experiment) -> None:
-        if experiment.train.remat == "auto" and (topology := topology_here()) is not None:
-            settle_remat(experiment, topology)
+    def resolve_fields(self, experiment: Experiment) -> None:
+        if experiment.train.remat == "auto" and (topology := current_topology()) is not None:
+            resolve_remat(experiment, topology)

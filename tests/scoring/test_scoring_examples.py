@@ -23,12 +23,12 @@ from pretrainax.inference.framing import before_text
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.prompts import read_prompt
 from pretrainax.interop.directories import evaluation_of
-from pretrainax.scoring.questions import (
+from pretrainax.scoring.scoring_examples import (
     LeftToRight,
     PseudoLikelihood,
     Scoring,
     Targets,
-    context_of,
+    context_length,
     method_of,
     start_token,
 )
@@ -105,10 +105,10 @@ def test_an_import_is_scored_with_all_its_positions_and_a_run_as_it_was_trained(
     run = dataclasses.replace(loaded, experiment=dataclasses.replace(loaded.experiment, model=model))
     imported = dataclasses.replace(loaded, experiment=evaluation_of(model, loaded.tokenizer.vocabulary, ""))
     assert imported.experiment.data.sequence_length == 512
-    assert context_of(imported) == 700 and context_of(run) == run.experiment.data.sequence_length == 20
+    assert context_length(imported) == 700 and context_length(run) == run.experiment.data.sequence_length == 20
     assert said in method_of(imported, Scoring()).counted
     assert "most 30 tokens at a time" in method_of(loaded_case("t5_1_0"), Scoring(context=30)).counted
-    assert context_of(loaded_case("t5_1_0")) == 512  # which has no positions to count
+    assert context_length(loaded_case("t5_1_0")) == 512  # which has no positions to count
 
 
 def test_where_nothing_stood_there_the_first_token_is_given_and_not_counted():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib import figure
 
-from pretrainax.scoring import picture
+from pretrainax.scoring import plot
 from pretrainax.scoring.results import Result
 
 
@@ -15,7 +15,7 @@ def drawn(monkeypatch, tmp_path):
     monkeypatch.setattr(figure.Figure, "savefig", lambda self, *args, **kwargs: made.append(self))
 
     def draw(results):
-        picture.draw(str(tmp_path / "a.png"), results, "a $title_")
+        plot.draw(str(tmp_path / "a.png"), results, "a $title_")
         return made[-1]
 
     return draw
@@ -52,8 +52,8 @@ def test_what_the_curves_are_of_stands_above_them_as_it_is_written(drawn, source
 
 
 def test_a_long_name_is_cut_to_the_width(drawn):
-    name = "x" * (picture._MAX_CHARACTERS + 1)
-    assert drawn(results(name)).texts[1].get_text() == "x" * (picture._MAX_CHARACTERS - 1) + "…"
+    name = "x" * (plot._MAX_CHARACTERS + 1)
+    assert drawn(results(name)).texts[1].get_text() == "x" * (plot._MAX_CHARACTERS - 1) + "…"
     assert drawn(results(name[1:])).texts[1].get_text() == name[1:]
 
 

@@ -7,12 +7,12 @@ import matplotlib
 import numpy as np
 from matplotlib import figure, ticker
 
-from pretrainax.reporting.curves import FAINT, LEFT, MOST_POINTS, PARTS, RIGHT, STYLE, line_with_trend, trend_of
+from pretrainax.reporting.curves import FAINT, LEFT, MOST_POINTS, PART_COLORS, RIGHT, STYLE, line_with_trend, trend_of
 from pretrainax.reporting.run_lines import AXES, RunLines
 from pretrainax.reporting.units import clock, large_number, scientific
 
 # Blue before red, which color-blind people can distinguish.
-COLORS = (PARTS[1], PARTS[0], *PARTS[2:])
+COLORS = (PART_COLORS[1], PART_COLORS[0], *PART_COLORS[2:])
 SMOOTHING = "bold: training, smoothed by a Gaussian mean of neighbors; faint: as logged; dots: validation"
 NOISY = ("loss", "gradient_norm", "tokens_per_second", "accuracy", "bits_per_byte")  # training metrics with a trend
 _NOTE_SIZE = 9

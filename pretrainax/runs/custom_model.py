@@ -73,7 +73,7 @@ class WithLoss(Wrapped):
         return dataclasses.replace(outputs, sums={**outputs.sums, **added})
 
 
-class OwnStart(TrainedStart):
+class CustomStart(TrainedStart):
     """Starts a run with a custom model, an extra loss, or both."""
 
     def __init__(self, extra_loss: Optional[ExtraLoss] = None, build: Optional[BuildModel] = None):
@@ -87,7 +87,7 @@ class OwnStart(TrainedStart):
         return model if self._extra_loss is None else WithLoss(model, self._extra_loss)
 
 
-def check_own(experiment: Experiment, extra_loss: Optional[ExtraLoss], build: Optional[BuildModel]) -> None:
+def check_custom(experiment: Experiment, extra_loss: Optional[ExtraLoss], build: Optional[BuildModel]) -> None:
     """Raises UserError if the config does not support an extra loss or a custom model."""
     if build is not None and experiment.wrapper is not None:
         raise UserError("config.tuning and config.distill require a model of this package: set them to None")

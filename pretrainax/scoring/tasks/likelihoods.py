@@ -20,15 +20,15 @@ from pretrainax.data.batch import Example
 from pretrainax.data.objectives.masking_units import WholeWords
 from pretrainax.files.errors import shortened
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.scoring.likelihood import answers, score
-from pretrainax.scoring.questions import Scoring, Targets, context_of, method_of
+from pretrainax.scoring.likelihood import score, score_examples
+from pretrainax.scoring.scoring_examples import Scoring, Targets, context_length, method_of
 from pretrainax.scoring.span_forms import BOTH, LEFT, Form, Ids, forms_of
 from pretrainax.tokenization.base import Tokenizer
 
 _EMPTY = np.zeros(0, np.int32)
 
 
-class Said(NamedTuple):
+class ContinuationScore(NamedTuple):
     """The likelihood of a continuation."""
 
     log_likelihood: float  # in nats
@@ -40,37 +40,37 @@ def sentence_log_likelihoods(loaded: LoadedModel, sentences: Sequence[str]) -> n
     """Returns the log-likelihood of each sentence in nats, or the substitute of the model's family, float64 [S]."""
     if not isinstance(method_of(loaded, Scoring()), Targets):
         return np.array([-result.nats for result in score(loaded, sentences)])
-    form, longest = _form(loaded, BOTH), context_of(loaded)
+    form, longest = _form(loaded, BOTH), context_length(loaded)
     nats = np.zeros(len(sentences))
-    for answer in answers(loaded, _holes(loaded.tokenizer, form, longest, sentences)):
+    for answer in score_examples(loaded, _holes(loaded.tokenizer, form, longest, sentences)):
         nats[answer.number] += answer.nats
     return -nats
 
 
-def manner(loaded: LoadedModel) -> str:
+def sentence_score_name(loaded: LoadedModel) -> str:
     """Returns a description of the sentence likelihood of this model, for users."""
     method = method_of(loaded, Scoring())
     return "word by word after the first, each in a separate hole" if isinstance(method, Targets) else method.manner
 
 
-def continuations(loaded: LoadedModel, pairs: Iterable[tuple[str, str]]) -> list[Said]:
+def continuations(loaded: LoadedModel, pairs: Iterable[tuple[str, str]]) -> list[ContinuationScore]:
     """Returns the likelihood of each continuation after its text; the text begins a document.
 
     Raises:
       UserError: a continuation is longer than the model reads or has no token, or the model supports no continuation.
     """
-    form, longest = _form(loaded, LEFT), context_of(loaded)
+    form, longest = _form(loaded, LEFT), context_length(loaded)
     ids = [split(loaded.tokenizer, *pair) for pair in pairs]
     if form.says_end and not all(len(pair_ids.left) for pair_ids in ids):
         raise UserError(f"{loaded.origin} fills holes in a text: give prompts that are not empty")
     fitted = [_fitted(form, pair_ids, longest) for pair_ids in ids]
     questions = ((number, example) for number, pair_ids in enumerate(fitted) for example in form.ask(pair_ids))
     nats, missed = np.zeros(len(ids)), np.zeros(len(ids), int)
-    for answer in answers(loaded, questions):
+    for answer in score_examples(loaded, questions):
         nats[answer.number] -= answer.nats
         missed[answer.number] += answer.tokens - answer.best
     return [
-        Said(float(n), not m, len(after.left) < len(before.left))
+        ContinuationScore(float(n), not m, len(after.left) < len(before.left))
         for n, m, after, before in zip(nats, missed, fitted, ids, strict=True)
     ]
 

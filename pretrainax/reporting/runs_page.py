@@ -14,8 +14,8 @@ import numpy as np
 
 from pretrainax.config.metric import METRICS
 from pretrainax.reporting.curves import trend_of
-from pretrainax.reporting.overlay_picture import COLORS, NOISY, SMOOTHING, title_of
 from pretrainax.reporting.run_lines import AXES, SECONDS, RunLines
+from pretrainax.reporting.runs_plot import COLORS, NOISY, SMOOTHING, title_of
 from pretrainax.reporting.units import elapsed, large_number
 
 _TEMPLATE = pathlib.Path(__file__).with_name("overlay_page.html")

@@ -11,8 +11,8 @@ import pytest
 from pretrainax.config import ModelConfig
 from pretrainax.layers import norm
 from pretrainax.layers.feed_forward import ACTIVATIONS, Dense
-from pretrainax.layers.made_again import made_again
 from pretrainax.layers.norm import Norm
+from pretrainax.layers.rematerialization import recompute
 
 BATCH, LENGTH, WIDTH = 3, 5, 64
 KINDS = [(kind, bias) for kind in ("layer", "rms", "rms_plus_one") for bias in (False, True)[: 1 + (kind == "layer")]]
@@ -140,7 +140,7 @@ def test_the_inputs_alone_are_kept():
     def function(x, y):
         return jnp.tanh(jnp.exp(x) * jnp.sin(y))
 
-    ours, plain = (jax.tree.leaves(jax.vjp(f, x, y)[1]) for f in (made_again(function), function))
+    ours, plain = (jax.tree.leaves(jax.vjp(f, x, y)[1]) for f in (recompute(function), function))
     assert {id(leaf) for leaf in ours} == {id(x), id(y)} and len(plain) > 2
 
 
@@ -157,4 +157,4 @@ def test_the_compiler_does_not_keep_what_is_made_again(unroll):
 
         return jax.jit(jax.grad(loss)).lower(draw(0, 64, 1024)).compile().memory_analysis().temp_size_in_bytes
 
-    assert temporaries(made_again(function)) < 0.5 * temporaries(function)
+    assert temporaries(recompute(function)) < 0.5 * temporaries(function)

@@ -17,28 +17,28 @@ from pretrainax.checkpoints.params import EMA, TRAINED
 from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import Experiment, UserError
 from pretrainax.evaluation.own_validation import validations
-from pretrainax.evaluation.scored_texts import score_texts
+from pretrainax.evaluation.text_scores import score_texts
 from pretrainax.files.paths import hub_name, is_url
-from pretrainax.inference.answers import task_in
 from pretrainax.inference.load import experiment_of
-from pretrainax.interop.origin import AS_TRAINED, NAMES, Origin, find_origin, parted
+from pretrainax.inference.predictions import task_in
+from pretrainax.interop.origin import AS_TRAINED, NAMES, Origin, find_origin, split_selector
 from pretrainax.reporting.visible import visible
-from pretrainax.scoring import picture
+from pretrainax.scoring import plot
 from pretrainax.scoring.results import Result, results_table, table_over_steps, write_results
-from pretrainax.scoring.tasks.run import ready
-from pretrainax.storage.places import here, named, sent
+from pretrainax.scoring.tasks.run import load_tasks
+from pretrainax.storage.places import local_path, uploaded_output, with_urls
 from pretrainax.tasks import Task
 
 # Config fields, or whole parts of the config, that affect the run's own validation of a checkpoint.
-COUNT = (
+VALIDATION_FIELDS = (
     *(f"data.{name}" for name in "source sequence_length packing quality cache_dir keep_bytes prepare_workers".split()),
     *("data.drop_duplicates", "data.near_duplicates", "objective", "mesh", "evaluate.batches", "evaluate.objective"),
     *(f"train.{name}" for name in "global_batch_size dtype attention scan_unroll loss_chunk".split()),
 )
-COUNT_BESIDE_TEXT = ("mesh", "train.dtype")  # fields that affect scores of other text
+TEXT_SCORE_FIELDS = ("mesh", "train.dtype")  # fields that affect scores of other text
 # Fields that affect the metrics of a task on other records.
-COUNT_BESIDE_RECORDS = (
-    *COUNT_BESIDE_TEXT,
+RECORD_SCORE_FIELDS = (
+    *TEXT_SCORE_FIELDS,
     "objective",
     "data.sequence_length",
 )
@@ -62,8 +62,8 @@ class Evaluation:
         name = self["from"] or cli.WORKDIR.value
         if not name:
             raise UserError(f"--from is missing: {NAMES}")
-        path = here(name) if is_url(name) else name
-        self.directory, selector = parted(path)
+        path = local_path(name) if is_url(name) else name
+        self.directory, selector = split_selector(path)
         self.kept = name.rstrip("/").removesuffix(f"@{selector}") if is_url(name) else self.directory
         if self["every-checkpoint"]:
             if selector not in ("", EMA, AS_TRAINED):
@@ -94,14 +94,14 @@ class Evaluation:
 
     def _check_flags(self) -> None:
         """Raises UserError for flags that change nothing."""
-        experiment, in_validation = cli.CONFIG.value, COUNT
+        experiment, in_validation = cli.CONFIG.value, VALIDATION_FIELDS
         if experiment is not None and experiment.evaluate.objective is not None:
             in_validation = tuple(
-                path for path in COUNT if path != "objective"
+                path for path in VALIDATION_FIELDS if path != "objective"
             )  # config.evaluate.objective replaces it
         count, what = in_validation, "in a validation"
         if self.of_text:
-            count = COUNT_BESIDE_RECORDS if self.of_task else COUNT_BESIDE_TEXT
+            count = RECORD_SCORE_FIELDS if self.of_task else TEXT_SCORE_FIELDS
             what = "with --source and --tasks"
         cli.check_overrides(count, what)
         span_flags, token_flags = (
@@ -136,22 +136,22 @@ class Evaluation:
         """Yields the results of each checkpoint."""
         if not self.of_text:
             return validations(self.directory, self.origins)
-        tasks = ready(self["tasks"] or ())  # before the slow loading of the model
+        tasks = load_tasks(self["tasks"] or ())  # before the slow loading of the model
         values = {name: flag.value for name, flag in self._flags.items()}
         return score_texts(values, self.origins, tasks, self.of_task)
 
     def _report(self, results: Sequence[Result]) -> None:
         if self["every-checkpoint"]:
             average = ", moving average of the parameters" if self.origins[0].folder != TRAINED else ""
-            print(visible(f"run  {named(self.directory)}{average}\n\n{table_over_steps(results)}\n"))
+            print(visible(f"run  {with_urls(self.directory)}{average}\n\n{table_over_steps(results)}\n"))
         elif self.of_text:
             print(visible(f"model  {results[0].origin}\n\n{results_table(results)}\n"))
-        with sent(self["output"] or os.path.join(self._folder(), f"{self._name()}.json")) as path:
-            print(visible(named(write_results(path, results))))
+        with uploaded_output(self["output"] or os.path.join(self._folder(), f"{self._name()}.json")) as path:
+            print(visible(with_urls(write_results(path, results))))
             if self["every-checkpoint"]:
                 drawn = f"{os.path.splitext(path)[0]}.png"
-                picture.draw(drawn, results, os.path.basename(os.path.abspath(self.directory)))
-                print(visible(f"wrote {named(drawn)}"))
+                plot.draw(drawn, results, os.path.basename(os.path.abspath(self.directory)))
+                print(visible(f"wrote {with_urls(drawn)}"))
 
     def _folder(self) -> str:
         """Returns the folder for results: next to the model, or for a hub model a local folder with its name."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 from pretrainax.files.object_names import path_below
-from pretrainax.storage.run_objects import MANIFEST, PART_NAME, STEP, file_of, newest_whole
+from pretrainax.storage.run_objects import MANIFEST, PART_NAME, STEP, file_of, newest_complete
 from pretrainax.storage.store import Stamp
 
 # replaced: the store has something newer. lost: the store has nothing instead. vouched: lost or damaged, although a
@@ -13,13 +13,13 @@ from pretrainax.storage.store import Stamp
 Fate: TypeAlias = Literal["replaced", "lost", "vouched"]
 
 
-class Fates:
+class ObjectStatus:
     """Classifies changed objects by one listing of the store."""
 
     def __init__(self, listing: Mapping[str, Stamp], read: Callable[[str], bytes], root: str):
         """Takes the listing; read: returns an object by its name; root: folder of the local files."""
         self._listed, self._read, self._root = listing, read, root
-        self._newest = newest_whole(listing)  # newest whole step by checkpoint folder
+        self._newest = newest_complete(listing)  # newest whole step by checkpoint folder
         self._manifests: dict[str, dict[str, str]] = {}
 
     def of(self, name: str) -> Fate:

@@ -25,7 +25,7 @@ from pretrainax.tasks import Task, WritingTask
 _SORTED_BATCHES = 16  # number of batches whose records are sorted by length together, to reduce padding
 
 
-class Answered(NamedTuple):
+class TaskOutputs(NamedTuple):
     """The model outputs for a record."""
 
     answers: PyTree  # of its d documents, NumPy arrays [d, …]
@@ -87,13 +87,13 @@ def predict(loaded: LoadedModel, task: Task, records: Iterable[Mapping], batch_s
     Raises:
       ValueError: a record is invalid.
     """
-    for answered in answer(loaded, task, map(task.ask, records), batch_size):
+    for answered in task_outputs(loaded, task, map(task.read_unlabeled, records), batch_size):
         yield task.prediction(answered.answers, answered.notes)
 
 
-def answer(
+def task_outputs(
     loaded: LoadedModel, task: Task, records: Iterable[Record], batch_size: int = 32, even: bool = False
-) -> Iterator[Answered]:
+) -> Iterator[TaskOutputs]:
     """Yields the model outputs for each record, in order; consumes the records lazily.
 
     Args:
@@ -107,7 +107,7 @@ def answer(
     """
     documents = (_documents(loaded, task, record) for record in records)
     while pending := list(itertools.islice(documents, batch_size * _SORTED_BATCHES)):
-        answered: dict[int, Answered] = {}
+        answered: dict[int, TaskOutputs] = {}
         for numbers in _groups(pending, batch_size):
             group = [pending[number] for number in numbers]
             length = task.longest if even else bucket(max(item.length for item in group), task.longest)
@@ -115,7 +115,9 @@ def answer(
             ends = np.cumsum([len(item.examples) for item in group])
             for number, item, end in zip(numbers, group, ends, strict=True):
                 own = slice(end - len(item.examples), end)
-                answered[number] = Answered(jax.tree.map(lambda x, own=own: x[own], answers), item.notes, item.is_cut)
+                answered[number] = TaskOutputs(
+                    jax.tree.map(lambda x, own=own: x[own], answers), item.notes, item.is_cut
+                )
         yield from (answered[number] for number in range(len(pending)))
 
 

@@ -25,25 +25,25 @@ from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.errors import RunFailed
 from pretrainax.files.object_names import path_below
 from pretrainax.storage.copies import Copy
-from pretrainax.storage.fates import Fates
-from pretrainax.storage.record import Here, Known, read_record, record_text
+from pretrainax.storage.object_status import ObjectStatus
+from pretrainax.storage.record import LocalState, ObjectState, read_record, record_text
 from pretrainax.storage.run_objects import (
     ARRAYS,
-    GROWS,
+    GROWING_FILE,
     LEASES,
     MANIFEST,
     PART,
     PART_NAME,
     STEP,
-    counted,
+    count_text,
     file_of,
     is_replaced,
     is_unfinished,
-    newest_whole,
+    newest_complete,
     rank_of,
     step_of,
 )
-from pretrainax.storage.store import Stamp, Store, local_errors, say
+from pretrainax.storage.store import Stamp, Store, local_errors, print_message
 
 LOST = Stamp(-1, "")  # stamp of a lost object that a manifest still lists
 SENDING = ".sending"  # name prefix of the folders with links to files under upload
@@ -55,7 +55,7 @@ class Gone(RunFailed):
     """Raised if an object was deleted after it was listed."""
 
 
-class Twin:
+class Mirror:
     """A local folder that mirrors a folder in a store. Its methods are thread-safe."""
 
     def __init__(self, url: str, copy: Copy, is_at_work: bool = False):
@@ -91,7 +91,7 @@ class Twin:
 
     def _follow(self, remote: dict[str, Stamp], lazy: bool) -> None:
         """Removes files that the store has replaced, moves lost ones aside, downloads new ones."""
-        local, fates = self._scan(), Fates(remote, self._read, self.root)
+        local, fates = self._scan(), ObjectStatus(remote, self._read, self.root)
         lost: list[str] = []
         damaged: list[str] = []
         for name, known in list(self._known.items()):
@@ -106,15 +106,15 @@ class Twin:
             elif fate == "vouched" and (name in remote or not self.is_at_work):  # a run uploads lost files again
                 stamp = remote.get(name, LOST)
                 damaged += [name] if stamp.size != local[name].size else []  # same size: the content may be equal
-                self._known[name] = Known(stamp, local[name])
+                self._known[name] = ObjectState(stamp, local[name])
         if damaged:
-            say(
-                f"{self.store.url} has lost or damaged {counted(damaged)}, which the manifest there lists: the local "
+            print_message(
+                f"{self.store.url} has lost or damaged {count_text(damaged)}, which its manifest lists: the local "
                 f"copies stay in {self.root}"
             )
         self._move_aside(lost)
         for name, stamp in remote.items():
-            self._known.setdefault(name, Known(stamp, None))
+            self._known.setdefault(name, ObjectState(stamp, None))
         if not lazy:
             self._download([name for name in remote if not ARRAYS.fullmatch(name)])
 
@@ -126,30 +126,30 @@ class Twin:
         """
         with self._lock:
             remote, local = self._listed(), self._scan()
-            newest, lost, gone = newest_whole(local), [], []
+            newest, lost, gone = newest_complete(local), [], []
             for name, known in list(self._known.items()):
                 if name in local and known.here == local[name] and remote.get(name) != known.there:
                     lost.append(name)
                     del self._known[name]
                 elif known.here is not None and name not in local and not is_replaced(name, local, newest):
                     gone.append(name)
-                    self._known[name] = Known(remote.get(name, known.there), None)
+                    self._known[name] = ObjectState(remote.get(name, known.there), None)
                 if self._known.get(name, known).here is None and name not in remote:
                     self._known.pop(name, None)
             if lost:
-                say(
-                    f"{self.store.url} has lost or changed {counted(lost)} that this machine has sent: sending from "
+                print_message(
+                    f"{self.store.url} has lost or changed {count_text(lost)} that this machine has sent: sending from "
                     f"{self.root} again. To start a new run instead, delete that folder, or set another --workdir"
                 )
             if gone := [name for name in gone if name in self._known]:
-                say(f"{self.root} has lost {counted(gone)} that {self.store.url} has: fetching again")
+                print_message(f"{self.root} has lost {count_text(gone)} that {self.store.url} has: fetching again")
                 self._download([name for name in gone if not ARRAYS.fullmatch(name)])
             self._write_record()
 
     def is_ahead(self) -> bool:
         """Returns True if the store is empty, or the newest whole checkpoint of this machine is newer."""
         remote = self._listed()
-        local_step, remote_step = (max(newest_whole(names).values(), default=-1) for names in (self._scan(), remote))
+        local_step, remote_step = (max(newest_complete(names).values(), default=-1) for names in (self._scan(), remote))
         return local_step > remote_step or not remote
 
     def start_over(self) -> str:
@@ -163,7 +163,7 @@ class Twin:
 
     def last_sent(self) -> Optional[int]:
         """Returns the step of the newest whole checkpoint in the store; None if there is none."""
-        return max(newest_whole(dict(self._known)).values(), default=None)  # a copy: the sender may be changing it
+        return max(newest_complete(dict(self._known)).values(), default=None)  # a copy: the sender may be changing it
 
     def complete(self, folder: str, wanted: Callable[[str], bool] = lambda name: True) -> None:
         """Downloads the missing files below a folder of the twin.
@@ -193,7 +193,7 @@ class Twin:
             return {name: self.store.read(start + name) for name in names}
         return None
 
-    def adopt(self, folder: str, staging: str, names: Iterable[str]) -> None:
+    def finish_folder(self, folder: str, staging: str, names: Iterable[str]) -> None:
         """Renames a complete staging folder to its final path; other processes have uploaded the named files.
 
         Some of these files may also be local. Other objects in the store's folder are from an earlier attempt and are
@@ -205,11 +205,11 @@ class Twin:
             remote = self.store.objects(start.rstrip("/"))
             if lost := sorted(expected - remote.keys()):
                 raise RunFailed(f"{self.store.url}/{lost[0]}, which another process has sent, is gone")
-            self._known |= {name: Known(stamp, None) for name, stamp in remote.items()}
+            self._known |= {name: ObjectState(stamp, None) for name, stamp in remote.items()}
             self._retract(remote.keys() - expected)
             shutil.rmtree(folder, ignore_errors=True)
             os.rename(staging, folder)
-            self._known |= {name: Known(remote[name], self._scan_one(name)) for name in expected}
+            self._known |= {name: ObjectState(remote[name], self._scan_one(name)) for name in expected}
             self._write_record()
 
     def discard_unfinished(self) -> None:
@@ -223,7 +223,7 @@ class Twin:
             stale = {name: folder for name, folder in folders.items() if folder not in whole}
             for folder in set(stale.values()):
                 shutil.rmtree(path_below(self.root, folder), ignore_errors=True)
-            self._known |= {name: Known(listed[name], None) for name in stale}
+            self._known |= {name: ObjectState(listed[name], None) for name in stale}
             self._retract(stale)
             self._write_record()
 
@@ -232,14 +232,14 @@ class Twin:
         inside = os.path.relpath(folder, self.root)
         return "" if inside == os.curdir else f"{inside}/"
 
-    def bring(self, names: Collection[str]) -> None:
+    def fetch(self, names: Collection[str]) -> None:
         """Downloads the current versions of these objects."""
         with self._lock:
             for name in names:
                 stamp = self._stamp(name)
                 known = self._known.get(name)
                 if known is None or known.there != stamp or known.here != self._scan_one(name):
-                    self._known[name] = Known(stamp, None)
+                    self._known[name] = ObjectState(stamp, None)
             self._download(names)
             self._write_record()
 
@@ -275,20 +275,20 @@ class Twin:
         except FileNotFoundError as e:
             raise Gone(f"one of {named[0][0]} to {named[-1][0]} is no longer in {self.store.url}") from e
 
-    def forget(self, path: str) -> None:
+    def evict(self, path: str) -> None:
         """Deletes a local file if the store has the same content."""
         name = os.path.relpath(path, self.root)
         with self._lock:
             if (known := self._known.get(name)) is not None and known.here == self._scan_one(name):
                 self._remove(name)
-                self._known[name] = Known(known.there, None)
+                self._known[name] = ObjectState(known.there, None)
                 self._write_record()
 
-    def has_unsent(self) -> bool:
+    def has_pending_uploads(self) -> bool:
         """Returns True if a local file is missing or different in the store."""
         return bool(self._changed(self._scan()))
 
-    def _mended(self, local: dict[str, Here]) -> dict[str, Here]:
+    def _mended(self, local: dict[str, LocalState]) -> dict[str, LocalState]:
         """Downloads damaged local files of whole checkpoints again; returns the finished files.
 
         A save rewrites all files of a step. If the store has the manifest and some files are unchanged since their
@@ -300,20 +300,20 @@ class Twin:
         changed = [name for name in self._changed(local) if name in self._known]
         if not (damaged := [name for name in changed if steps[name] in same & whole - {""}]):
             return local
-        say(f"{counted(damaged)} in {self.root} changed after the save: fetching from {self.store.url}")
+        print_message(f"{count_text(damaged)} in {self.root} changed after the save: fetching from {self.store.url}")
         for name in damaged:
-            self._known[name] = Known(self._known[name].there, None)
+            self._known[name] = ObjectState(self._known[name].there, None)
         self._download(damaged)
         return self._scan()
 
-    def _changed(self, local: dict[str, Here]) -> list[str]:
+    def _changed(self, local: dict[str, LocalState]) -> list[str]:
         return [name for name, here in local.items() if name not in self._known or self._known[name].here != here]
 
     # --- objects and files -------------------------------------------------------------------------------------------
 
-    def _scan(self) -> dict[str, Here]:
+    def _scan(self) -> dict[str, LocalState]:
         """Returns the finished files of the twin."""
-        marks: dict[str, Here] = {}
+        marks: dict[str, LocalState] = {}
         for folder, folders, files in os.walk(self.root):
             folders[:] = sorted(name for name in folders if not is_unfinished(name))
             for file in sorted(files):
@@ -322,20 +322,20 @@ class Twin:
                         marks |= self._marks(os.path.relpath(os.path.join(folder, file), self.root))
         return marks
 
-    def _scan_one(self, name: str) -> Optional[Here]:
+    def _scan_one(self, name: str) -> Optional[LocalState]:
         with contextlib.suppress(FileNotFoundError):
             return self._marks(file_of(name)).get(name)
         return None
 
-    def _marks(self, file: str) -> dict[str, Here]:
+    def _marks(self, file: str) -> dict[str, LocalState]:
         """Returns the objects that represent a file in the store, with size and mark of each."""
         path = path_below(self.root, file)
-        if os.path.basename(file) != GROWS:
+        if os.path.basename(file) != GROWING_FILE:
             stat = os.stat(path)
-            return {file: Here(stat.st_size, stat.st_mtime_ns)}
+            return {file: LocalState(stat.st_size, stat.st_mtime_ns)}
         with open(path, "rb") as f:
             parts = enumerate(iter(lambda: f.read(PART), b""))
-            return {f"{file}.{i:05d}": Here(len(part), zlib.crc32(part)) for i, part in parts}
+            return {f"{file}.{i:05d}": LocalState(len(part), zlib.crc32(part)) for i, part in parts}
 
     def _download(self, names: Collection[str]) -> None:
         """Downloads the objects that are not local; raises Gone if one is deleted meanwhile."""
@@ -367,7 +367,7 @@ class Twin:
                 raise RunFailed(
                     f"{self.store.url}/{name} has {stamp.size:,} bytes, and {size:,} came: run the same command again"
                 )
-        self._known[name] = Known(stamp, self._marks(name)[name])
+        self._known[name] = ObjectState(stamp, self._marks(name)[name])
 
     def _download_parts(self, file: str) -> None:
         """Writes a growing file from its parts, up to the first missing or short part."""
@@ -384,13 +384,13 @@ class Twin:
             )
             if self.is_at_work:
                 raise RunFailed(message)
-            say(f"{message}; this command leaves them out")
+            print_message(f"{message}; this command leaves them out")
         path = path_below(self.root, file)
         with local_errors(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             write_atomically(path, b"".join(map(self._read, parts[:count])))
         for name, here in self._marks(file).items():
-            self._known[name] = Known(self._known[name].there, here)
+            self._known[name] = ObjectState(self._known[name].there, here)
 
     def _stamp(self, name: str) -> Stamp:
         with self._present(name):
@@ -422,11 +422,11 @@ class Twin:
         without = tuple(f"{folder}/" for folder in vouched if any(file.startswith(f"{folder}/") for file in gone))
         return [name for name in names if file_of(name) not in gone and not (without and name.startswith(without))]
 
-    def _send(self, files: dict[str, Here], links: str) -> None:
+    def _send(self, files: dict[str, LocalState], links: str) -> None:
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(lambda name: self._send_one(name, files[name], links), files))
 
-    def _send_one(self, name: str, here: Here, links: str) -> None:
+    def _send_one(self, name: str, here: LocalState, links: str) -> None:
         path = os.path.join(links, file_of(name))
         if match := PART_NAME.fullmatch(name):
             with open(path, "rb") as f:
@@ -434,11 +434,11 @@ class Twin:
                 self.store.write(name, f.read(PART))
         else:
             self.store.put(path, name)
-        self._known[name] = Known(self.store.stamp(name), here)  # now: uploads of other files may fail
+        self._known[name] = ObjectState(self.store.stamp(name), here)  # now: uploads of other files may fail
 
-    def _gone(self, local: dict[str, Here]) -> list[str]:
+    def _gone(self, local: dict[str, LocalState]) -> list[str]:
         """Returns the objects whose files were replaced here, and the objects that a replaced manifest lists."""
-        newest = newest_whole(local)
+        newest = newest_complete(local)
         deleted = (name for name, known in self._known.items() if known.here and name not in local)
         gone = [name for name in deleted if is_replaced(name, local, newest)]
         folders = tuple(f"{os.path.dirname(name)}/" for name in gone if rank_of(name) and "/" in name)
@@ -461,7 +461,7 @@ class Twin:
         self._prune(file)
         for other, known in self._known.items():  # parts of the same file are downloaded again
             if file != name and file_of(other) == file:
-                self._known[other] = Known(known.there, None)
+                self._known[other] = ObjectState(known.there, None)
 
     def _prune(self, file: str) -> None:
         """Removes the parent folders of a file that are empty now."""
@@ -483,7 +483,7 @@ class Twin:
                 # Linked, not moved: the store has these files, but the checkpoint in `aside` also needs them.
                 (os.rename if file in lost else os.link)(path_below(self.root, file), target)
             self._prune(file)
-        say(f"{self.store.url} has lost {counted(names)}: the local copies are now in {aside}")
+        print_message(f"{self.store.url} has lost {count_text(names)}: the local copies are now in {aside}")
 
     def _write_record(self) -> None:
         """Writes the record, if it has changed."""

@@ -5,7 +5,7 @@ import collections
 import datasets
 import pytest
 
-from pretrainax.tasks.texts import TASKS
+from pretrainax.tasks.text_datasets import TASKS
 from tests.support.huggingface_datasets import without_network
 
 ROWS = {

@@ -29,7 +29,7 @@ from pretrainax.inference.loaded import LoadedModel, check_language_model
 class Scoring:
     """Scoring options; a model raises UserError for an option that has no effect on its family."""
 
-    context: Optional[int] = None  # tokens that the model reads at a time; None: see `context_of`
+    context: Optional[int] = None  # tokens that the model reads at a time; None: see `context_length`
     stride: Optional[int] = None  # decoders: tokens between the starts of two windows; None: half the context
     by_word: bool = False  # encoders: also masks the following tokens of the same word
     seed: Optional[int] = None  # denoising models: seed of the corruption; None: 0
@@ -38,7 +38,7 @@ class Scoring:
 AS_IN_TRAINING = Scoring()
 
 
-class Asked(NamedTuple):
+class ScoringExamples(NamedTuple):
     """The examples that score one text."""
 
     examples: Iterable[Example]  # not padded; `loss_weights` are 1 for predictions that count, else 0
@@ -65,12 +65,12 @@ class Method:
                     f"{self.manner}: leave it out"
                 )
         self.tokenizer, self.vocabulary = loaded.tokenizer, loaded.tokenizer.vocabulary
-        self.context = context_of(loaded, scoring.context)
+        self.context = context_length(loaded, scoring.context)
         self.limit = f", at most {self.context:,} tokens at a time"  # for `counted`
 
     manner: ClassVar[str]  # the start of `counted`, without numbers
 
-    def ask(self, document: Document) -> Asked:
+    def ask(self, document: Document) -> ScoringExamples:
         """Returns the examples for a text, or for a pair of source and target."""
         if isinstance(document, tuple):
             raise UserError(
@@ -80,7 +80,7 @@ class Method:
         text = document if isinstance(document, str) else document.decode()
         return self._about(text, self.tokenizer.encode(text))
 
-    def _about(self, text: str, ids: np.ndarray) -> Asked:
+    def _about(self, text: str, ids: np.ndarray) -> ScoringExamples:
         raise NotImplementedError
 
     def _unknown(self, ids: np.ndarray) -> int:
@@ -115,7 +115,7 @@ class LeftToRight(Method):
         if self.start is None and len(ids):
             first = self._spellings[ids[0]]  # some tokenizers put a space before each text
             size -= min(len(first if text[:1].isspace() else first.removeprefix(b" ")), size)
-        return Asked(self._windows(ids), size, self._unknown(ids))
+        return ScoringExamples(self._windows(ids), size, self._unknown(ids))
 
     def _windows(self, ids: np.ndarray) -> Iterator[Example]:
         read = ids if self.start is None else np.concatenate([[self.start], ids]).astype(np.int32)
@@ -162,7 +162,7 @@ class PseudoLikelihood(Method):
     def _about(self, text, ids):
         pieces = [ids[i : i + self.longest] for i in range(0, len(ids), self.longest)]
         examples = (example for piece in pieces for example in self._masked(piece))
-        return Asked(examples, len(text.encode()), self._unknown(ids), max(len(pieces), 1))
+        return ScoringExamples(examples, len(text.encode()), self._unknown(ids), max(len(pieces), 1))
 
     def _masked(self, piece: np.ndarray) -> Iterator[Example]:
         row = np.concatenate([[self.vocabulary.cls], piece, [self.vocabulary.sep]]).astype(np.int32)
@@ -223,20 +223,20 @@ class Targets(Method):
             objective.check_vocabulary(self.vocabulary, room)  # raises UserError if it has too few sentinels
             examples.append(self._example(objective, piece, np.array([len(piece)]), rng))
         unknown = sum(self._unknown(example["targets"][example["loss_weights"] > 0]) for example in examples)
-        return Asked(examples, sum(map(self._bytes, examples)), unknown, max(len(examples), 1))
+        return ScoringExamples(examples, sum(map(self._bytes, examples)), unknown, max(len(examples), 1))
 
-    def _about_pair(self, source: str, target: str) -> Asked:
+    def _about_pair(self, source: str, target: str) -> ScoringExamples:
         if not self.of_pairs:
             raise UserError(f"this model was trained by {self._name}, which does not support pairs: give texts")
         (objective,) = self.of_pairs[:1]
         sides = [np.append(ids, self.vocabulary.separator) for ids in self.tokenizer.encode_batch([source, target])]
-        rooms = objective.pair_room(objective.lengths(self.context))
+        rooms = objective.max_pair_lengths(objective.lengths(self.context))
         cut = [s if len(s) <= room else np.append(s[: room - 1], s[-1]) for s, room in zip(sides, rooms, strict=True)]
         is_cut = any(len(a) < len(b) for a, b in zip(cut, sides, strict=True))
         both = np.concatenate(cut).astype(np.int32)
         example = self._example(objective, both, np.cumsum([len(side) for side in cut]), np.random.default_rng(0))
         size = self._bytes(example) if is_cut else len(target.encode())
-        return Asked([example], size, self._unknown(cut[1]), is_cut=is_cut)
+        return ScoringExamples([example], size, self._unknown(cut[1]), is_cut=is_cut)
 
     def _example(self, objective: Objective, ids: np.ndarray, parts: np.ndarray, rng: np.random.Generator) -> Example:
         return objective.example(Text(ids, np.ones(len(ids), np.int32), parts), rng, self.vocabulary)
@@ -290,7 +290,7 @@ def masked_example(row: np.ndarray, place: int, end: int, mask: int) -> Example:
     }
 
 
-def context_of(loaded: LoadedModel, wanted: Optional[int] = None) -> int:
+def context_length(loaded: LoadedModel, wanted: Optional[int] = None) -> int:
     """Returns the number of tokens that the model reads at a time: `wanted`, or by default the training length.
 
     Imported models do not record their training length. Their default is the number of their positions.

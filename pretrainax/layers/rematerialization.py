@@ -1,8 +1,9 @@
 """The rematerialization policy: which residuals a block saves, and which the backward recomputes.
 
-The forward saves the outputs of products and kernels, and arrays marked with `kept`, which close the gaps between these
-outputs. The backward recomputes everything else from them: normalized streams, activations, dropout masks, rotated or
-converted arrays. Memory traffic bounds a step on an accelerator, so arithmetic on data that is read anyway is free.
+The forward saves the outputs of products and kernels, and arrays marked with `saved_residual`, which close the gaps
+between these outputs. The backward recomputes everything else from them: normalized streams, activations, dropout
+masks, rotated or converted arrays. Memory traffic bounds a step on an accelerator, so arithmetic on data
+that is read anyway is free.
 """
 
 import functools
@@ -24,12 +25,12 @@ _OTHERS = {"scan", "while", "all_gather", "all_to_all", "ppermute", "psum", "psu
 _SAVED = PRODUCTS | _KERNELS | _OTHERS
 
 
-def kept(x: jax.Array) -> jax.Array:
+def saved_residual(x: jax.Array) -> jax.Array:
     """Marks x as a residual that is saved for the backward, and returns it."""
     return checkpoint_name(x, _KEPT)
 
 
-def converted(kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def cast_kernel(kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Returns a kernel in the dtype of its product, marked so that `converted_saveable` can save it.
 
     This saves a copy where layers are unrolled. Otherwise the recomputation would slice the float32 kernel of a layer
@@ -44,15 +45,15 @@ def products_saveable(primitive: Primitive, *_: object, **params: object) -> boo
     return primitive.name in _SAVED or (primitive.name == "name" and params["name"] == _KEPT)
 
 
-def is_converted(eqn: JaxprEqn) -> bool:
-    """Returns True if an equation marks a kernel of `converted`."""
+def is_cast_kernel(eqn: JaxprEqn) -> bool:
+    """Returns True if an equation marks a kernel of `cast_kernel`."""
     return eqn.primitive.name == "name" and eqn.params["name"] == _CONVERTED
 
 
 converted_saveable = jax.checkpoint_policies.save_only_these_names(_CONVERTED)
 
 
-def made_again(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def recompute(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Returns `function` of arrays with a backward that saves only these arrays and recomputes the rest."""
     run = jax.custom_vjp(function)
 
@@ -61,7 +62,7 @@ def made_again(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
         # On a CPU, blocks are not rematerialized and need the barrier. Elsewhere, rematerialization already separates
         # their inputs, and a barrier would write a single input, which may be a sum with a bias, to memory. The inputs
         # of a gate are saved products.
-        first = apart(first) if others or platform() == "cpu" else first
+        first = barrier(first) if others or platform() == "cpu" else first
         return jax.vjp(function, first, *others)[1](gradient)
 
     # The forward calls `function`, not `run`, so that gradients can be differentiated again.
@@ -69,7 +70,7 @@ def made_again(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return functools.wraps(function)(run)
 
 
-def apart(x: jax.Array) -> jax.Array:
+def barrier(x: jax.Array) -> jax.Array:
     """Returns x behind an optimization barrier, for use in the backward.
 
     Unrolled layers are one program. Without the barrier, the compiler would merge recomputed values with the values of

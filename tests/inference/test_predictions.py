@@ -10,8 +10,8 @@ import pytest
 import pretrainax
 from pretrainax.adapt import LoRA, PrefixTuning, PromptTuning
 from pretrainax.config import Classify, Extract, MeshConfig, Tag, UserError
-from pretrainax.inference import answers
-from pretrainax.inference.answers import answer, predict, task_of
+from pretrainax.inference import predictions
+from pretrainax.inference.predictions import predict, task_of, task_outputs
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tasks import Chunks, Classification
 from tests.support.classifiers import with_head
@@ -64,7 +64,7 @@ def test_rows_are_as_many_as_the_devices_divide_and_few_numbers_of_them(loaded):
         for count in range(1, 17):
             example = {"tokens": np.ones(3, np.int32), "segment_ids": np.ones(3, np.int32)}
             example["positions"] = np.arange(3, dtype=np.int32)
-            assert answers._ask(faked, [example] * count, 16, 8)["rows"].tolist() == list(range(count))
+            assert predictions._ask(faked, [example] * count, 16, 8)["rows"].tolist() == list(range(count))
         assert set(asked) == sizes
         asked.clear()
 
@@ -89,11 +89,15 @@ def test_a_long_record_is_one_answer_joined_of_its_windows(loaded):
     experiment.data = dataclasses.replace(experiment.data, sequence_length=16)
     labels = loaded.experiment.objective.labels
     experiment.objective = Classification(labels=labels)
-    cut = list(answer(loaded, task_of(loaded, experiment), map(task_of(loaded).ask, ({"text": t} for t in TEXTS))))
+    cut = list(
+        task_outputs(
+            loaded, task_of(loaded, experiment), map(task_of(loaded).read_unlabeled, ({"text": t} for t in TEXTS))
+        )
+    )
     assert [each.is_cut for each in cut] == [len(text) > 14 for text in TEXTS]
     experiment.objective = Classification(labels=labels, chunks=Chunks(stride=7))
     task = task_of(loaded, experiment)
-    whole = list(answer(loaded, task, map(task.ask, ({"text": t} for t in TEXTS)), batch_size=3))
+    whole = list(task_outputs(loaded, task, map(task.read_unlabeled, ({"text": t} for t in TEXTS)), batch_size=3))
     assert not any(each.is_cut for each in whole)
     assert [len(each.notes) for each in whole[:4]] == [1, 3, 1, 8]
     by_hand = loaded.predict([TEXTS[3][:14]])[0]["probabilities"]  # each window of it is the same but for the last

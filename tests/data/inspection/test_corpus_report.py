@@ -6,7 +6,7 @@ import types
 import pytest
 
 from pretrainax.config import Experiment
-from pretrainax.data.inspection.corpus_files import write_report
+from pretrainax.data.inspection.corpus_report import write_report
 from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.data.sources import JsonLines
 from pretrainax.tokenization import Characters

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from pretrainax.data.corpus import Corpus
 from pretrainax.storage import places
-from pretrainax.storage.twin import Twin
+from pretrainax.storage.mirror import Mirror
 
 
-class KeptShards:
+class ShardCache:
     """Selects the shards of corpora to store on this machine, and downloads them. On a disk all shards are local."""
 
     def __init__(self, corpora: Sequence[Corpus], limit: int):
@@ -23,13 +23,13 @@ class KeptShards:
         left, self._selected = limit, set[str]()
         for corpus in corpora:
             for path, size in corpus.shard_sizes().items():
-                if places.twin_around(corpus.directory) is None or size <= left:
+                if places.mirror_of(corpus.directory) is None or size <= left:
                     self._selected.add(path)
                     left -= size
-        for twin in {id(t): t for c in corpora if (t := places.twin_around(c.directory)) is not None}.values():
+        for twin in {id(t): t for c in corpora if (t := places.mirror_of(c.directory)) is not None}.values():
             self._trim(twin, left)
 
-    def bring(self, path: str) -> bool:
+    def fetch(self, path: str) -> bool:
         """Makes a file local and returns True; returns False for a shard that stays in the store."""
         if os.path.exists(path):
             return True
@@ -39,7 +39,7 @@ class KeptShards:
         places.complete(folder, lambda each: each == name)
         return True
 
-    def _trim(self, twin: Twin, room: int) -> None:
+    def _trim(self, twin: Mirror, room: int) -> None:
         """Deletes cached shards that are not selected, except the last used ones within `room` bytes."""
         candidates = []
         for folder, _, names in os.walk(twin.root):
@@ -53,4 +53,4 @@ class KeptShards:
         for _, path in sorted(candidates, reverse=True):
             room -= os.path.getsize(path)
             if room < 0:
-                twin.forget(path)
+                twin.evict(path)

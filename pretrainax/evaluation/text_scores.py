@@ -13,21 +13,21 @@ from pretrainax.inference.load import load_origin
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.interop.origin import Origin, find_origin
 from pretrainax.runtime import host
-from pretrainax.runtime.cluster import is_one_of_many
+from pretrainax.runtime.cluster import is_multi_process
 from pretrainax.scoring.corpus_scores import SPLITS, read_source, score_source
-from pretrainax.scoring.questions import Scoring
 from pretrainax.scoring.record_scores import score_records
 from pretrainax.scoring.results import Result
+from pretrainax.scoring.scoring_examples import Scoring
 from pretrainax.scoring.span_choice import SpanChoice
-from pretrainax.scoring.spans import results_beside, score_spans, texts_of
-from pretrainax.scoring.tasks.run import Ready, run_tasks
+from pretrainax.scoring.spans import difference_results, documents_of_source, score_spans
+from pretrainax.scoring.tasks.run import LoadedTask, run_tasks
 from pretrainax.sharding.mesh import make_mesh
 
-Asked = Mapping[str, object]  # the values of flags
+FlagValues = Mapping[str, object]  # the values of flags
 
 
 def score_texts(
-    asked: Asked, origins: Sequence[Origin], tasks: Sequence[Ready], of_task: bool
+    asked: FlagValues, origins: Sequence[Origin], tasks: Sequence[LoadedTask], of_task: bool
 ) -> Iterator[tuple[Origin, list[Result]]]:
     """Yields the results of each model, on text, spans, records of its task, or tasks without training.
 
@@ -36,17 +36,17 @@ def score_texts(
       tasks: the tasks of --tasks.
       of_task: True if the models have the head of a task.
     """
-    if is_one_of_many():
+    if is_multi_process():
         raise UserError("--source and --tasks run in one process: start this command without other processes")
-    host.keep_compiled((DataConfig if cli.CONFIG.value is None else cli.CONFIG.value.data).cache_dir)
+    host.cached_across_checkpoints((DataConfig if cli.CONFIG.value is None else cli.CONFIG.value.data).cache_dir)
     host.start_devices()
     previous = None
     for origin in origins:
         loaded = _load(origin)
         if previous is not None:
-            loaded.compiled_as(previous)
+            loaded.share_compiled(previous)
         yield origin, _scores(loaded, asked, tasks, of_task)
-        previous = dataclasses.replace(loaded, params=None).compiled_as(loaded)
+        previous = dataclasses.replace(loaded, params=None).share_compiled(loaded)
 
 
 def _load(origin: Origin) -> LoadedModel:
@@ -60,7 +60,7 @@ def _load(origin: Origin) -> LoadedModel:
     return loaded
 
 
-def _scores(loaded: LoadedModel, asked: Asked, tasks: Sequence[Ready], of_task: bool) -> list[Result]:
+def _scores(loaded: LoadedModel, asked: FlagValues, tasks: Sequence[LoadedTask], of_task: bool) -> list[Result]:
     """Returns all results that the flags select for a model."""
     results = []
     if of_task:
@@ -78,16 +78,16 @@ def _scores(loaded: LoadedModel, asked: Asked, tasks: Sequence[Ready], of_task: 
     return results
 
 
-def _span_results(loaded: LoadedModel, asked: Asked) -> list[Result]:
+def _span_results(loaded: LoadedModel, asked: FlagValues) -> list[Result]:
     """Returns the scores of a model on spans, and the differences to the model of --beside."""
     choice = SpanChoice(asked["span-share"], asked["span-bytes"], asked["span-context"], asked["seed"] or 0)
     source, watch = read_source(asked["source"], loaded.experiment), functools.partial(_watched, unit=" spans")
-    texts = list(texts_of(source, asked["split"], asked["documents"]))
+    texts = list(documents_of_source(source, asked["split"], asked["documents"]))
     name, scores = f"{source}, {SPLITS[asked['split']]}", score_spans(loaded, texts, choice, watch)
     results = [result for score in scores for result in score.results(name)]
     if asked["beside"]:
         other = _load(find_origin(asked["beside"]))
-        results += results_beside(scores, score_spans(other, texts, choice, watch), name)
+        results += difference_results(scores, score_spans(other, texts, choice, watch), name)
     return results
 
 
