@@ -192,7 +192,7 @@ def _head_problems(m: ModelConfig) -> Iterator[str]:
         yield "config.model.replaced_token_head requires config.model.generator: set both or neither"
     pretraining = ("masked_lm_head", "pair_head", "replaced_token_head", "enhanced_mask_decoder")
     if m.head is not None and (others := [f"config.model.{name}" for name in pretraining if getattr(m, name)]):
-        yield f"config.model.head is {type(m.head).__name__}, which excludes other heads: set {others} to False"
+        yield (f"config.model.head is {type(m.head).__name__}, which excludes others: set {', '.join(others)} to False")
 
 
 def _layer_problems(e: Experiment) -> Iterator[str]:

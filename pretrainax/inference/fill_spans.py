@@ -76,7 +76,7 @@ def _search(loaded: LoadedModel, example: Example, end: int, beams: int, limit: 
 
 
 def _spans_until(end: int, limit: int, loaded: LoadedModel) -> Rules:
-    """Returns the rules for texts of at most `limit` tokens: ordinary tokens and a final `end`."""
+    """Returns decoding rules for one span: ordinary tokens, then `end`; at most `limit` tokens with `end`."""
     vocabulary, rows = loaded.tokenizer.vocabulary, loaded.experiment.model.vocab_size
     allowed = np.arange(rows) < vocabulary.size
     allowed[list(vocabulary.special_ids)] = False

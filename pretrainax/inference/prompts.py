@@ -52,7 +52,7 @@ def ids_of(text: str, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _check_plain(text: str, tokenizer: Tokenizer) -> None:
-    """Raises UserError if text contains a sentinel or a mask that the vocabulary lacks."""
+    """Raises UserError if a plain text contains a string such as <extra_id_0> or [MASK], which the vocabulary lacks."""
     vocabulary = tokenizer.vocabulary
     if match := _SENTINEL.search(text):
         sentinels = [tokenizer.special_pieces[i].removeprefix(_SPACE_MARK) for i in vocabulary.sentinels]

@@ -103,8 +103,8 @@ def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[Hugging
             rows_of(family.names(theirs), models.abstract_params(theirs))
             return family, config_json, theirs
         except ValueError as e:  # the class has tensors that the model lacks
-            reasons.append(f"{config_json['architectures'][0]} of transformers has no way to say this: {e}")
+            reasons.append(f"{config_json['architectures'][0]} of transformers cannot express this: {e}")
     # Families that differ in `experts` come last, because their other reasons do not help.
     distance = lambda reason: ("config.model.experts=" in reason, len(reason))  # noqa: E731
-    closest = min((reason for reason in reasons if "no way to say" in reason), key=distance, default="none")
+    closest = min((reason for reason in reasons if "cannot express config" in reason), key=distance, default="none")
     raise UserError(f"no architecture of transformers computes this config.model; the nearest: {closest}")

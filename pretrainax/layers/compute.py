@@ -42,7 +42,7 @@ def resolve_auto(train: TrainConfig) -> TrainConfig:
 
 
 def compute_for(train: TrainConfig) -> Compute:
-    """Returns the fields that layers read, from the result of `resolve_auto`."""
+    """Returns the fields of a training config that layers read; `resolve_auto` must have replaced its `auto` values."""
     return Compute(**{f.name: getattr(train, f.name) for f in dataclasses.fields(Compute)})
 
 

@@ -140,7 +140,7 @@ class _Matrix:
     rotated: tuple[int, ...]  # the sides with eigenvectors: 0 inputs, 1 outputs
 
     def factors(self) -> list[Placed]:
-        """Returns zeros [stacked, side, side] for each rotated side."""
+        """Returns the initial factors L and R: zeros [layers, side, side] for each rotated side, with their axes."""
         sides = [(self.shape[i - 2], self.names[i]) for i in self.rotated]
         return [Placed(jnp.zeros((*self.shape[:-2], n, n)), (*self.stacked, name, None)) for n, name in sides]
 

@@ -130,14 +130,15 @@ def samples(
     stop: Stop = bool,
     count: int = 6,
 ) -> Iterator[str]:
-    """Yields `count` lines, until `stop`; the arrays of an example decide the kind of sample.
+    """Yields lines to print: the most confident predictions of masked words, or answers, or continuations.
 
-    Masks and spans: the most confident prediction of each example, and a summary of the ranks of all true tokens. Other
-    kinds: answers or continuations. Examples with many letters come first.
+    Examples with masks or spans yield at most `count` lines, the most confident first, and then a summary of the ranks
+    of all true tokens. Other examples yield one line each for the `count` examples with the most letters.
 
     Args:
-      examples: without padding.
+      examples: without padding, all of the same kind.
       lengths: padded lengths, so that the model compiles only once.
+      stop: see `Stop`; no further line follows once it returns True.
     """
     words = _Words(tokenizer)
     predictor = _Predictor(model, params, lengths, words, stop)

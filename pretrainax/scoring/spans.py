@@ -153,7 +153,10 @@ def documents_of_source(source: Source, split: str = "valid", documents: Optiona
 
 
 def difference_results(one: Sequence[SpanScores], other: Sequence[SpanScores], source: str) -> list[Result]:
-    """Returns the differences between two models, for each pair of their forms."""
+    """Returns the paired difference `one` - `other` in bits per byte, for each form of `one` and each of `other`.
+
+    A form is a way to ask for a span: given the left side, or both sides.
+    """
     results = []
     for a, b in itertools.product(one, other):
         result, part = a.results(source)[0], f"{a.form.given} - {b.form.given} of {b.origin}"

@@ -64,9 +64,10 @@ def mesh_sizes(config: MeshConfig, devices: int, processes: int) -> dict[str, in
 
 
 def _arrange(sizes: tuple[int, ...], slices: int, devices: Sequence[Device]) -> np.ndarray:
-    """Returns the devices as an array of `sizes`: slices along the first axis, and neighbours close within a slice.
+    """Returns the devices as an array of shape `sizes`, with the slices along the first axis.
 
-    A process reads the rows of its own devices. If two processes would share rows without need in this order, devices
+    Within a slice, devices that are close in the network are neighbours in the array. A process loads the batch rows of
+    its own devices. If this order makes two processes load the same rows although another order avoids it, the devices
     are ordered host by host instead. This may happen on a torus if the devices of a row span several small hosts.
     """
     within = (sizes[0] // slices, *sizes[1:])

@@ -123,7 +123,10 @@ class Instructions(WritingTask):
         return decoder_inputs(tokens)
 
     def prompt_example(self, text, vocabulary):
-        """Returns the text before the last answer; a text that is too long loses its beginning."""
+        """Returns the prompt of the last answer as a decoder example; a long prompt loses its first tokens.
+
+        The prompt leaves room for an answer of `room_for_answer` tokens in the row.
+        """
         *_, (start, _) = _answers(text.parts, len(text.tokens))
         room = max(self._length - self.room_for_answer, 1)
         return decoder_inputs(text.tokens[max(start - room, 0) : start])

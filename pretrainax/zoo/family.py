@@ -267,7 +267,7 @@ class HuggingFace:
         """
         architecture = self.class_of(config)
         if (config.experts is None) != (self.base().experts is None):  # then `fields` would name missing attributes
-            raise UserError(f"{architecture} of transformers has no way to say config.model.experts={config.experts!r}")
+            raise UserError(f"{architecture} of transformers cannot express config.model.experts={config.experts!r}")
         json = {"model_type": self.model_type, "architectures": [architecture], **self.constants}
         for key, path in self.fields.items():
             value = _field(config, path)
@@ -281,7 +281,7 @@ class HuggingFace:
         different = [name for name in differences(theirs, config) if name not in fillable]
         if different:
             raise UserError(
-                f"{architecture} of transformers has no way to say "
+                f"{architecture} of transformers cannot express "
                 + ", ".join(value for name in different for value in _differing_values(config, theirs, name))
             )
         return json

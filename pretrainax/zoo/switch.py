@@ -75,7 +75,7 @@ def _write(config: ModelConfig) -> ConfigJson:
     wrong = [f"config.model.{name}={not value}" for name, value in known.items() if getattr(config, name) != value]
     wrong += [f"config.model.experts.every={every}"] * (every > 2)
     if wrong:
-        raise UserError(f"SwitchTransformersForConditionalGeneration of transformers has no way to say {wrong[0]}")
+        raise UserError(f"SwitchTransformersForConditionalGeneration of transformers cannot express {wrong[0]}")
     json = t5.write(config)
     json["dense_act_fn"], _ = t5.PROJECTIONS[json["feed_forward_proj"]]
     for stack, own in config.stacks.items():

@@ -224,9 +224,7 @@ def test_what_attention_keeps_is_counted_apart_from_what_its_block_keeps(only):
     experiment = long_rows()
     model, tokens = experiment.model, experiment.train.global_batch_size * 2048
     arrays = 2 * model.num_heads * model.dim_per_head + 2 * model.kv_heads * model.dim_per_head
-    assert (
-        only(experiment, "attention_residuals") == 2 * tokens * model.num_layers * arrays
-    )  # q, k, v, result
+    assert only(experiment, "attention_residuals") == 2 * tokens * model.num_layers * arrays  # q, k, v, result
     assert only(experiment, "kept") >= 2 * tokens * model.num_layers * (model.d_model + model.d_ff)
 
 

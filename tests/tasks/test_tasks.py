@@ -231,7 +231,7 @@ def test_the_head_has_as_many_labels_as_the_task():
     "change, said",
     [
         ({"model.head.num_labels": 2}, "of 3 labels needs Classify\\(num_labels=3"),
-        ({"model.masked_lm_head": True}, "config.model.head is Classify, which excludes other heads"),
+        ({"model.masked_lm_head": True}, "config.model.head is Classify, which excludes others"),
         ({"objective.labels": ("a",)}, "config.objective.labels is \\('a',\\)"),
         ({"objective.labels": ("a", "a", "b")}, "it must name all classes"),
         ({"evaluate.select_by": "mathews"}, "did you mean 'matthews'"),

@@ -99,7 +99,7 @@ def test_it_goes_to_transformers_and_back(tagged, tmp_path):
 def test_a_crf_has_no_class_in_transformers(source, cache):
     experiment = tagging(source, cache, head=Tag(kind="crf", follows="auto"))
     experiment.model.vocab_size = 40
-    said = "BertForTokenClassification of transformers has no way to say config.model.head.kind='crf'$"
+    said = "BertForTokenClassification of transformers cannot express config.model.head.kind='crf'$"
     with pytest.raises(UserError, match=said):
         directories.describe_export(experiment, Vocabulary(40, pad=0, cls=1, sep=2))
 

@@ -396,5 +396,5 @@ def test_what_would_compute_something_else_is_refused(json, message):
 )
 def test_what_theirs_cannot_say_is_refused_by_name(name, changes):
     family, variant = zoo.PRESETS[name]
-    with pytest.raises(UserError, match=f"no way to say config.model.{next(iter(changes))}="):
+    with pytest.raises(UserError, match=f"cannot express config.model.{next(iter(changes))}="):
         family.huggingface.write_config(dataclasses.replace(family.preset(variant), **changes))

@@ -279,7 +279,7 @@ def test_what_transformers_cannot_say_is_refused(family, variant, changes):
 @pytest.mark.parametrize("name, field", NOT_SAID.items())
 def test_what_the_class_has_not_is_read_and_not_written(name, field):
     preset = zoo.preset(name)
-    with pytest.raises(UserError, match=f"no way to say config.model.{field}="):
+    with pytest.raises(UserError, match=f"cannot express config.model.{field}="):
         SWITCH.huggingface.write_config(preset)
     told = {"feed_forward_proj": "gated-gelu" if preset.gated else "relu", "tie_word_embeddings": False}
     told |= {f"num_sparse_{side}_layers": preset.num_layers // (preset.experts.every or 1) for side in preset.stacks}

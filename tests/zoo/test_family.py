@@ -65,7 +65,7 @@ def test_what_would_compute_something_else_is_refused():
 
 def test_what_theirs_cannot_say_is_refused_by_name():
     config = ModelConfig(d_model=64, d_ff=256, num_heads=4, norm="rms", position=LearnedPositions(32))
-    with pytest.raises(UserError, match=r"no way to say config.model.d_ff=256, config.model.norm='rms'"):
+    with pytest.raises(UserError, match=r"cannot express config.model.d_ff=256, config.model.norm='rms'"):
         FAMILY.write_config(config)
 
 

@@ -232,7 +232,7 @@ def _unmasked(example) -> np.ndarray:
 
 
 def _rate(objective, examples, vocabulary):
-    """Yields the fraction of the ordinary tokens that is predicted."""
+    """Yields the statistic "mask rate": predicted tokens of all examples divided by their ordinary tokens."""
     is_ordinary, _ = _ordinary(vocabulary)
     low, high = objective.rates
     counts = np.array([np.count_nonzero(is_ordinary[_unmasked(e)]) for e in examples])

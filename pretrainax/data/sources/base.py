@@ -86,7 +86,7 @@ class Source(kinds.Source):
         return (self,)
 
     def reading(self, task: Reader) -> "Source":
-        """Returns this source with the records of a task as its documents.
+        """Returns a copy of this source whose documents are its records, as `task` reads them.
 
         Raises:
           UserError: the source has no records.

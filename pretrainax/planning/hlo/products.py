@@ -46,7 +46,10 @@ def _size(dims: _Dims, axes: list) -> int:
 
 
 def _convolution(made: Instruction, left: _Dims, right: _Dims) -> Optional[int]:
-    """Counts the multiply-adds within the array, because a padded or dilated window covers mostly zeros."""
+    """Returns the number of multiply-adds with elements of the input, or None if the instruction has no dim_labels.
+
+    Multiply-adds with padding, or with the zeros of a dilated input, do not count.
+    """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", made.attributes)
     if labels is None:
         return None

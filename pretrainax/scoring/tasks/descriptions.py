@@ -45,9 +45,12 @@ def read_task(asked: str) -> tuple[str, Task]:
 
 
 def read_description(path: str) -> Task:
-    """Returns the task of a description file: a JSON object with the kind and all fields without their default value.
+    """Reads a task from a description file: a JSON object with its kind and the fields that differ from the defaults.
 
     The path of its examples is relative to the folder of the file.
+
+    Raises:
+      UserError: the kind or a field is unknown, or a value is invalid.
     """
     fields = read_object(path)
     kind = fields.pop("kind", None)
