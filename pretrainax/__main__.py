@@ -10,7 +10,7 @@ from pretrainax.config import UserError, nearest
 from pretrainax.config.reference import docstring_of, first_sentence
 from pretrainax.reporting.tables import text_table
 
-# command -> module, in the order of a project; a command has "-" where its module has "_".
+# command -> module, in the order in which a project uses them; a command has "-" where its module has "_".
 MODULES = {"train": "main"} | {
     name.replace("_", "-"): name
     for name in (
@@ -21,7 +21,7 @@ MODULES = {"train": "main"} | {
 
 
 def main() -> None:
-    """Runs the module of the command in the first argument, in this process; the other arguments are its flags."""
+    """Runs the module of the command in the first argument; the other arguments are the flags of the command."""
     name, rest = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
     if name in ("--help", "-h"):
         print(_commands())
@@ -32,19 +32,19 @@ def main() -> None:
         sys.exit(UserError.exit_code)
     sys.argv = [name, *rest]
     if not sys.flags.safe_path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does: a config file may import its neighbors
+        sys.path.insert(0, os.getcwd())  # as `python -m` does: a config file may import files next to it
     runpy.run_module(f"pretrainax.{module}", run_name="__main__", alter_sys=True)
 
 
 def _commands() -> str:
-    """Returns the list of commands with a summary of each, the first line of its docstring without its example."""
+    """Returns a text that lists the commands with a summary of each, from the first line of the command's docstring."""
     rows = [(name, first_sentence(_docstring(module)).partition(": `")[0]) for name, module in MODULES.items()]
     table = text_table(rows, indent="  ")
     return f"usage: pretrainax COMMAND [flags]\n\n{table}\n\nFlags and examples: pretrainax COMMAND --help"
 
 
 def _docstring(module: str) -> str:
-    """Returns the docstring of a command without importing its module, which would take seconds."""
+    """Returns the docstring of a module without importing the module, because the import would take seconds."""
     spec = importlib.util.find_spec(f"pretrainax.{module}")
     assert spec is not None and spec.origin is not None
     file = pathlib.Path(spec.origin)

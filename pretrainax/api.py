@@ -1,4 +1,4 @@
-"""The public training API: `pretrainax.open` for your own training loop, `pretrainax.train` for the whole program.
+"""The public training API: `pretrainax.open` for your own training loop, `pretrainax.train` for a complete run.
 
     run = pretrainax.open(experiment)
     state = run.init()
@@ -33,24 +33,24 @@ from pretrainax.training.train_step import TrainState
 
 
 class OpenRun:
-    """A run that is ready to train: its model, mesh, data and jitted steps."""
+    """A run that is ready to train, with its model, mesh, data and jitted steps."""
 
     def __init__(self, run: Run):
         self._run = run
 
     @property
     def experiment(self) -> Experiment:
-        """Returns the config; numbers replace its "auto" values."""
+        """Returns the config of the run, in which numbers replace the "auto" values."""
         return self._run.experiment
 
     @property
     def model(self) -> AnyModel:
-        """Returns the model; `model.apply({"params": …}, batch, deterministic=…)` computes its outputs."""
+        """Returns the model; `model.apply({"params": …}, batch, deterministic=…)` returns the outputs of the model."""
         return self._run.model
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        """Returns the mesh of all devices."""
+        """Returns the JAX mesh, which contains all devices of the run."""
         return self._run.mesh
 
     @property
@@ -59,16 +59,17 @@ class OpenRun:
         return self._run.prepared.tokenizer
 
     def init(self) -> TrainState:
-        """Returns the initial state, with random parameters or the parameters of `config.checkpoint.init_from`."""
+        """Returns the initial training state, with random parameters or those of `config.checkpoint.init_from`."""
         run = self._run
         with jax.set_mesh(run.mesh):
             params = run.start.params(run, "")
             return run.fresh_state() if params is None else run.state_of(params)
 
     def batches(self, start: int = 0, steps: Optional[int] = None) -> Iterator[tuple[int, Batch]]:
-        """Yields (step, batch) for steps `start` to `start + steps - 1`, counted from 0, with batches on the devices.
+        """Yields (step, batch) for the steps from `start` to `start + steps - 1`, counted from 0.
 
-        A batch depends only on the seed and its step. To continue from a checkpoint, start at its step.
+        The batches are on the devices. A batch depends only on the seed and the step. To continue from a checkpoint,
+        set `start` to the step of the checkpoint.
 
         Args:
           start: number of steps to skip.
@@ -84,19 +85,23 @@ class OpenRun:
         yield from enumerate(to_device(batches, run.mesh), start)
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Mapping[str, PyTree]]:
-        """Makes one update and donates the state. The metrics stay on the devices until `host_metrics` reads them."""
+        """Makes one update. Returns the new state and the metrics of the step.
+
+        The buffers of `state` are donated, so `state` cannot be used afterwards. The metrics stay on the devices until
+        `host_metrics` reads them.
+        """
         with jax.set_mesh(self.mesh):
             return self._run.step(state, batch, self._run.frozen)
 
     @staticmethod
     def host_metrics(metrics: Mapping[str, PyTree]) -> dict[str, float]:
-        """Returns the metrics of a step as numbers. Waits for the devices."""
+        """Returns the metrics of a step as numbers. Waits until the devices have computed them."""
         values = jax.device_get(metrics)
         others = {name: float(values[name]) for name in ("learning_rate", "gradient_norm")}
         return summarize(values["sums"]) | others
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
-        """Returns the metrics of the validation split."""
+        """Computes the metrics of a state on the validation split, as the validation of the run does."""
         with jax.set_mesh(self.mesh):
             return self._run.validate(self._run.validated(state))
 
@@ -104,11 +109,11 @@ class OpenRun:
 def open(
     experiment: Experiment, *, extra_loss: Optional[ExtraLoss] = None, model: Optional[BuildModel] = None
 ) -> OpenRun:
-    """Prepares the data and builds the model, mesh and steps of a run. Does not train or write a workdir.
+    """Prepares the data and builds the model, mesh and steps of a run. Does not train and does not write a workdir.
 
     Args:
-      extra_loss: see `ExtraLoss`.
-      model: see `BuildModel`.
+      extra_loss: function (outputs, batch) -> {name: (sum, count)} of losses to add to the objective; see `ExtraLoss`.
+      model: function (config.model, compute) -> Linen module that replaces the model; see `BuildModel`.
 
     Raises:
       UserError: invalid config or input.
@@ -138,9 +143,9 @@ def train(
     Args:
       workdir: folder of the run, or URL of a folder in an object store.
       callbacks: in addition to the callbacks of the config.
-      extra_loss: see `ExtraLoss`.
-      model: see `BuildModel`.
-      extend: as the flag --extend: a longer run may change its learning rates or mixture.
+      extra_loss: function (outputs, batch) -> {name: (sum, count)} of losses to add to the objective; see `ExtraLoss`.
+      model: function (config.model, compute) -> Linen module that replaces the model; see `BuildModel`.
+      extend: as the flag --extend: a run with more steps than before may change its learning rates or mixture.
 
     Raises:
       UserError: invalid config or input.
@@ -159,7 +164,7 @@ def train(
 
 
 def _make_ready(experiment: Experiment) -> None:
-    """Validates a config like a command and starts JAX for it."""
+    """Validates a config as the commands do, and starts JAX with the settings of the config."""
     complete(experiment)
     validate(experiment)
     host.tune_malloc()

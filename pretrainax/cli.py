@@ -32,11 +32,11 @@ from pretrainax.trackers.secrets import masked
 
 
 class _ConfigParser(flags.ArgumentParser):
-    """Reads the config file of --config; `_parse` overrides its fields."""
+    """Builds the config from the file of --config; `_parse` applies the flags that override fields."""
 
     given = ""  # value of --config
     init_from: Optional[str] = None  # value of --config.checkpoint.init_from, which some configs read
-    overridden: tuple[str, ...] = ()  # fields that flags override: "train.steps"
+    overridden: tuple[str, ...] = ()  # paths of fields that flags override: "train.steps"
 
     def parse(self, argument: str) -> Experiment:
         self.given = argument
@@ -53,15 +53,15 @@ CONFIG = flags.DEFINE(
 WORKDIR = define_path(
     "workdir", None, "Folder of the run; by default, training writes to the new folder runs/<config>-<time>"
 )
-# Faults of a disk, not of the program: it is full, access is denied, or a file is where a folder must be.
+# Errors of the disk, not of the program: it is full, access is denied, or a file exists where a folder is needed.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM)
 _DISK += (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _FILES = (errno.EMFILE, errno.ENFILE)
 # Imports and tracing make many objects and few reference cycles: garbage collection at Python's default thresholds
 # takes a twelfth of the time until the first step.
 _GC_THRESHOLDS = (50_000, 20, 50)  # arguments of gc.set_threshold
-_LINE = 4000  # maximum characters of an error
-_LAST = 20  # seconds that a failed command has to clean up before it exits
+_LINE = 4000  # maximum number of characters of an error message
+_LAST = 20  # seconds for which a failed command may clean up before it exits
 _FLAG = re.compile(r"--?[a-zA-Z]")  # does not match negative numbers
 _OVERRIDE = re.compile(r"--?(no)?(config\.[^=]*)(?:=(.*))?", re.DOTALL)
 _HELP = ("-h", "-?", "-help", "--help", "--helpshort")
@@ -75,7 +75,9 @@ def run(
     texts: bool = False,
     trains: bool = False,
 ) -> None:
-    """Parses the flags, calls `main` and exits with its exit code, or prints one line and exits with 2 on a UserError.
+    """Parses the flags, calls `main`, and exits with the exit code that `main` returns.
+
+    An error is printed in one line; a UserError exits with code 2.
 
     Args:
       commands: allowed subcommands; the first argument must be one of them, and `main` receives it.
@@ -124,7 +126,10 @@ def run(
 
 @contextlib.contextmanager
 def _local_copies(trains: bool) -> Iterator[None]:
-    """Replaces object-store URLs in flags by local copies, and uploads new files at the end."""
+    """Replaces object-store URLs in flags by local copies inside the context, and uploads new files at the end.
+
+    trains: True leaves --workdir unchanged, because `main` handles a URL itself.
+    """
     with contextlib.ExitStack() as stack:
         for name in flags.FLAGS:
             flag = flags.FLAGS[name]
@@ -134,19 +139,20 @@ def _local_copies(trains: bool) -> Iterator[None]:
 
 
 def _show_unraisable(raised: "sys.UnraisableHookArgs") -> None:
-    """Shows unraisable exceptions of library threads, except the follow-up of a failed save, which has its own line.
+    """Shows exceptions that Python cannot raise, for example those of library threads.
 
-    After a failed save, TensorStore's callbacks still arrive, but their asyncio loop is closed.
+    It hides one exception: after a failed save, whose error is printed separately, callbacks of TensorStore still
+    arrive, but their asyncio loop is closed.
     """
     if str(raised.exc_value) != "Event loop is closed" or DEBUG.value:  # DEBUG is unknown before flags are parsed
         sys.__unraisablehook__(raised)
 
 
 def experiment(files: bool = True) -> Experiment:
-    """Returns the validated config of --config with its overrides.
+    """Returns the validated config of --config, with the fields that flags override.
 
     Args:
-      files: also require that the dataset and the tokenizer exist.
+      files: True also requires that the files of the dataset and the tokenizer exist.
 
     Raises:
       UserError: --config is missing or invalid.
@@ -159,12 +165,16 @@ def experiment(files: bool = True) -> Experiment:
 
 
 def overrides() -> tuple[str, ...]:
-    """Returns the config fields that flags override, such as "train.steps"."""
+    """Returns the paths of the config fields that flags override, such as "train.steps"."""
     return _CONFIG_PARSER.overridden
 
 
 def folder(flag: str, path: str) -> str:
-    """Creates the folder in a flag, before the work that writes its results there; UserError if that fails."""
+    """Creates the folder that a flag names, before slow work that writes results there. Returns its path.
+
+    Raises:
+      UserError: the folder cannot be created.
+    """
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as e:
@@ -179,15 +189,18 @@ def config_name() -> str:
 
 
 def paper_source() -> str:
-    """Returns the value of --config.data.source in the config file's docstring, the paper's dataset; "" without one."""
+    """Returns the dataset of the paper, or "" if it is unknown.
+
+    The dataset is the value of --config.data.source in the docstring of the config file.
+    """
     found = re.search(r'--config\.data\.source="([^"]+)"', docstring_of(find_config(_CONFIG_PARSER.given)[0]))
     return " ".join(found[1].split()).replace("( ", "(").replace(" )", ")") if found else ""
 
 
 def compare_with_ledger(experiment: Optional[Experiment] = None) -> Optional[ledger.Comparison]:
-    """Compares the config with the ledger of its file; returns None without a ledger.
+    """Compares the config with the ledger, the .toml file next to the config file; returns None without a ledger.
 
-    experiment: config of a run to compare instead of --config with its overrides.
+    experiment: the config to compare; None: --config with its overrides.
     """
     file, variant = find_config(_CONFIG_PARSER.given)
     path = ledger.ledger_path(file)
@@ -195,9 +208,9 @@ def compare_with_ledger(experiment: Optional[Experiment] = None) -> Optional[led
 
 
 def deviations() -> str:
-    """Summarizes the deviations of the config from its source, for the header of a run; "" without a ledger.
+    """Returns a summary of the deviations of the config from its source, for the header; "" without a ledger.
 
-    A .toml file with the name of the config that is not a ledger does not stop a run; the summary reports it.
+    If the .toml file of the config is not a valid ledger, the run continues, and the summary has the error.
     """
     try:
         compared = compare_with_ledger()
@@ -210,7 +223,10 @@ def deviations() -> str:
 
 
 def report_error(error: Exception) -> int:
-    """Prints an error as one line and returns its exit code; threads keep the process alive for 20 s at most."""
+    """Prints an error as one line and returns the exit code for this error.
+
+    The process ends after at most 20 s, even if threads are still running.
+    """
     print(f"pretrainax: {one_line(error)}", file=sys.stderr, flush=True)
     code = getattr(error, "exit_code", UserError.exit_code)
     # Python waits for the threads of libraries at exit, and a thread may wait forever.
@@ -220,11 +236,11 @@ def report_error(error: Exception) -> int:
 
 
 def check_overrides(count: Sequence[str], where: str) -> None:
-    """Raises UserError if a flag overrides a config field that changes nothing in this command.
+    """Raises UserError if a flag overrides a config field that has no effect in this command.
 
     Args:
-      count: fields or whole parts of the config that change something: "data.source", "mesh".
-      where: context for the message: "in a validation".
+      count: fields or whole parts of the config that have an effect: "data.source", "mesh".
+      where: end of the error message: "in a validation".
     """
     ignored = [path for path in overrides() if not any(f"{path}.".startswith(f"{part}.") for part in count)]
     if ignored:
@@ -233,7 +249,10 @@ def check_overrides(count: Sequence[str], where: str) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """Returns an error as one line without control characters and secrets; text after 4,000 characters is cut."""
+    """Returns the message of an error as one line, without control characters and secrets.
+
+    The text after the first 4,000 characters is cut.
+    """
     line = masked(printable(places.with_urls(str(error))))
     return line if len(line) <= _LINE else f"{line[:_LINE]} … and {len(line) - _LINE:,} more characters"
 
@@ -283,7 +302,7 @@ def _parse(
 
 
 def _take_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Optional[str]]]]:
-    """Splits arguments into arguments for absl and overrides, such as ("config.train.steps", "5")."""
+    """Splits command-line arguments into arguments for absl and overrides, such as ("config.train.steps", "5")."""
     words, overrides, rest = [], [], list(argv)
     while rest:
         word = rest.pop(0)
@@ -301,7 +320,11 @@ def _take_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Optiona
 
 
 def _texts(rest: list[str]) -> list[str]:
-    """Returns the program's name and its texts; UserError for an unknown flag before "--"."""
+    """Returns the program name and the arguments that are not flags.
+
+    Raises:
+      UserError: an unknown flag, unless it follows "--".
+    """
     given = rest[: rest.index("--")] if "--" in rest else rest
     for word in given[1:]:
         if _FLAG.match(word):
@@ -310,7 +333,7 @@ def _texts(rest: list[str]) -> list[str]:
 
 
 def _check_word(word: str) -> None:
-    """Raises UserError for an unknown flag, also for a config field without its prefix, as --train.steps or steps=5."""
+    """Raises UserError if an argument is an unknown flag, or a config field without prefix: --train.steps, steps=5."""
     name, equals, value = word.lstrip("-").partition("=")
     if not (_FLAG.match(word) or equals):
         return
@@ -325,7 +348,11 @@ def _check_word(word: str) -> None:
 
 
 def _config_instead(config: Callable[[], Optional[Experiment]], wants_help: bool) -> Optional[Experiment]:
-    """Returns the config of a command that takes no --config=FILE; UserError if --config is given."""
+    """Returns the config that flags override, for a command that takes no --config=FILE.
+
+    Raises:
+      UserError: --config is given.
+    """
     if CONFIG.value is not None:
         raise UserError(
             "--config=FILE is not for this command, which reads the config of the run in --from or --workdir; flags "

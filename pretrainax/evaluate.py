@@ -8,21 +8,21 @@ trained parameters.
 Without --source and --tasks, the command repeats the validation of the run: it prints the metrics on the validation
 split, and samples. Flags may change the data (`--config.data.source=…`), the number of batches
 (`--config.evaluate.batches=0`: all), the objective (`--config.evaluate.objective=…`; `--config.objective.…` if the run
-has no such objective), and the mesh. A flag for a field without effect here is an error.
+has no such objective), and the mesh. A flag for a field that has no effect in a validation is an error.
 
 --source scores any text with any model: perplexity, bits per token and bits per byte, with the standard error over
 documents. A decoder reads from left to right, in overlapping windows. An encoder predicts each token from all others
 (metrics pseudo_…). An encoder-decoder predicts the targets of its objective (metrics target_…).
 
-For a model with the head of a task, also from a Hugging Face directory, --source gives the metrics of the task on
-labelled records: `--source="Tsv(path='dev.tsv')" --split=all`. Flags describe the records:
+For a model with a task head, also from a Hugging Face directory, --source computes the metrics of the task on labelled
+records: `--source="Tsv(path='dev.tsv')" --split=all`. Flags describe the records:
 `--config.objective.text_field=review` is the field of the text; `--config.objective.labels=bad,good` are the labels in
 the order of the head's outputs; `--config.objective.numbered=good,bad` are the labels that 0 and 1 mean in the records,
 if that order differs.
 
 `--source=… --bytes-of-spans` scores spans of the text that are chosen by their bytes. The spans are the same for every
 model, and their bits per byte compare encoders, encoder-decoders and decoders (docs/how-to/compare-families.md).
---beside=OTHER adds the difference to another model on these spans.
+--beside=OTHER adds the difference from another model on these spans.
 
 --tasks=grammar,blimp:my/folder,my_task.json evaluates tasks without training. docs/how-to/tasks.md lists the tasks and
 explains how to write a task. --examples=N uses at most N examples of each task.

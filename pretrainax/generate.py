@@ -1,20 +1,20 @@
 """Generates text with a model: `python -m pretrainax.generate --from=DIR "Once upon a time" [--temperature=0.8]`.
 
 DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average, DIR@ema, an export, a Hugging Face directory or
-hf:org/name[@revision]. A decoder continues the prompt. An encoder-decoder answers it, or fills its spans: "The
+hf:org/name[@revision]. A decoder continues the prompt. An encoder-decoder answers the prompt, or fills its spans: "The
 <extra_id_0> walks in <extra_id_1> park". A single prompt is printed while its text is generated; several prompts are
 generated together.
 
     python -m pretrainax.generate --from=DIR --input=prompts.jsonl --output=texts.jsonl
 
-reads a prompt from each line, a JSON string or an object with "prompt", and writes a line for each, in the same order.
-The same command continues an interrupted file; other settings are an error.
+reads a prompt from each line, a JSON string or an object with "prompt", and writes a line per prompt, in the same
+order. The same command continues an interrupted output file; different settings are an error.
 
     python -m pretrainax.generate --from=DIR --fill=5 "The [MASK] walks in the park."
 
-fills the holes of a text and prints 5 candidates for each hole. It also supports encoders: see docs/how-to/fill.md.
+fills the masks of a text and prints 5 candidates for each mask. It also supports encoders: see docs/how-to/fill.md.
 
-The last line, on stderr, has the tokens per second.
+The last line, on stderr, shows the tokens per second.
 """
 
 import dataclasses
@@ -93,7 +93,7 @@ class Generation:
         return self._flags[flag].value
 
     def run(self, *texts: str) -> int:
-        """Generates text for the prompts of the command line or of a file. Returns the exit code."""
+        """Generates text for the prompts in the arguments or in the file of --input. Returns the exit code."""
         sampling = self._sampling()
         for name in ("config", "workdir"):
             if flags.FLAGS[name].present:
@@ -118,7 +118,7 @@ class Generation:
         return 0
 
     def _fill(self, texts: Sequence[str]) -> int:
-        """Prints each text with its holes filled, and the candidates for each hole."""
+        """Prints each text with its masks filled, and the candidates for each mask. Returns the exit code."""
         allowed, options = ("from", "fill", "dtype"), ("max_new_tokens",)
         others = {name: x for name, x in self._flags.items() if name not in allowed}
         others |= {name: x for name, x in self._options.items() if name not in options}
@@ -138,7 +138,7 @@ class Generation:
     def _sampling(self) -> Sampling:
         values = {name: holder.value for name, holder in self._options.items()}
         for name, value in values.items():
-            if isinstance(value, list):  # line breaks are hard to type in a shell
+            if isinstance(value, list):  # escapes, because line breaks are hard to type in a shell
                 values[name] = tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in value)
         sampling = Sampling(**values)
         sampling.check()
@@ -147,7 +147,7 @@ class Generation:
     def _load(self) -> LanguageModel:
         origin = find_origin(self["from"])
         data = DataConfig if not origin.steps else config_lib.load(os.path.join(origin.directory, "config.json")).data
-        host.cached_across_checkpoints(data.cache_dir)
+        host.enable_compilation_cache(data.cache_dir)
         host.start_devices()
         return load_origin(origin, self["dtype"])
 
@@ -163,10 +163,10 @@ class Generation:
         print(f"{outputs.done:,} prompts done: {outputs.path}", file=sys.stderr)
 
     def _show(self, model: LanguageModel, sampling: Sampling, prompts: Sequence[str], rates: Rates) -> None:
-        """Prints the texts. A single text is printed while it is generated."""
+        """Generates a text per prompt and prints the texts. A single text is printed while it is generated."""
         streams = len(prompts) == 1 and sampling.num_return == 1
         continues = model.config.family == "decoder"
-        pending = [prompts[0]] if streams and continues else []  # printed with the first new text
+        pending = [prompts[0]] if streams and continues else []  # the prompt is printed with the first generated text
 
         def show(number: int, text: str) -> None:
             _print(f"{pending.pop() if pending else ''}{text}")
@@ -197,7 +197,7 @@ def _print(text: str) -> None:
 
 
 def rates_line(rates: Rates) -> str:
-    """Returns a line with the speed of prefill and of the decoding steps."""
+    """Returns a line with the tokens per second of the prefill (the prompt) and of the decoding steps."""
     prefill = f"prefill: {rates.prompt_tokens:,} tokens in {rates.prefill_seconds:.2f} s, compilation included"
     if not rates.steps:
         return prefill

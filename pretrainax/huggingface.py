@@ -4,10 +4,10 @@
     python -m pretrainax.huggingface export --workdir=RUN --to=DIR [--dtype=bfloat16] [--part=generator] [--adapter]
     python -m pretrainax.huggingface export --workdir=RUN --push=org/name [--to=DIR] [--license=mit] [--private]
 
-Neither direction holds a whole model in memory. RUN is the folder of a run, for its newest checkpoint, or RUN@2000
-(the same as `--step=2000`), RUN@best, RUN@average (the mean of all saved checkpoints; RUN@average5: of the newest 5),
-RUN@ema (the moving average of the parameters) or RUN@trained (the trained parameters). Without @ema or @trained, it
-exports the parameters that the run validates.
+Neither an import nor an export needs memory for the whole model. RUN is the folder of a run, for its newest checkpoint,
+or RUN@2000 (the same as `--step=2000`), RUN@best, RUN@average (the mean of all saved checkpoints; RUN@average5: of the
+newest 5), RUN@ema (the moving average of the parameters) or RUN@trained (the trained parameters). Without @ema or
+@trained, it exports the parameters that the run validates.
 
 A directory has config.json, safetensors files (one, or several with an index) and a tokenizer. --from=hf:org/name, or
 hf:org/name@revision, is a model of the Hugging Face Hub. Only these files are downloaded, into the cache of the Hugging
@@ -115,7 +115,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def _target(self) -> Iterator[str]:
-        """Yields the folder to write; for a push without --to, a temporary folder."""
+        """Yields the folder into which the export is written: --to or, for a push without --to, a temporary folder."""
         if self["to"]:
             yield self["to"]
         elif self["push"]:

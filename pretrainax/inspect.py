@@ -1,8 +1,8 @@
 """Shows training rows as text: `python -m pretrainax.inspect --config=… [--count=4] [--at=STEP] [--html=FILE]`.
 
-Prints the first rows of a run. Marks show the effect of the objective on each token, such as masking. A table compares
-the measured rates of the batches with the expected rates of the config. `--at=STEP` shows the rows of a later step, in
-the phase of that step. Exit code 1 if a measured rate is out of range, else 0.
+Prints the first rows of a run. Symbols mark the effect of the objective on each token, such as masking. A table
+compares the measured rates of the batches with the expected rates of the config. `--at=STEP` shows the rows of a later
+step, in the phase of that step. Exit code 1 if a measured rate is out of range, else 0.
 """
 
 import os

@@ -5,12 +5,12 @@ config: `--config.train.steps=1000`.
 
 The same command on the same --workdir resumes the run from its newest checkpoint. A resumed run may change fields that
 do not affect the mathematics (mesh, logging, checkpoint interval) and fields that handle a fault
-(`--config.train.on_nonfinite=skip`, `--config.train.on_spike=rollback` and the fields after it). Other changes are
-errors. A larger config.train.steps continues a run past its end, finished or not. If the longer plan has another
-learning rate (or another mixture of datasets) for steps that are already done, it also needs `--extend`.
+(`--config.train.on_nonfinite=skip`, `--config.train.on_spike=rollback` and their settings). Other changes are errors. A
+larger config.train.steps continues a run past its end, finished or not. If the longer plan has a different learning
+rate (or a different mixture of datasets) for steps that are already done, it also needs `--extend`.
 
 --seeds=5 trains five runs, each in a folder below --workdir. --sweep="optimizer.learning_rate=1e-5,3e-5,1e-4" trains a
-run for each value of a field. Both together train a run for each pair. The same command continues after an
+run for each value of a field. Both flags together train a run for each combination. The same command continues after an
 interruption. At the end it prints a table and writes runs.json: the best checkpoint of each run by the metric that
 selects checkpoints, with medians and spreads.
 
@@ -48,7 +48,7 @@ _VERBOSE = flags.DEFINE_bool(
 
 def main() -> int:
     end_with_parent()
-    request = ProfileRequest().listen()  # before any slow work: without a handler, SIGUSR1 ends the process
+    request = ProfileRequest().listen()  # before any slow work, because without a handler SIGUSR1 ends the process
     experiment = cli.experiment()
     workdir = cli.WORKDIR.value or os.path.join("runs", f"{cli.config_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
 
@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def _train_grid(experiment: Experiment, workdir: str, request: ProfileRequest) -> int:
-    """Trains the runs of --seeds and --sweep."""
+    """Trains the runs of --seeds and --sweep. Returns the exit code."""
     from pretrainax.runtime import cluster
 
     if is_url(workdir):

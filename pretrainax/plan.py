@@ -2,8 +2,8 @@
 
 Reports whether the run fits in memory, bytes by part, traffic over each axis of the mesh, FLOPs, time, hours and price.
 If the run does not fit, it lists changes that make it fit. `--search` lists the best meshes. No accelerator is needed.
-With the extra `tpu` or `cuda` installed, it also compiles the real step for the topology and prints the values of the
-compiler next to the estimates; `--nocompile` skips this. `--flops`, `--hours`, `--tokens` and `--fit` size a model for
+With the extra `tpu` or `cuda` installed, it also compiles the real step for the topology and prints the compiler's
+values next to the estimates; `--nocompile` skips this. `--flops`, `--hours`, `--tokens` and `--fit` size a model for
 a budget: see `pretrainax.scaling.budget`.
 """
 
@@ -31,7 +31,7 @@ _BUDGET = budget.define_flags()
 
 
 def main() -> int:
-    jax.config.update("jax_platforms", "cpu")  # nothing runs on a device, so accelerators stay free
+    jax.config.update("jax_platforms", "cpu")  # nothing runs on a device, so accelerators stay free for other processes
     given = {name: flag.value for name, flag in _BUDGET.items() if flag.present}
     if any(name in given for name in budget.BUDGETS):
         print(budget.report(Budget(**given, topology=_TOPOLOGY.value)), end="")
@@ -60,7 +60,10 @@ def main() -> int:
 
 
 def _compiled(experiment: Experiment, topology: Topology) -> tuple[Optional[Compiled], str]:
-    """Compiles the step. Returns the result, or None if compilation is impossible, and a line for the report."""
+    """Compiles the training step for a topology. Returns the result and a line for the report.
+
+    The result is None if compilation is impossible; the line has the reason.
+    """
     print(f"compiling for {topology} (--nocompile skips this) ...", file=sys.stderr, flush=True)
     try:
         compiled = compile_step(experiment, topology)

@@ -1,8 +1,8 @@
 """Labels records with a fine-tuned model: `python -m pretrainax.predict --from=DIR --input=FILE --output=FILE`.
 
 DIR is a run of a task (--config=finetune:…), RUN@best, RUN@2000, or an export, a Hugging Face directory or hf:org/name
-of a model with the head of a task (BertForSequenceClassification, …). --input is a file of JSON lines, a .tsv or .csv
-file with a header (.gz, .xz, .zst too), a folder of such files, - for standard input, or a data source as in a config:
+of a model with a task head (BertForSequenceClassification, …). --input is a file of JSON lines, a .tsv or .csv file
+with a header (.gz, .xz, .zst too), a folder of such files, - for standard input, or a data source as in a config:
 
     --input="Csv(path='my.txt', delimiter=';')"  --input="Tsv(path='-', columns=('id', 'text'))"
 
@@ -71,7 +71,7 @@ class Prediction:
         return self._flags[flag].value
 
     def config(self) -> Optional[Experiment]:
-        """Finds the model and returns its config."""
+        """Finds the model of --from and returns its config, for flags to override."""
         if flags.FLAGS["workdir"].present:
             raise UserError("--workdir is not for this command: set --from=DIR to the run or directory")
         if not self["from"]:
@@ -88,9 +88,9 @@ class Prediction:
         if self["output"] != STANDARD and os.path.exists(self["output"]) and os.path.exists(self["input"]):
             if os.path.samefile(self["input"], self["output"]):
                 raise UserError(f"--output={self['output']} is the file of --input: set another file")
-        task_in(experiment, self.origin.description)  # checked before the slow loading of the model
+        task_in(experiment, self.origin.description)  # raises an error before the slow loading of the model
         records = Input(self["input"], experiment, self["skip_bad"])
-        host.cached_across_checkpoints(experiment.data.cache_dir)
+        host.enable_compilation_cache(experiment.data.cache_dir)
         host.start_devices()
         overridden = cli.overrides()
         dtype = experiment.train.dtype if "train.dtype" in overridden and experiment.train.dtype != "auto" else None

@@ -19,7 +19,7 @@ from pretrainax.files.paths import define_path
 def main() -> None:
     from absl import flags
 
-    from pretrainax import cli  # defines flags; workers import this module too and need none
+    from pretrainax import cli  # it defines flags; workers also import this module, and need no flags
 
     shard = flags.DEFINE_string("shard", None, "i/n: write only every n-th shard, starting at shard i (0 to n - 1)")
     folder = define_path("report", None, "Folder for a report on the dataset: a table, the values as JSON, and a plot")

@@ -19,7 +19,7 @@ _OWN_FLAGS = ("config", "debug", "help")
 
 
 class Pipeline:
-    """Calls a function for each task in an Apache Beam pipeline."""
+    """Calls a function for each task (one shard of the dataset) in an Apache Beam pipeline."""
 
     def __init__(self, beam_flags: list[str]):
         self._flags = beam_flags
@@ -37,7 +37,7 @@ class Pipeline:
 
 
 def _check(beam_flags: list[str]) -> None:
-    """Raises UserError for invalid Beam flags, before the tokenizer is trained."""
+    """Raises UserError if Beam does not accept its flags, before the slow training of the tokenizer."""
     from apache_beam.options.pipeline_options import PipelineOptions
     from apache_beam.runners.runner import create_runner
 
@@ -46,12 +46,12 @@ def _check(beam_flags: list[str]) -> None:
             create_runner(PipelineOptions(beam_flags).get_all_options()["runner"] or "DirectRunner")
     except (ImportError, ValueError, AttributeError) as e:
         raise UserError(f"Beam cannot use these flags: {' '.join(str(e).split())}") from e
-    except SystemExit as e:  # argparse prints its usage, then the reason
+    except SystemExit as e:  # argparse has printed its usage, then the reason
         raise UserError(f"Beam cannot use these flags: {complaint.getvalue().splitlines()[-1]}") from e
 
 
 def main() -> None:
-    from pretrainax import cli  # defines flags; workers import this module too and need none
+    from pretrainax import cli  # it defines flags; workers also import this module, and need no flags
 
     beam_flags = [a for a in sys.argv[1:] if a.lstrip("-").split("=")[0].split(".")[0] not in _OWN_FLAGS]
     sys.argv = [a for a in sys.argv if a not in beam_flags]

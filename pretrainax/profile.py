@@ -37,7 +37,7 @@ def main() -> None:
         path = _path(_workdir(), step.value, process.value)
         trace = read_trace(path)
         topology = _topology(devices.value, trace)
-        assert cli.CONFIG.value is not None  # from _config
+        assert cli.CONFIG.value is not None  # set by _config
         experiment = phase_at(phases_of(cli.CONFIG.value), trace.steps[0] - 1).experiment
         print(f"{with_urls(path)}\n\n{report.report(trace, experiment, topology)}", end="")
         if drawn.value:
@@ -72,7 +72,10 @@ def _topology(given: Optional[str], trace: Trace) -> Optional[Topology]:
 
 
 def _path(workdir: str, step: Optional[int], process: int) -> str:
-    """Returns the path of the trace that starts at `step`; None: the trace that was written last."""
+    """Returns the path of the trace of a process in the profile whose first step is `step`.
+
+    step: None selects the profile that was written last.
+    """
     folder = os.path.join(workdir, FOLDER)
     names = os.listdir(folder) if os.path.isdir(folder) else []
     paths = {

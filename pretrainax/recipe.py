@@ -1,8 +1,8 @@
 """Shows the source of each number of a config: `python -m pretrainax.recipe --config=bert_base [--only=optimizer]`.
 
 The table has a row for each number, and for each choice of a class or word that is not the default. Each row names its
-source: the paper, the released code of its authors, or a choice of this project with its reason. It marks fields that
-flags override. The list below the table has the deviations: features of the source that this config does not have.
+source: the paper, the released code of its authors, or a choice of this project with its reason. The table marks fields
+that flags override. Below the table is a list of the deviations: features of the source that this config does not have.
 `--preset=macbert_base` shows an architecture of the zoo that no config trains. The sources are in the ledger, the
 .toml file next to the config, such as `configs/bert_base.toml`.
 """
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _is_idle(row: ledger.Row) -> bool:
-    """Returns True for a field with value None if the ledger allows any value."""
+    """Returns True for a row whose field has the value None and may have any value according to the ledger."""
     return row.value is None and row.fact is not None and row.fact.value == "any"
 
 

@@ -1,8 +1,8 @@
 """Plots the metrics of several runs together: `python -m pretrainax.report RUN... [--by=tokens] [--output=report]`.
 
-RUN is the folder of a run, running or finished, or a folder of runs, such as the --workdir of --seeds. Writes the
-picture report.png and the page report.html. The page loads nothing from the network, works on desktops and phones, and
-switches between steps, tokens, bytes, FLOPs and time. Notes list the metrics that a run does not have.
+RUN is the folder of a run, running or finished, or a folder of runs, such as the --workdir of --seeds. The command
+writes the picture report.png and the page report.html. The page loads nothing from the network, works on desktops and
+phones, and switches between steps, tokens, bytes, FLOPs and time. Notes list the metrics that a run does not have.
 """
 
 import os
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _folders(path: str) -> Iterator[str]:
-    """Yields the folder of a run, or the folders of all runs in a folder."""
+    """Yields `path` if it is the folder of a run, or else the folders of all runs in this folder."""
     if problem := path_problem(path):
         raise UserError(f"{path}: {problem}")
     path = local_path(os.path.expanduser(path))
@@ -81,7 +81,10 @@ def _folders(path: str) -> Iterator[str]:
 
 
 def _lines(folder: str) -> tuple[list[dict], int]:
-    """Returns the valid lines and the number of complete lines; a run may be writing the last, incomplete line."""
+    """Returns the valid lines of metrics.jsonl, and the number of complete lines.
+
+    The last line may be incomplete, because the run may be writing it.
+    """
     with open(path := os.path.join(folder, _FILE), "rb") as f:
         count = sum(line.endswith(b"\n") for line in f)
     if not (lines := read_metrics(path)):

@@ -31,7 +31,10 @@ _MEASURED = 4_000_000  # maximum bytes of validation text
 
 
 def train(experiment: Experiment, directory: Optional[str]) -> str:
-    """Trains the tokenizer of a config, or loads it from the cache, and saves it. Returns a summary line."""
+    """Trains the tokenizer of a config, or loads it from the cache. Returns a summary line.
+
+    directory: folder in which the tokenizer is saved; None: only in the cache.
+    """
     started = time.perf_counter()
     tokenizer = prepare_tokenizer(experiment)
     seconds = time.perf_counter() - started
@@ -49,7 +52,10 @@ def train(experiment: Experiment, directory: Optional[str]) -> str:
 
 
 def report(experiment: Experiment, kinds: Sequence[str], sizes: Sequence[int], directory: Optional[str]) -> str:
-    """Compares kinds and sizes of tokenizers and writes the report to `directory`. Returns the table."""
+    """Trains tokenizers of all `kinds` and vocabulary `sizes` and compares them. Returns the table of results.
+
+    directory: folder for the report; None: no report is written.
+    """
     training = sample_split(experiment, "train", experiment.tokenizer.train_bytes or _TRAINED)
     held_out = sample_split(experiment, "valid", _MEASURED)
     costs = functools.partial(model_costs, experiment)
@@ -60,10 +66,10 @@ def report(experiment: Experiment, kinds: Sequence[str], sizes: Sequence[int], d
 
 
 def model_costs(experiment: Experiment, tokenizer: Tokenizer, bytes_per_token: float) -> dict[str, float]:
-    """Returns the costs of config.model with this vocabulary.
+    """Returns two costs of config.model with the vocabulary of `tokenizer`.
 
-    These are the parameters of the embedding tables, and the training FLOPs per byte of text. More ids make the softmax
-    more expensive and the token sequences shorter.
+    These costs are the number of parameters of the embedding tables, and the training FLOPs per byte of text. A larger
+    vocabulary makes the softmax more expensive and the token sequences shorter.
     """
     from pretrainax.models.flops import flops_per_step  # local import, because it imports JAX
 

@@ -1,13 +1,14 @@
 """Checks that a config resumes exactly: `python -m pretrainax.verify_resume --config=… [--steps=20 --kills=3]`.
 
-Runs the first steps of the config in a temporary folder three times: once undisturbed; once killed (SIGKILL) at random
-moments and resumed after each; once killed half-way and resumed with another number of processes. Then it compares the
-batches, losses and final parameters with the undisturbed run. With the same number of processes, all must be
-bit-identical. With another number, the batches must be identical, and losses may differ by a relative 2e-5, because
-sums over devices have another order. Exit code 0 if the checks pass, 1 if not.
+Runs the first steps of the config in a temporary folder three times: once without interruption; once killed (SIGKILL)
+at random moments and resumed each time; once killed half-way and resumed with a different number of processes. Then it
+compares the batches, losses and final parameters with those of the uninterrupted run. With the same number of
+processes, all must be bit-identical. With a different number, the batches must be identical, and losses may differ by a
+relative 2e-5, because sums over devices have a different order. Exit code 0 if the checks pass, 1 if not.
 
 It runs on the devices of the machine. Without an accelerator, or with JAX_PLATFORMS=cpu, it runs on CPU devices that
-XLA simulates. Several processes cannot share an accelerator, so other process counts are compared only on CPU devices.
+XLA simulates. Several processes cannot share an accelerator, so a different number of processes is compared only on CPU
+devices.
 """
 
 import dataclasses
@@ -77,10 +78,10 @@ def main() -> int:
 
 
 def _devices(mesh: MeshConfig, processes: int) -> int:
-    """Returns the smallest number of CPU devices for the mesh that the processes can share equally."""
+    """Returns the smallest number of CPU devices that fits the mesh and that the processes can share equally."""
     from pretrainax.sharding.axes import AXES, DATA_AXIS  # local import, because it imports JAX
 
-    sizes = {axis: getattr(mesh, axis) for axis in AXES}  # without `slices`, which are parts of DATA_AXIS
+    sizes = {axis: getattr(mesh, axis) for axis in AXES}  # without `slices`, which divide DATA_AXIS
     smallest = {axis: size if size != -1 else 1 for axis, size in sizes.items()}
     if sizes[DATA_AXIS] == -1:
         smallest[DATA_AXIS] = mesh.slices
@@ -95,7 +96,7 @@ def _devices(mesh: MeshConfig, processes: int) -> int:
 
 
 def _config_arguments(words: list[str]) -> list[str]:
-    """Returns the arguments for --config and for overrides, unchanged."""
+    """Returns the command-line arguments of --config and of overrides, unchanged."""
     arguments = []
     for word, after in zip(words, [*words[1:], "-"], strict=True):
         name = word.lstrip("-").split("=")[0]
@@ -105,7 +106,7 @@ def _config_arguments(words: list[str]) -> list[str]:
 
 
 def _overrides(experiment: Experiment, steps: int) -> list[str]:
-    """Returns the flags that make a short run of the config, which logs each step and saves five times."""
+    """Returns the overrides for a short run of the config, which logs each step and saves five times."""
     every = max(steps // 5, 1)
     changes = {
         "train.steps": steps,

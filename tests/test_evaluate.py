@@ -250,7 +250,7 @@ def test_the_commands_of_the_page_do_what_it_says(said, folder):
 
 
 def test_what_counts_are_fields():
-    for path in (*evaluate_module.COUNT, *evaluate_module.COUNT_BESIDE_TEXT):
+    for path in (*evaluate_module.VALIDATION_FIELDS, *evaluate_module.TEXT_SCORE_FIELDS):
         get(tiny.get_config(), path)
 
 

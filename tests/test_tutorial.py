@@ -52,7 +52,8 @@ def run_page(name: str, root: pathlib.Path) -> dict[str, str]:
     for words in page_commands(name):
         program = [sys.executable, "-m"] if words[0] == "pretrainax" else []
         program += [sys.executable] if words[0] == "python" else []
-        command = [*program, *words[words[0] == "python" :], *FLAGS[name](words)]
+        expanded = [path for word in words for path in (sorted(map(str, root.glob(word))) if "*" in word else [word])]
+        command = [*program, *expanded[words[0] == "python" :], *FLAGS[name](words)]
         done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
         assert done.returncode == 0, f"{words}: {done.stderr}"
         outputs[shlex.join(words)] = done.stdout + done.stderr

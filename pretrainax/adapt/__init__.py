@@ -1,4 +1,4 @@
-"""Parameter-efficient tuning: low-rank updates, rescaling vectors, biases, heads, prompts and prefixes."""
+"""Parameter-efficient tuning: low-rank updates, rescaling vectors, biases, task heads, prompts and prefixes."""
 
 from pretrainax.adapt.adapted import FROZEN, Adapted
 from pretrainax.adapt.lora import LoRA

@@ -1,7 +1,8 @@
-"""A model under tuning, with separate trees for trained and frozen parameters.
+"""A model under parameter-efficient tuning, with separate trees for trained and frozen parameters.
 
 The model itself is unchanged. A Flax interceptor calls `Tuning.around` instead of each `Linear`. Added parameters live
-in the scope of that `Linear`, so that scans over layers and rematerialization treat them like its kernel.
+in the scope of that `Linear`, so that scans over layers and rematerialization treat the added parameters like the
+kernel.
 """
 
 import dataclasses
@@ -17,30 +18,30 @@ from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.param_paths import Flat, PyTree, flat, nested
 from pretrainax.training.wrapped import Frozen, Wrapped
 
-if TYPE_CHECKING:  # circular: it builds these models
+if TYPE_CHECKING:  # circular: `tuning` builds `Adapted`
     from pretrainax.adapt.tuning import Tuning
     from pretrainax.training.run import Run
 
-FROZEN = "frozen"  # collection of the frozen parameters
+FROZEN = "frozen"  # name of the Flax collection of frozen parameters
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapted(Wrapped):
-    """Wraps a model and is used like it.
+    """Wraps a model with a parameter-efficient tuning, and is used like the model.
 
-    `apply` reads the collections "params" (trained) and "frozen"; "params" may contain both.
+    `apply` reads the collections "params" (trained) and "frozen"; "params" may also contain the frozen parameters.
     """
 
     model: AnyModel
     tuning: "Tuning"
-    train_heads: bool  # in addition to the parameters of the tuning
+    train_heads: bool  # also train the heads of the model
 
     @property
     def plain(self) -> AnyModel:
         return self.model
 
     def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
-        """Returns {"params": trained, "frozen": frozen} parameters of a newly initialised model."""
+        """Returns the parameters of a newly initialised model: {"params": trained parameters, "frozen": the others}."""
         key = rngs["params"]
         params = self.model.init(rngs, batch, deterministic=deterministic)["params"]
         return {"params": self.start(params, key), **self.frozen(params)}
@@ -53,9 +54,9 @@ class Adapted(Wrapped):
         return {FROZEN: nested({path: x for path, x in flat(params).items() if not self._trains(path)})}
 
     def merged(self, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
-        """Returns an equivalent plain model and its parameters.
+        """Returns an equivalent model without tuning, and its parameters, into which the tuning is merged.
 
-        Returns this model if no plain model is equivalent, or if `frozen` is None.
+        If no model without tuning is equivalent, or if `frozen` is None, returns this model and its parameters.
         """
         if frozen is None:
             return self, params

@@ -22,16 +22,16 @@ class LoRA(Tuning):
     """Replaces a matrix W [in, out] by W + alpha / rank · A B and trains A [in, rank] and B [rank, out].
 
     B starts at zero, so the initial model is unchanged. With `dora`, the update changes only the direction of each
-    output, and a magnitude m is trained (Liu et al. 2024, arXiv 2402.09353, section 4.1):
+    output, and a magnitude m per output is trained (Liu et al. 2024, arXiv 2402.09353, section 4.1):
 
         m · (W + alpha / rank · A B) / |W + alpha / rank · A B|
 
     The norm is over the inputs and has no gradient (section 4.3). m starts as |W|.
     """
 
-    rank: int = 8  # of the update
+    rank: int = 8  # rank of the update
     alpha: float = 16.0  # the update is scaled by alpha / rank
-    dropout: float = 0.0  # of the input of the update
+    dropout: float = 0.0  # dropout rate of the input of the update
     # regular expressions for the ends of paths of matrices, over whole names: "query", "decoder/.*/value", "mlp/.*".
     # Experts and routers of a mixture never match
     targets: tuple[str, ...] = ("query", "value")
@@ -45,7 +45,7 @@ class LoRA(Tuning):
         kernels, added = flat(params), {}
         for matrix in matching(matrices_of(params), self.targets):
             path, layers = matrix.path, matrix.layers
-            # NOTE The paper uses a Gaussian; its released code uses a uniform distribution of this width.
+            # NOTE The paper draws A from a Gaussian. Its released code uses this uniform distribution.
             bound = 1.0 / math.sqrt(math.prod(matrix.inputs))
             matrix_key = jax.random.fold_in(key, zlib.crc32(path.encode()))
             a = jax.random.uniform(matrix_key, (layers, *matrix.inputs, self.rank), jnp.float32, -bound, bound)
@@ -88,7 +88,7 @@ class LoRA(Tuning):
         return params
 
     def _update(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """Returns the update of one layer, [in…, rank], [rank, out…] -> [in…, out…]."""
+        """Returns alpha / rank · A B of one layer, [in…, rank], [rank, out…] -> [in…, out…]."""
         return self.scale * jnp.tensordot(a, b, 1, precision=jax.lax.Precision.HIGHEST)
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -118,5 +118,8 @@ class LoRA(Tuning):
 
 
 def _norm(kernel: jax.Array, outputs: int) -> jax.Array:
-    """Returns the norm over the inputs, [in…, out…] -> [out…]; outputs: number of output axes."""
+    """Returns the Euclidean norm of a kernel over its input axes, [in…, out…] -> [out…].
+
+    outputs: number of output axes.
+    """
     return jnp.sqrt(jnp.sum(jnp.square(kernel), axis=tuple(range(kernel.ndim - outputs))))

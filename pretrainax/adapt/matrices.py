@@ -1,4 +1,4 @@
-"""The tunable matrices of a model's blocks, and the partition rules of parameters that a tuning adds to them."""
+"""Lists the tunable matrices of a model's blocks, and defines the sharding of the parameters that a tuning adds."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -16,24 +16,24 @@ _KERNEL, _ROUTER = "/kernel", "/router/"
 
 
 class Matrix(NamedTuple):
-    """Linear map of all layers of a stack, [L, inputs…, outputs…]."""
+    """The kernels of one linear layer in all L layers of a stack, [L, inputs…, outputs…]."""
 
-    path: str  # "encoder/blocks/self_attention/query"
+    path: str  # path of the linear layer: "encoder/blocks/self_attention/query"
     layers: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
     @property
     def rank(self) -> int:
-        """Returns the maximum rank of the matrix."""
+        """Returns the maximum rank of the matrix of one layer."""
         return min(math.prod(self.inputs), math.prod(self.outputs))
 
 
 def matrices_of(params: PyTree) -> list[Matrix]:
-    """Returns the linear maps of a model's blocks; params: arrays or shapes.
+    """Returns the linear layers of a model's blocks; params: the model's parameters, as arrays or shapes.
 
-    Experts and routers are excluded: no `Linear` computes them, so an update would change the merged model but not the
-    model in training.
+    Experts and routers of a mixture of experts are excluded: no `Linear` computes them, so an update would change the
+    merged model but not the model in training.
     """
     matrices = []
     for name, x, axes in zip(parameter_names(params), jax.tree.leaves(params), axes_of_leaves(params), strict=True):
@@ -44,10 +44,12 @@ def matrices_of(params: PyTree) -> list[Matrix]:
 
 
 def matching(matrices: Sequence[Matrix], patterns: Iterable[str]) -> list[Matrix]:
-    """Returns the matrices whose path ends in one of the patterns, over whole names: "query", "mlp/(up|down)".
+    """Returns the matrices whose path ends with a match of one of the patterns.
+
+    A match consists of whole names between slashes. Examples of patterns: "query", "mlp/(up|down)".
 
     Raises:
-      UserError: an invalid regular expression, or one that takes too long.
+      UserError: a pattern is not a valid regular expression, or matching it takes too long.
     """
     patterns, paths = tuple(patterns), tuple(matrix.path for matrix in matrices)
     try:
@@ -58,12 +60,12 @@ def matching(matrices: Sequence[Matrix], patterns: Iterable[str]) -> list[Matrix
 
 
 def _search(patterns: tuple[str, ...], paths: tuple[str, ...]) -> list[list[bool]]:
-    """Returns a list of booleans per pattern, True for each path that it matches."""
+    """Returns, for each pattern, a list with a bool per path, True if the pattern matches the end of the path."""
     return found_in(tuple(rf"(?:^|/)(?:{pattern})$" for pattern in patterns), paths)
 
 
 def problem_of(pattern: str, matrices: Sequence[Matrix]) -> str:
-    """Returns why a pattern matches no matrix, with the nearest names; "" if it matches."""
+    """Returns the reason why a pattern matches no matrix, with similar names; "" if the pattern matches a matrix."""
     try:
         if any(_search((pattern,), tuple(matrix.path for matrix in matrices))[0]):
             return ""
@@ -76,12 +78,12 @@ def problem_of(pattern: str, matrices: Sequence[Matrix]) -> str:
 
 
 def _summed(axes: Sequence[str]) -> int:
-    """Returns the number of input axes of a kernel."""
+    """Returns the number of input axes of a kernel with these axis names (without the axis of layers)."""
     return 2 if axes[0] in ("num_heads", "num_kv_heads") else 1
 
 
 def _rows() -> Iterable[tuple[str, str]]:
-    """Yields partition rules for added parameters; each axis is sharded like the matrix."""
+    """Yields partition rules for added parameters; each axis is sharded like the same axis of the matrix."""
     for pattern, names in PARTITION_RULES:
         if pattern.startswith("blocks/") and pattern.endswith(_KERNEL) and "layers experts" not in names:
             layers, *axes = names.split()

@@ -1,4 +1,4 @@
-"""Tunings that train a subset of the model's parameters: biases or heads."""
+"""Parameter-efficient tunings that train a subset of the model's own parameters: biases or heads."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from pretrainax.sharding.param_paths import flat
 
 
 class _Part(Tuning):
-    """Base of tunings without added parameters."""
+    """Base class of tunings that add no parameters."""
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
@@ -22,7 +22,7 @@ class _Part(Tuning):
 
 @dataclasses.dataclass
 class BitFit(_Part):
-    """Trains only the biases, including norms and heads (Ben Zaken et al. 2021, arXiv 2106.10199)."""
+    """Trains only the biases, including those of norms and heads (Ben Zaken et al. 2021, arXiv 2106.10199)."""
 
     def trains(self, path, heads):
         return path.rpartition("/")[2] == "bias"
@@ -32,10 +32,10 @@ class BitFit(_Part):
 class HeadAlone(_Part):
     """Trains only the heads.
 
-    An output matrix tied to the embeddings is not trained.
+    An output matrix that is tied to the token embeddings is not trained.
     """
 
-    passes: ClassVar[int] = 1  # forward only: nothing below the heads is trained
+    passes: ClassVar[int] = 1  # only the forward pass, because nothing before the heads is trained
 
     def trains(self, path, heads):
         return path.partition("/")[0] in heads

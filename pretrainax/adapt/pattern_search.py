@@ -1,10 +1,14 @@
-"""Searches names with regular expressions, in a confined process (`runtime.confined`): some patterns take years."""
+"""Searches names with regular expressions, in a separate process (`runtime.confined`), because some take years."""
 
 import re
 
 
 def search(patterns: list[str], names: list[str]) -> list[list[bool]]:
-    """Returns a list of booleans per pattern, True for each name that it matches; ValueError for an invalid pattern."""
+    """Returns, for each pattern, a list with a bool per name, True if the pattern matches a part of the name.
+
+    Raises:
+      ValueError: a pattern is not a valid regular expression.
+    """
     try:
         compiled = [re.compile(pattern) for pattern in patterns]
     except (re.error, OverflowError) as e:

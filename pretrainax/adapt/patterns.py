@@ -1,4 +1,4 @@
-"""Regular expressions from untrusted configs, with a time budget."""
+"""Matches regular expressions from untrusted configs, with a time limit."""
 
 import functools
 import re
@@ -7,18 +7,18 @@ from pretrainax.adapt import pattern_search
 from pretrainax.runtime.confined import Confined
 
 _WITHOUT_REPEATS = re.compile(r"(\(\?:|[\w/.|()^$-])*+")
-_FEW = 8  # maximum alternatives; matching may try all combinations
+_FEW = 8  # maximum number of alternatives that is fast in any case; matching may try all combinations
 
 
 @functools.lru_cache(maxsize=64)
 def found_in(patterns: tuple[str, ...], names: tuple[str, ...]) -> list[list[bool]]:
-    """Returns a list of booleans per pattern, True for each name that it matches.
+    """Returns, for each pattern, a list with a bool per name, True if the pattern matches a part of the name.
 
-    Patterns with repetition or many alternatives run in a confined process with a time budget.
+    Patterns with repetition or many alternatives run in a separate process with limits on time and memory.
 
     Raises:
-      ValueError: an invalid regular expression.
-      UserError: an invalid regular expression in the confined process, or an exceeded budget.
+      ValueError: a pattern is not a valid regular expression.
+      UserError: the separate process found a pattern that is not valid, or exceeded a limit.
     """
     if all(_WITHOUT_REPEATS.fullmatch(pattern) and pattern.count("|") <= _FEW for pattern in patterns):
         return pattern_search.search([*patterns], [*names])

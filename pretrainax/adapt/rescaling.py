@@ -1,4 +1,4 @@
-"""IA3 rescales keys, values and inner activations of feed-forwards (Liu et al. 2022, arXiv 2205.05638)."""
+"""IA3: rescales keys, values and inner activations of feed-forward layers (Liu et al. 2022, arXiv 2205.05638)."""
 
 import dataclasses
 import re
@@ -11,15 +11,16 @@ from pretrainax.adapt.tuning import Tuning, broadcast_to_rows
 from pretrainax.layers.linear import Linear
 from pretrainax.sharding.param_paths import Flat
 
-_READS = re.compile(r"/mlp(_after)?/down$")  # their inputs are rescaled; for keys and values, the outputs
+# Patterns of the linear layers whose inputs (_READS) or outputs (_KEYS) are rescaled.
+_READS = re.compile(r"/mlp(_after)?/down$")
 _KEYS = re.compile(r"_attention/(key|value)$")
 
 
 @dataclasses.dataclass
 class IA3(Tuning):
-    """Trains three vectors per layer that multiply keys, values and the input of `down` elementwise.
+    """Trains three vectors per layer that multiply the keys, the values and the input of `down` elementwise.
 
-    They start at one (section 3.3).
+    `down` is the second linear layer of the feed-forward layer. The vectors start as ones (section 3.3).
     """
 
     def added(self, params, key):

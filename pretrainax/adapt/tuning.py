@@ -1,4 +1,4 @@
-"""The interface of tunings: trained and added parameters, and the computation of a tuned matrix."""
+"""The interface of parameter-efficient tunings: trained and added parameters, and how a tuned layer computes."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -21,52 +21,60 @@ Interceptor = Callable[[Callable, tuple, dict, nn.module.InterceptorContext], Py
 
 
 class Tuning(kinds.Tuning):
-    """Base of tunings.
+    """Base class of parameter-efficient tunings.
 
     Parameters from `config.checkpoint.init_from` are frozen, except those that the tuning trains. Newly initialised
     heads are trained too (`Experiment.draws_heads`).
     """
 
-    is_mergeable: ClassVar[bool] = True  # True if an equivalent plain model exists
+    is_mergeable: ClassVar[bool] = True  # True if an equivalent model without tuning exists
 
     def wrap(self, experiment: Experiment, train: TrainConfig, teacher: Optional[ModelConfig]) -> Adapted:
         return self.adapted(models.build(experiment.model, compute_for(train)), experiment)
 
     def adapted(self, model: models.AnyModel, experiment: Experiment) -> Adapted:
-        """Returns the experiment's model under this tuning."""
+        """Wraps `model`, the model of an experiment, with this tuning."""
         return Adapted(model, self, experiment.draws_heads)
 
     @property
     def tokens(self) -> int:
-        """Returns the number of virtual tokens before a text."""
+        """Returns the number of virtual tokens (positions with trained vectors) before each document."""
         return 0
 
     def limits(self, config: ModelConfig) -> dict[str, int]:
-        """Returns the maximum number of text tokens, by the limiting field of config.model."""
+        """Returns the maximum number of tokens per row, without virtual tokens, by limiting field of config.model."""
         limit = config.position.max_length
         return {"position.max_length": limit - self.tokens} if isinstance(limit, int) else {}
 
     def trains(self, path: str, heads: set[str]) -> bool:
-        """Returns True if the tuning trains a parameter; heads: first path components of the heads."""
+        """Returns True if the tuning trains the model's parameter at `path`.
+
+        heads: first path components of the parameters of heads.
+        """
         del path, heads
         return False
 
     def added(self, params: PyTree, key: jax.Array) -> Flat:
-        """Returns the initial added parameters; params: of the model."""
+        """Returns the initial values of the parameters that the tuning adds to a model.
+
+        Args:
+          params: the parameters of the model.
+          key: random key.
+        """
         del params, key
         return {}
 
     def expanded(self, params: Flat) -> Flat:
-        """Returns the parameters that the model reads, from trained and frozen ones."""
+        """Returns the parameters that the model reads, computed from all trained and frozen parameters."""
         return params
 
     def extended(self, batch: Batch, config: ModelConfig) -> Batch:
-        """Returns the batch with virtual tokens."""
+        """Returns the batch with virtual tokens before each document; `config`: of the model."""
         del config
         return batch
 
     def interceptor(self, batch: Batch, training: bool) -> Interceptor:
-        """Returns the Flax interceptor for a forward pass over a batch."""
+        """Returns the Flax interceptor that applies the tuning in a forward pass over a batch."""
         del batch
 
         def around(call, args, kwargs, context):
@@ -77,17 +85,22 @@ class Tuning(kinds.Tuning):
         return around
 
     def around(self, linear: Linear, call: Callable[[jax.Array], jax.Array], x: jax.Array, training: bool) -> jax.Array:
-        """Computes a linear map with the added parameters.
+        """Returns the output of a linear layer with its added parameters.
 
         Args:
-          linear: the bound module.
-          call: the untuned map.
+          linear: the bound module of the layer.
+          call: computes the layer without the added parameters.
+          x: the input of the layer.
+          training: True in training, False in validation.
         """
         del linear, training
         return call(x)
 
     def merged(self, params: Flat) -> Flat:
-        """Returns the parameters of an equivalent plain model; params: of the model, with added ones."""
+        """Returns the parameters of an equivalent model without tuning.
+
+        params: all parameters of the model, including the added parameters.
+        """
         return params
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -99,10 +112,10 @@ class Tuning(kinds.Tuning):
         yield from self.length_problems(experiment)
 
     def length_problems(self, experiment: Experiment) -> Iterator[str]:
-        """Yields an error if rows and virtual tokens exceed a limit of the model."""
+        """Yields an error message if rows and virtual tokens together exceed a limit of the model."""
         length, objective = experiment.data.sequence_length, experiment.objective
         if not self.tokens or list(objective.field_problems()) or length < objective.shortest:
-            return  # there are no lengths to compare
+            return  # without virtual tokens or valid lengths, there is nothing to compare
         row = objective.adapted(experiment).places(length)
         for field, limit in self.limits(experiment.model).items():
             if row > limit:
@@ -116,7 +129,7 @@ class Tuning(kinds.Tuning):
 
 
 def abstract_params(config: ModelConfig) -> PyTree:
-    """Returns the shapes of a model's parameters; sizes that are still "auto" get placeholder values."""
+    """Returns the shapes of a model's parameters; a vocabulary size or maximum length of "auto" counts as 2."""
     config = copy.deepcopy(config)
     if config.vocab_size == AUTO:
         config.vocab_size = 2
@@ -128,5 +141,5 @@ def abstract_params(config: ModelConfig) -> PyTree:
 
 
 def broadcast_to_rows(vector: jax.Array, y: jax.Array) -> jax.Array:
-    """Broadcasts a vector over the last axes of y to the rank and dtype of y."""
+    """Returns `vector`, whose axes are the last axes of y, in the dtype of y and with leading axes of size 1."""
     return vector.astype(y.dtype).reshape((1,) * (y.ndim - vector.ndim) + vector.shape)

@@ -1,7 +1,8 @@
-"""Prompt tuning and prefix tuning: trained virtual tokens before each document.
+"""Prompt tuning and prefix tuning: virtual tokens, which are positions with trained vectors before each document.
 
-Each row of a batch gets virtual tokens on its left, without predictions. Prompt tuning trains their embeddings. Prefix
-tuning trains their keys and values in every layer; nothing reads their other activations.
+Each row of a batch gets virtual tokens on its left. The model predicts nothing there. Prompt tuning trains the
+embeddings of the virtual tokens. Prefix tuning trains their keys and values in every layer; no layer reads their other
+activations.
 """
 
 import dataclasses
@@ -24,11 +25,11 @@ from pretrainax.models.base import Model
 from pretrainax.sharding.param_paths import Flat, PyTree
 from pretrainax.sharding.rules import add_partition_rules
 
-_STDDEV = 0.02  # of initial keys and values, and of the layer that generates them
+_STDDEV = 0.02  # standard deviation of initial keys and values, and of the initial layer that generates them
 
 
 class _VirtualTokens(Tuning):
-    """Base of tunings with `length` virtual tokens before each document."""
+    """Base class of tunings with `length` virtual tokens before each document."""
 
     is_mergeable: ClassVar[bool] = False
     length: int
@@ -38,7 +39,10 @@ class _VirtualTokens(Tuning):
         return self.length
 
     def sides(self, config: ModelConfig) -> tuple[str, ...]:
-        """Returns the name prefixes of the batch arrays that get virtual tokens: "" or "encoder_"."""
+        """Returns the name prefixes of the batch arrays that get virtual tokens.
+
+        "encoder_" is the prefix for the encoder of an encoder-decoder, "" for all other stacks.
+        """
         raise NotImplementedError
 
     def extended(self, batch, config):
@@ -98,17 +102,18 @@ _FRONT = {
 
 
 def _at_the_left(trained: jax.Array, y: jax.Array) -> jax.Array:
-    """Replaces the first tokens of y [B, P + T, …] by the trained values [P, …]."""
+    """Returns y [B, P + T, …] with the trained values [P, …] at its first P positions."""
     front = jnp.broadcast_to(trained[None].astype(y.dtype), (len(y), *trained.shape))
     return jnp.concatenate([front, y[:, len(trained) :]], axis=1)
 
 
 @dataclasses.dataclass
 class PromptTuning(_VirtualTokens):
-    """Trains embeddings of virtual tokens before the text (Lester et al. 2021, arXiv 2104.08691).
+    """Trains the embeddings of virtual tokens before each document (Lester et al. 2021, arXiv 2104.08691).
 
-    In an encoder-decoder the encoder reads them. They start as random rows of the embedding (section 3.2). NOTE The
-    paper samples from the 5,000 most common tokens; this samples from the whole vocabulary.
+    In an encoder-decoder, only the encoder has virtual tokens. Their embeddings start as random rows of the token
+    embedding (section 3.2). NOTE The paper samples from the 5,000 most common tokens; this class samples from the whole
+    vocabulary.
     """
 
     length: int = 20  # tokens
@@ -136,12 +141,12 @@ class PromptTuning(_VirtualTokens):
 
 @dataclasses.dataclass
 class PrefixTuning(_VirtualTokens):
-    """Trains keys and values of virtual tokens in every layer (Li and Liang 2021, arXiv 2101.00190).
+    """Trains the keys and values of virtual tokens in every layer (Li and Liang 2021, arXiv 2101.00190).
 
     An encoder-decoder has prefixes in the encoder, the decoder and the cross-attention. With `hidden`, a tanh layer of
-    that width generates the prefixes from vectors (section 4.3); it is trained with them and dropped afterwards. Each
-    kind of attention has its own layer, as in the released code. The window of local layers must hold the prefix and
-    the row.
+    that width generates the prefixes from vectors (section 4.3). This layer is trained together with the vectors, and
+    the exported model contains only the prefixes. Each kind of attention has its own tanh layer, as in the released
+    code. The window of local layers must be large enough for the prefix and the row.
 
     NOTE Rotary positions rotate prefix keys like keys at positions 0, 1, …
     """
@@ -193,7 +198,7 @@ class PrefixTuning(_VirtualTokens):
 
     def around(self, linear: Linear, call, x, training):
         del training
-        if not linear.has_variable("params", "prefix") or x.ndim != 3:  # disentangled positions are 2-D
+        if not linear.has_variable("params", "prefix") or x.ndim != 3:  # disentangled positions have 2-D inputs
             return call(x)
         return _at_the_left(linear.get_variable("params", "prefix"), call(x))
 
@@ -213,7 +218,7 @@ class PrefixTuning(_VirtualTokens):
             )
 
 
-# Parameters that generate keys and values of one kind of attention, with their axes.
+# Names and axes of the parameters that generate keys and values of one kind of attention.
 _LAYER = {
     "vectors": "rows features",
     "up": "features rank",
@@ -226,7 +231,7 @@ _LAYER = {
 
 
 def _keys_and_values(params: PyTree) -> dict[str, tuple[Matrix, Matrix]]:
-    """Returns the key and value matrices by the path of their attention."""
+    """Returns the key matrix and the value matrix of each attention, by the path of the attention."""
     found = {matrix.path: matrix for matrix in matrices_of(params)}
     attentions = [path.removesuffix("/key") for path in found if path.endswith("_attention/key")]
     return {path: (found[f"{path}/key"], found[f"{path}/value"]) for path in attentions}

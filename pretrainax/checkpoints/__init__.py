@@ -1,1 +1,1 @@
-"""Checkpoints of runs: save, verify, select and restore."""
+"""Saves, verifies, selects and restores the checkpoints of runs."""

@@ -13,9 +13,11 @@ from pretrainax.files.json_files import JsonObject
 
 
 def best_step(values: Mapping[int, Optional[float]], figure: str) -> Optional[int]:
-    """Returns the first step with the best value of a metric; None if no step has a value.
+    """Returns the step with the best value of a metric, the first of equal values; None if no step has a value.
 
-    values: metric value by step, in step order; None: unknown.
+    Args:
+      values: value of the metric at each step, in step order; None if the value is unknown.
+      figure: name of the metric.
     """
     known = {step: value for step, value in values.items() if value is not None}
     best = max if larger_is_better(figure) else min
@@ -23,13 +25,17 @@ def best_step(values: Mapping[int, Optional[float]], figure: str) -> Optional[in
 
 
 def best_checkpoint(directory: str, figure: str) -> Optional[tuple[int, float, JsonObject]]:
-    """Returns (step, metric value, all validation metrics) of the best checkpoint in a folder.
+    """Returns (step, value of the metric, all validation metrics) of the best checkpoint in a folder of checkpoints.
 
-    Returns None if no checkpoint has the metric.
+    Returns None if no checkpoint has a value of the metric.
+
+    Args:
+      directory: the folder `checkpoints` of a run.
+      figure: name of the metric.
     """
     metrics: dict[int, JsonObject] = {}
     for step in list_steps(directory):
-        with contextlib.suppress(UserError):  # incomplete or damaged: its metrics are unknown
+        with contextlib.suppress(UserError):  # an incomplete or damaged checkpoint has no known metrics
             metrics[step] = read_run_json(os.path.join(directory, str(step)))["metrics"]
     step = best_step({step: values.get(figure) for step, values in metrics.items()}, figure)
     return None if step is None else (step, metrics[step][figure], metrics[step])

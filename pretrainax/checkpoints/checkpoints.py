@@ -1,11 +1,16 @@
 """Saves and restores the checkpoints of a run, and verifies their checksums.
 
-A step of a run is the folder `checkpoints/<step>/`. It contains the folders of Orbax (`params/`, `optimizer/`, and
-`ema/` if the run has a moving average of its parameters), `run.json` (shapes, metrics and the state of the training
-loop) and `manifest.sha256`, the SHA-256 of every file in the format of `sha256sum -c`. Orbax has no checksums of array
-data: without the manifest, a flipped bit would become a wrong weight without an error.
-A folder gets its final name only after its arrays were read back and all files were hashed and flushed to disk, so a
-kill at any moment leaves only whole steps.
+A checkpoint is the folder `checkpoints/<step>/`, where the step is the number of updates before the checkpoint. The
+folder contains:
+
+- the folders of Orbax, which are the parts of the checkpoint: `params/`, `optimizer/`, and `ema/` if the run has a
+  moving average of its parameters;
+- `run.json`: array shapes, validation metrics and the state of the training loop;
+- `manifest.sha256`: the SHA-256 of every file, in the format of `sha256sum -c`. Orbax has no checksums of array data,
+  so without the manifest a flipped bit would silently change a weight.
+
+A folder gets its final name only after its arrays have been opened again and all files have been hashed and flushed to
+disk. A process that is killed at any time therefore leaves only complete checkpoints under their final names.
 """
 
 import concurrent.futures
@@ -34,10 +39,11 @@ from pretrainax.sharding.param_paths import PyTree
 
 
 class Checkpoints:
-    """Saves and restores the checkpoints of one run; keeps the newest `keep`, the best one, and permanent ones.
+    """Saves and restores the checkpoints of one run; keeps the `keep` newest, the best, and permanent checkpoints.
 
-    A checkpoint's state is a flax dataclass with a field `params` and an optional field `ema`. At most one save is in
-    progress. With several processes, all of them call every method; process 0 hashes, renames and deletes.
+    The state to save is a flax dataclass with a field `params` and an optional field `ema`. At most one save is in
+    progress at a time. With several processes, all processes must call every method; process 0 hashes, renames and
+    deletes files.
     """
 
     def __init__(
@@ -47,46 +53,52 @@ class Checkpoints:
         select_by: str = "loss",
         keeps: Callable[[int], bool] = lambda step: False,
     ):
-        """Deletes incomplete files of a killed process.
+        """Creates the folder of checkpoints, and deletes incomplete checkpoints of a killed process in it.
 
         Args:
-          select_by: the metric that selects the best checkpoint.
-          keeps: returns True for steps that are never deleted.
+          directory: the folder `checkpoints` of the run.
+          keep: number of newest checkpoints to keep.
+          select_by: name of the validation metric that selects the best checkpoint.
+          keeps: returns True for the steps of permanent checkpoints, which are never deleted.
         """
         self.directory = os.fspath(exact_path(directory))
         self.keep, self.select_by, self.keeps = keep, select_by, keeps
-        self.warnings: list[str] = []  # one line for each step that `restore_newest` skipped
-        # Skipped steps: never deleted, not counted among the newest, and replaced when saved again.
+        self.warnings: list[str] = []  # one line for each damaged checkpoint that `restore_newest` skipped
+        # Steps of damaged checkpoints: never deleted, not counted among the newest, and replaced by a save of the step.
         self._distrusted: set[int] = set()
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-        self._pending: Optional[tuple[int, concurrent.futures.Future]] = None  # step and save in progress
+        self._pending: Optional[tuple[int, concurrent.futures.Future]] = None  # step and future of the save in progress
         os.makedirs(self.directory, exist_ok=True)
         silence_orbax()
         self._clear_unfinished()
 
     def save(self, step: int, state: PyTree, extra: dict, metrics: Optional[dict] = None) -> None:
-        """Copies the state and returns; writes in the background. Replaces an existing checkpoint of the step.
+        """Copies the state, then writes a checkpoint in the background; replaces an existing checkpoint of the step.
+
+        Waits for the previous save first.
 
         Args:
-          state: may be donated to the next update at once.
-          extra: any JSON value; `restore_newest` returns it.
-          metrics: validation metrics of this step; without them the step cannot be the best one.
+          step: number of updates before the checkpoint.
+          state: the training state; when this method returns, its buffers may be donated to the next update.
+          extra: state of the training loop, any JSON object; `restore_newest` returns it.
+          metrics: validation metrics of this step; None: the checkpoint cannot be the best.
 
         Raises:
-          RunFailed: this save failed, or the previous one, for which this method waits.
+          RunFailed: the previous save failed, or this save failed before it continued in the background.
         """
         self.wait()
         parts = parts_of(state)
         staging = self._path(step, ".saving")
         with save_errors(step):
             if jax.process_index() == 0:
-                # Now: the caller may change `extra` later, and Orbax waits 300 s for a folder that it cannot create.
+                # Before Orbax: the caller may change `extra` later, and this fails at once if the folder is not
+                # writable, for which Orbax would wait 300 s.
                 write_run_json(self._path(step, ".saving.json"), step, parts, extra, metrics)
             response = ocp.save_checkpointables_async(exact_path(staging), parts)
         self._pending = step, self._writer.submit(self._finish, step, staging, response)
 
     def wait(self) -> None:
-        """Waits until the last save is on disk and hashed; raises RunFailed if the save failed."""
+        """Waits until the last save has finished; raises RunFailed if the save failed."""
         if self._pending is not None:
             (step, future), self._pending = self._pending, None
             with save_errors(step):
@@ -98,10 +110,10 @@ class Checkpoints:
             self.wait()
         finally:
             self._writer.shutdown()
-            self._clear_unfinished()  # files that Orbax wrote after its save had failed
+            self._clear_unfinished()  # Orbax may write files after its save has failed
 
     def drop_after(self, step: int) -> None:
-        """Deletes the checkpoints after `step`, which a rollback discards."""
+        """Deletes the checkpoints after `step`, except damaged ones; a rollback to `step` calls it."""
         self.wait()
         if self._owns:
             for later in list_steps(self.directory):
@@ -110,22 +122,24 @@ class Checkpoints:
         self._clear_unfinished()
 
     def restore_newest(self, abstract_state: PyTree, up_to: Optional[int] = None) -> Optional[tuple[int, PyTree, dict]]:
-        """Restores (step, state, extra) of the newest valid step; returns None if there is no step.
+        """Restores the newest valid checkpoint and returns (step, state, extra); None if there are no checkpoints.
 
-        A step is valid if all its files match their checksums.
+        A checkpoint is valid if all its files match their checksums.
 
         Args:
           abstract_state: jax.ShapeDtypeStructs with the target shardings; the saved shardings may differ.
-          up_to: restores the newest step up to this one; if there is none, the oldest step.
+          up_to: restores the newest valid step that is at most `up_to`, or else the oldest valid step after it; None:
+            restores the newest valid step.
 
         Raises:
-          UserError: all steps are damaged (none is deleted); or the arrays differ from `abstract_state`. The message
-            lists missing and unexpected arrays, and arrays with another shape or dtype.
+          UserError: all checkpoints are damaged (none is deleted); the arrays differ from `abstract_state`; or the
+            checkpoint has no optimizer state. The message lists missing and unexpected arrays, and arrays with a
+            different shape or dtype.
         """
         self.wait()
         if (step := self._newest_valid(abstract_state, up_to)) is None:
             return None
-        if up_to is None and jax.process_index() == 0:  # a killed process may have left more than `keep`
+        if up_to is None and jax.process_index() == 0:  # a killed process may have left more than `keep` checkpoints
             self._delete_older(step)
             self._clear_unfinished()
         path = self._path(step)
@@ -141,11 +155,11 @@ class Checkpoints:
         return step, state, stored["extra"]
 
     def share(self) -> None:
-        """Waits for the last save, after which all processes see the same checkpoints in their shared folder."""
+        """Waits for the last save; all processes then find the same checkpoints in their shared folder."""
         self.wait()
 
     def _newest_valid(self, abstract_state: PyTree, up_to: Optional[int]) -> Optional[int]:
-        """Returns the step that all processes restore; logs the skipped steps."""
+        """Returns the step that all processes restore, or None; logs a warning for each damaged checkpoint."""
         newest = -1
         if jax.process_index() == 0:
             step, damaged = newest_valid_step(self.directory, up_to)
@@ -165,11 +179,20 @@ class Checkpoints:
 
     @property
     def _owns(self) -> bool:
-        """Returns True if this process renames and deletes files in the folder."""
+        """Returns True if this process renames and deletes files in the folder: only process 0 of a shared folder."""
         return jax.process_index() == 0
 
     def _finish(self, step: int, staging: str, response: ocp.AsyncResponse[None]) -> None:
-        """Waits for Orbax, adds run.json, reads back, adds the manifest, renames the folder, deletes older steps."""
+        """Completes a save after Orbax has written the arrays.
+
+        Adds run.json, opens all arrays again, writes the manifest, gives the folder its final name, and deletes older
+        checkpoints.
+
+        Args:
+          step: step of the checkpoint.
+          staging: temporary path of the checkpoint folder.
+          response: the save of Orbax in progress.
+        """
         try:
             response.result()
             if jax.process_index() == 0:
@@ -186,25 +209,32 @@ class Checkpoints:
             self._clear_unfinished()  # frees the space of a failed save
 
     def _delete_older(self, newest: int) -> None:
-        """Deletes all steps but the newest, the best, permanent ones, and damaged ones, which a user may inspect.
+        """Deletes all checkpoints except the newest, the best, permanent ones, and damaged ones, for inspection.
 
-        An unscheduled save, of a process that had to exit, is kept as `newest` but not counted among the `keep`
-        newest. The set of steps, and so the target of a rollback, then depends on the schedule alone.
+        An unscheduled save, of a process that had to exit, is kept if it is `newest`, but does not count among the
+        `keep` newest checkpoints. The set of kept checkpoints, and therefore the target of a rollback, then depends
+        only on the schedule.
+
+        newest: step of the newest checkpoint.
         """
         values, scheduled = {}, []
         for step in list_steps(self.directory):
             if step not in self._distrusted and os.path.exists(os.path.join(self._path(step), manifest.MANIFEST)):
-                with contextlib.suppress(UserError):  # damaged meanwhile: `restore_newest` reports it
+                with contextlib.suppress(UserError):  # damaged since its save: `restore_newest` reports it
                     run = read_run_json(self._path(step))
                     values[step] = run["metrics"].get(self.select_by)
                     scheduled += [step] if run["extra"].get("is_scheduled", True) else []
         permanent = set(filter(self.keeps, values))  # not counted among the newest
         last = [step for step in scheduled if step not in permanent][-self.keep :]
         for step in values.keys() - {newest, *last, best_step(values, self.select_by)} - permanent:
-            os.rename(self._path(step), self._path(step, ".deleted"))  # atomic: no partly deleted folder has the name
+            # Renamed before its deletion, so that no partly deleted folder has the name of a checkpoint.
+            os.rename(self._path(step), self._path(step, ".deleted"))
 
     def _clear_unfinished(self) -> None:
-        """Deletes folders of interrupted saves and deletions; restores the name of an interrupted replacement."""
+        """Deletes the files of interrupted saves and deletions, in processes that own the folder.
+
+        If a process was killed while it replaced a checkpoint, the old checkpoint gets its name back.
+        """
         for name in os.listdir(self.directory) if self._owns else ():
             if match := UNFINISHED.fullmatch(name):
                 path, final = os.path.join(self.directory, name), self._path(int(match[1]))
@@ -218,7 +248,10 @@ class Checkpoints:
 
 
 def parts_of(state: PyTree) -> dict[str, PyTree]:
-    """Splits a state into folders; parameters can then be read without the optimizer state."""
+    """Splits a training state into the parts of a checkpoint: "params", "ema" if it has one, and "optimizer".
+
+    "optimizer" contains all other fields. Each part is a folder, so parameters can be read without the optimizer state.
+    """
     fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
     parts = {name: fields.pop(name) for name in ("params", "ema") if name in fields}
     return {name: part for name, part in parts.items() if part is not None} | {"optimizer": fields}

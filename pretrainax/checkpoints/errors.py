@@ -1,4 +1,4 @@
-"""One-line errors for failed saves of Orbax and TensorStore."""
+"""Converts errors of failed saves with Orbax and TensorStore to one-line errors."""
 
 import contextlib
 import logging
@@ -14,7 +14,10 @@ from pretrainax.config import RunFailed
 
 @contextlib.contextmanager
 def save_errors(step: int) -> Iterator[None]:
-    """Turns any error of a save (disk, permissions, Orbax, TensorStore) into one line; `--debug` shows the cause."""
+    """Context manager that converts any error of a save (disk, permissions, Orbax, TensorStore) into RunFailed.
+
+    The message is one line; the flag `--debug` shows the original error.
+    """
     try:
         yield
     except Exception as error:
@@ -31,16 +34,16 @@ def _reason(error: Exception) -> str:
 
 
 def silence_orbax() -> None:
-    """Hides tracebacks that Orbax logs in addition to the error of a failed save, and its log of sizes."""
+    """Disables the tracebacks that Orbax logs in addition to the error of a failed save, and its log of sizes."""
     for name in ("absl", "concurrent.futures"):
         logging.getLogger(name).addFilter(_is_not_orbax_traceback)
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-    # Around each save, Orbax reads TensorStore's metrics for one log line. Each read leaks the lists in them in
-    # TensorStore 0.1.86: 0.06 MB per save.
+    # Before and after each save, Orbax reads TensorStore's metrics for one log line. In TensorStore 0.1.86 each read
+    # leaks memory, 0.06 MB per save.
     if hasattr(tensorstore_utils, "get_tensorstore_raw_bytes"):
         tensorstore_utils.get_tensorstore_raw_bytes = lambda *_, **__: 0
 
 
 def _is_not_orbax_traceback(record: logging.LogRecord) -> bool:
-    """Returns False for tracebacks of Orbax threads that fail or finish late; the save raises that error once."""
+    """Logging filter: drops tracebacks of Orbax threads that fail or finish late. The save raises the error once."""
     return "_SignalingThread.run() raised" not in str(record.msg) and "loop is closed" not in str(record.exc_info)

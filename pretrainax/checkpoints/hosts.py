@@ -1,12 +1,13 @@
-"""Checkpoints of multi-process runs with a workdir in an object store, without a shared disk.
+"""Saves and restores the checkpoints of multi-process runs in an object store, without a shared disk.
 
-Each process writes its shards to its own twin and uploads them. Its last upload is `hosts/NAME.json`, with the SHA-256
-of its files and the blocks of each array that they contain. Process 0 waits for these files, joins the OCDBT stores of
-all processes without their values (`shards.py`), and uploads run.json and the manifest of all files last. File names
-are unique to one save, so files of an earlier attempt are never used or overwritten.
+Each process has its own local copy of the run's folder. It writes its shards to this copy and uploads them. Its last
+upload is a report: `hosts/NAME.json`, with the SHA-256 of its files and the blocks of each array in these files.
+Process 0 waits for the reports, joins the OCDBT stores of all processes without their values (`shards.py`), and then
+uploads run.json and the manifest of all files. File names are unique to one save, so files of an earlier attempt are
+never used or overwritten.
 
-For a restore, each process downloads the files that it reads and verifies them against the manifest. A step is used if
-all processes have valid files.
+In a restore, each process downloads the files that it reads and verifies them with the manifest. A checkpoint is valid
+if the files of all processes are valid.
 """
 
 import contextlib
@@ -56,26 +57,29 @@ T = TypeVar("T")
 
 
 def open_checkpoints(directory: str, keep: int, select_by: str, keeps: Callable[[int], bool]) -> Checkpoints:
-    """Returns `HostCheckpoints` if several processes have no shared folder, otherwise `Checkpoints`."""
+    """Returns the checkpoints of a run: `HostCheckpoints` if each process has its own folder, otherwise `Checkpoints`.
+
+    The arguments are the arguments of `Checkpoints`.
+    """
     kind = HostCheckpoints if jax.process_count() > 1 and places.is_working_copy(directory) else Checkpoints
     return kind(directory, keep, select_by, keeps)
 
 
 class HostCheckpoints(Checkpoints):
-    """Like `Checkpoints`, but each process has its own folder: a twin of the same URL."""
+    """Like `Checkpoints`, for runs in which each process has its own folder: a local copy of the same URL."""
 
     def __init__(self, directory: str, *args, **kwargs):
-        """Takes the arguments of `Checkpoints`; all processes must call it."""
+        """Creates the object with the arguments of `Checkpoints`; all processes must do this at the same time."""
         super().__init__(directory, *args, **kwargs)
         twin = places.mirror_of(self.directory)
-        assert twin is not None  # the run is in a store
+        assert twin is not None  # the run is in an object store
         self._twin: Mirror = twin
         self._start = int(multihost_utils.broadcast_one_to_all(np.int32(secrets.randbits(31))))
         self._saves = 0
         self._metadata: dict[str, bytes] = {}  # metadata files of Orbax for a step, by name
 
     def save(self, step: int, state: PyTree, extra: dict, metrics: Optional[dict] = None) -> None:
-        """Saves as `Checkpoints.save`; process 0 first waits for the previous save of all processes."""
+        """Saves like `Checkpoints.save`; first waits for the previous save, which in process 0 needs all processes."""
         self.wait()
         parts = parts_of(state)
         with save_errors(step):
@@ -87,7 +91,7 @@ class HostCheckpoints(Checkpoints):
         self._pending = step, self._writer.submit(self._finish_own, step, f"{self._start:08x}-{self._saves}", shards)
 
     def share(self) -> None:
-        """Waits for the last save, then gives all processes the checkpoints of process 0."""
+        """Waits for the last save, then copies the checkpoints of process 0 to all processes through the store."""
         self.wait()
         if jax.process_index() == 0:
             places.synchronize(self.directory)
@@ -100,7 +104,13 @@ class HostCheckpoints(Checkpoints):
         return True
 
     def _finish_own(self, step: int, attempt: str, shards: dict[str, dict[str, OwnArray]]) -> None:
-        """Writes this process's shards; process 0 then completes the checkpoint, others upload their shards."""
+        """Writes the shards of this process; process 0 then completes the checkpoint, others upload their shards.
+
+        Args:
+          step: step of the checkpoint.
+          attempt: part of the file names that is unique to this save and equal in all processes.
+          shards: shards of this process: part -> path of the array -> shards.
+        """
         staging, target = self._path(step, ".saving"), self._path(step)
         try:
             owner = f"{attempt}.{jax.process_index()}"
@@ -120,7 +130,10 @@ class HostCheckpoints(Checkpoints):
             self._clear_unfinished()
 
     def _make_whole(self, step: int, attempt: str) -> None:
-        """Waits for the shards of other processes, joins all shards, and renames the folder; only in process 0."""
+        """Waits for the shards of other processes, joins all shards, and gives the folder its final name.
+
+        Only process 0 calls it.
+        """
         staging, target = self._path(step, ".saving"), self._path(step)
         owners = [f"{attempt}.{i}" for i in range(jax.process_count())]
         reports = self._reports(target, [_report(owner) for owner in owners[1:]])
@@ -146,7 +159,10 @@ class HostCheckpoints(Checkpoints):
         self._delete_older(step)
 
     def _reports(self, folder: str, names: list[str]) -> dict[str, bytes]:
-        """Returns the named files of other processes, after all of them have uploaded theirs."""
+        """Waits until other processes have uploaded their reports; returns the contents of the reports by name.
+
+        names: names of the reports, relative to the checkpoint folder.
+        """
         while names:
             if (reports := _retried(lambda: self._twin.read_sent(folder, names))) is not None:
                 return reports
@@ -154,7 +170,10 @@ class HostCheckpoints(Checkpoints):
         return {}
 
     def _forget_older(self, newest: int) -> None:
-        """Deletes local shards of steps that process 0 has deleted; the last step before `newest` may be incomplete."""
+        """Deletes the local shards of checkpoints that process 0 has deleted in the store.
+
+        The last checkpoint before `newest` is not deleted, because process 0 may not have completed it yet.
+        """
         with contextlib.suppress(UserError):  # the store does not respond: the next save retries
             remote = self._twin.store.objects(os.path.relpath(self.directory, self._twin.root))
             whole = {name.split("/")[-2] for name in remote if name.endswith(f"/{manifest.MANIFEST}")}
@@ -181,7 +200,7 @@ class HostCheckpoints(Checkpoints):
         return None if step < 0 else step
 
     def _faults(self, step: int, parts: dict[str, PyTree]) -> str:
-        """Downloads the files of a step that this process reads; returns their faults, or "" if all are valid."""
+        """Downloads and verifies the files of a checkpoint that this process reads; returns their faults, or ""."""
         try:
             problems = steps.faults(self.directory, step, lambda name: not are_values(name))
             if not problems:
@@ -195,7 +214,10 @@ class HostCheckpoints(Checkpoints):
         return ", ".join(problems)
 
     def _written(self, step: int) -> dict[str, dict]:
-        """Returns the blocks that each process wrote in a step; {} for a step of a single process."""
+        """Returns the bounds of the blocks that each process wrote: name of its OCDBT store -> part -> array -> bounds.
+
+        Returns {} for a checkpoint of a run with a single process.
+        """
         folder = os.path.join(self._path(step), "hosts")
         names = os.listdir(folder) if os.path.isdir(folder) else []
         return {name.removesuffix(".json"): read_object(os.path.join(folder, name))["regions"] for name in names}
@@ -206,7 +228,10 @@ def _report(owner: str) -> str:
 
 
 def _retried(call: Callable[[], T]) -> T:
-    """Returns the result of a call, and retries it until the store responds; a waiting save loses no data."""
+    """Returns the result of a call; retries without a limit while the call raises a UserError.
+
+    A save that waits for the store loses no data.
+    """
     reported = False
     while True:
         try:
@@ -219,7 +244,10 @@ def _retried(call: Callable[[], T]) -> T:
 
 
 def _metadata_files(parts: dict[str, PyTree]) -> dict[str, bytes]:
-    """Returns the metadata files of Orbax for the trees of a step; all processes call it, and process 0 writes them."""
+    """Returns the contents of Orbax's metadata files of a checkpoint, by name; in other processes than 0, b"".
+
+    All processes must call it, because Orbax writes a small checkpoint with the same trees to create these files.
+    """
     with tempfile.TemporaryDirectory(prefix="pretrainax") as temporary:
         path = np.frombuffer(os.fsencode(temporary).ljust(_PATH, b"\0"), np.uint8)
         folder = os.path.join(os.fsdecode(bytes(multihost_utils.broadcast_one_to_all(path)).rstrip(b"\0")), "frame")

@@ -1,4 +1,4 @@
-"""Manifests: the SHA-256 of each file of a folder, in the format of `sha256sum -c`."""
+"""Writes and verifies manifests: the SHA-256 of each file of a folder, in the format of `sha256sum -c`."""
 
 import concurrent.futures
 import errno
@@ -16,13 +16,20 @@ from pretrainax.files.object_names import name_problem
 from pretrainax.files.regular_files import check_regular, read_bytes
 
 MANIFEST = "manifest.sha256"
-_IGNORED = {"Thumbs.db", "ehthumbs.db", "desktop.ini", "Icon\r"}  # file managers create these in folders that they open
+_IGNORED = {"Thumbs.db", "ehthumbs.db", "desktop.ini", "Icon\r"}  # files that file managers create in opened folders
 
 
 def write_manifest(directory: str, elsewhere: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Flushes the files of a folder to disk, then writes the manifest, which must not outlive them after a power cut.
+    """Flushes the files of a folder to disk, then writes the manifest of the folder.
 
-    elsewhere: digests by name of files that other processes have; some of the files may also be local.
+    With this order, a power failure cannot leave a manifest without its files.
+
+    Args:
+      directory: path of the folder.
+      elsewhere: SHA-256 by name of files that other processes wrote. Some of these files may also be local.
+
+    Raises:
+      OSError: a local file differs from the file of the same name in `elsewhere`.
     """
     local = flush_and_hash(directory)
     if changed := [name for name in sorted(local.keys() & elsewhere.keys()) if local[name] != elsewhere[name]]:
@@ -35,7 +42,7 @@ def write_manifest(directory: str, elsewhere: Mapping[str, str] = MappingProxyTy
 
 
 def flush_and_hash(directory: str) -> dict[str, str]:
-    """Flushes the files of a folder to disk; returns the digest of each by name."""
+    """Flushes the files of a folder to disk; returns the SHA-256 of each file, by its name relative to the folder."""
     names = _files(directory)
     paths = [os.path.join(directory, name) for name in names]
     for folder, _, _ in os.walk(directory):
@@ -46,11 +53,11 @@ def flush_and_hash(directory: str) -> dict[str, str]:
 
 
 def faults(directory: str, needed: Callable[[str], bool] = lambda name: True) -> list[str]:
-    """Returns the differences between a folder and its manifest, one line each; [] for a valid folder.
+    """Returns one line for each difference between a folder and its manifest; [] for a valid folder.
 
-    A link counts as its target. Links that the manifest does not list are allowed.
+    For a link, the target of the link is verified. Links that the manifest does not list are allowed.
 
-    needed: returns True for names in the manifest whose files are verified.
+    needed: returns True for the files to verify; its argument is a name in the manifest.
     """
     try:
         content = read_bytes(os.path.join(directory, MANIFEST)).decode("utf-8")
@@ -76,7 +83,10 @@ def faults(directory: str, needed: Callable[[str], bool] = lambda name: True) ->
 
 
 def _files(directory: str) -> list[str]:
-    """Returns relative paths, without the manifest, links, hidden files (NFS, snapshots) and files of file managers."""
+    """Returns the sorted relative paths of the files of a folder that its manifest must list.
+
+    Omits the manifest, links, hidden files (of NFS and snapshots) and files that file managers create.
+    """
     files = []
     for folder, folders, names in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -103,7 +113,7 @@ def _reason(error: Exception) -> str:
 
 
 def fsync_path(path: str) -> None:
-    """Flushes a file, or the entries of a folder, to disk."""
+    """Flushes a file to disk; for a folder, flushes the list of its entries."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Parameters of checkpoints: restored into their shardings, or written and read block by block."""
+"""Restores the parameters of checkpoints into their shardings, and writes and reads parameters block by block."""
 
 import errno
 import functools
@@ -22,16 +22,27 @@ from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
 from pretrainax.storage.places import complete
 
-Params = dict[str, PyTree]  # a nested dict of arrays, or of their shapes and dtypes
-Initializer = Callable[[list[str]], dict[str, jax.Array]]  # paths -> initial parameters, sharded
-Index = tuple[slice, ...]  # one slice per axis
+Params = dict[str, PyTree]  # a nested dict of parameter arrays, or of their shapes and dtypes
+Initializer = Callable[[list[str]], dict[str, jax.Array]]  # paths of parameters -> their initial values, sharded
+Index = tuple[slice, ...]  # position of a block in an array: one slice per axis
 TRAINED, EMA = "params", "ema"  # folders of a checkpoint: trained parameters, and their moving average
-_BLOCK_BYTES = 1 << 26  # bytes of a parameter in memory at a time
+_BLOCK_BYTES = 1 << 26  # maximum bytes of a block: the part of a parameter that is in memory at a time
 CODEC = {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
 
 
 def load_steps(step_directories: Sequence[str], abstract_params: Params, folder: str = TRAINED) -> Params:
-    """Returns the parameters of a checkpoint, or the mean over several checkpoints; folder: TRAINED or EMA."""
+    """Returns the parameters of one checkpoint, or their mean over several checkpoints.
+
+    Downloads missing files first if the run is in an object store.
+
+    Args:
+      step_directories: folders of the checkpoints.
+      abstract_params: jax.ShapeDtypeStructs with the target shardings.
+      folder: TRAINED, or EMA for the moving average of the parameters.
+
+    Raises:
+      UserError: as `load_parts`.
+    """
     for step_directory in step_directories:
         complete(step_directory, parameter_files(folder))
     if len(step_directories) > 1:
@@ -40,10 +51,12 @@ def load_steps(step_directories: Sequence[str], abstract_params: Params, folder:
 
 
 def average_params(step_directories: Sequence[str], abstract_params: Params, folder: str = TRAINED) -> Params:
-    """Returns the mean of the parameters of checkpoints, summed in float64; each device reads its own shards.
+    """Returns the mean of the parameters over checkpoints, computed in float64; each device reads only its shards.
 
     Args:
-      abstract_params: jax.ShapeDtypeStructs with shardings.
+      step_directories: folders of the checkpoints; their files must be local.
+      abstract_params: jax.ShapeDtypeStructs with the target shardings.
+      folder: TRAINED, or EMA for the moving average of the parameters.
 
     Raises:
       UserError: as `load_parts`, for any of the checkpoints.
@@ -62,7 +75,10 @@ def average_params(step_directories: Sequence[str], abstract_params: Params, fol
 
 
 def _mean(arrays: Sequence[ts.TensorStore], index: Index) -> np.ndarray:
-    """Reads a block of arrays with equal shape and dtype, and returns their mean; a single array is unchanged."""
+    """Returns the mean of the same block of several arrays, in their dtype; for one array, its block.
+
+    arrays: stored arrays of the same shape and dtype.
+    """
     blocks = (array[index].read().result() for array in arrays)
     if len(arrays) == 1:
         return next(blocks)
@@ -74,13 +90,22 @@ def _by_path(tree: Params) -> dict[str, PyTree]:
 
 
 def load_parts(step_directory: str, abstract_parts: dict[str, PyTree]) -> dict[str, PyTree]:
-    """Restores the given parts into their shardings; raises UserError if the saved arrays differ."""
+    """Restores parts of a checkpoint (its folders, such as `params`) into the given shardings.
+
+    abstract_parts: trees of jax.ShapeDtypeStructs with the target shardings, by the name of the part.
+
+    Raises:
+      UserError: the saved arrays of these parts differ in path, shape or dtype.
+    """
     _check_arrays(step_directory, signatures(abstract_parts))
     return ocp.load_checkpointables(exact_path(step_directory), abstract_parts)
 
 
 def _check_arrays(step_directory: str, wanted: dict[str, str]) -> None:
-    """Raises UserError unless a checkpoint has exactly these arrays in their parts."""
+    """Raises UserError unless the parts of a checkpoint contain exactly the wanted arrays.
+
+    wanted: dtype and shape of each array, by part and path, as `signatures` returns them.
+    """
     parts, stored = {name.split("/")[0] for name in wanted}, read_run_json(step_directory)["arrays"]
     stored = {name: signature for name, signature in stored.items() if name.split("/")[0] in parts}
     both = wanted.keys() & stored.keys()
@@ -100,15 +125,16 @@ def _check_arrays(step_directory: str, wanted: dict[str, str]) -> None:
 
 
 def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Index], np.ndarray], extra: dict) -> None:
-    """Writes a step 0 with only parameters, and never has a whole parameter in memory.
+    """Writes a checkpoint of step 0 that contains only parameters, block by block.
 
-    Orbax writes the folder for arrays of one number each. TensorStore then writes the real arrays instead, in chunks of
-    one layer or of a part of a layer.
+    At most one block is in memory at a time. Orbax first writes the checkpoint with arrays of one number each.
+    TensorStore then replaces these arrays by the parameters, in chunks of one layer or of a part of a layer.
 
     Args:
-      abstract_params: shapes and dtypes.
-      read: returns the block of a parameter by its path and index; called once per block.
-      extra: any JSON value.
+      workdir: folder of the run; it must not contain a checkpoint of step 0.
+      abstract_params: shapes and dtypes of the parameters.
+      read: returns a block of a parameter, given the path and the index of the block; called once per block.
+      extra: content of "extra" in run.json, any JSON object.
     """
     directory = os.fspath(exact_path(os.path.join(workdir, "checkpoints")))
     os.makedirs(directory, exist_ok=True)
@@ -151,9 +177,13 @@ def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Ind
 
 
 def read_params(*step_directories: str, folder: str = TRAINED) -> Iterator[tuple[str, int, np.ndarray]]:
-    """Yields (path, start, block) of each parameter of a step, or of the mean of several steps of a run.
+    """Yields (path, start, block) for each block of the parameters of a checkpoint, or of the mean of several ones.
 
-    Blocks are along the first axis and as small as the chunks.
+    A block is a range of the first axis that begins at `start` and has the size of a stored chunk.
+
+    Args:
+      step_directories: folders of checkpoints of one run.
+      folder: TRAINED, or EMA for the moving average of the parameters.
     """
     stores = [_store(step_directory, folder) for step_directory in step_directories]
     for name in read_run_json(step_directories[0])["arrays"]:
@@ -166,7 +196,11 @@ def read_params(*step_directories: str, folder: str = TRAINED) -> Iterator[tuple
 
 
 def check_readable(step_directory: str) -> None:
-    """Opens each array of a new step, as a restore does; raises OSError if an array is missing or changed."""
+    """Opens each array of a new checkpoint, as a restore does.
+
+    Raises:
+      OSError: an array is missing, or its shape or dtype differs from run.json.
+    """
     for name, signature in read_run_json(step_directory)["arrays"].items():
         part, _, path = name.partition("/")
         try:
@@ -186,7 +220,12 @@ def _store(step_directory: str, part: str = TRAINED) -> dict:
 
 
 def array_spec(store: dict, path: str) -> dict:
-    """Returns the TensorStore spec of an array under its name in Orbax, without a cache."""
+    """Returns the TensorStore spec of an array, with its name in Orbax checkpoints and without a cache.
+
+    Args:
+      store: spec of the key-value store that contains the arrays of a part.
+      path: path of the array in the part, such as "decoder/blocks/kernel".
+    """
     return {
         "driver": "zarr3",
         "kvstore": {**store, "path": f"{path.replace('/', '.')}/"},
@@ -195,7 +234,11 @@ def array_spec(store: dict, path: str) -> dict:
 
 
 def _chunk(path: str, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Returns the shape of a chunk: one layer of a stack, cut along its first axes to at most `_BLOCK_BYTES`."""
+    """Returns the shape of the stored chunks of a parameter.
+
+    A chunk contains one layer of a stack, or a whole parameter outside stacks. Chunks of more than `_BLOCK_BYTES` bytes
+    are split, first along the first axes.
+    """
     chunk = [1, *shape[1:]] if is_stacked(path) else list(shape)
     for axis, n in enumerate(chunk):
         size = itemsize * math.prod(chunk)

@@ -1,4 +1,4 @@
-"""run.json of a checkpoint: step, validation metrics, shapes of the arrays, state of the training loop."""
+"""Reads and writes run.json of a checkpoint: step, validation metrics, array shapes, state of the training loop."""
 
 import json
 import math
@@ -17,13 +17,25 @@ RUN_JSON = "run.json"
 
 
 def write_run_json(path: str, step: int, parts: PyTree, extra: dict, metrics: Optional[dict] = None) -> None:
-    """Writes run.json; parts: saved arrays or their shapes; extra: any JSON value."""
+    """Writes the run.json of a checkpoint to the file `path`.
+
+    Args:
+      path: path of the file.
+      step: number of updates before the checkpoint.
+      parts: trees of the saved arrays, or of their shapes and dtypes, by name: {"params": …}.
+      extra: state of the training loop; any JSON object.
+      metrics: validation metrics of this step; None: none.
+    """
     content = {"step": step, "metrics": _finite(metrics or {}), "arrays": signatures(parts), "extra": extra}
     write_atomically(path, json.dumps(content, indent=1))
 
 
 def read_run_json(step_directory: str) -> dict:
-    """Returns run.json of a checkpoint folder; raises UserError without "metrics", "arrays" and "extra"."""
+    """Returns the content of run.json in a checkpoint folder.
+
+    Raises:
+      UserError: the file is missing or invalid, or lacks one of the objects "metrics", "arrays" and "extra".
+    """
     path = os.path.join(step_directory, RUN_JSON)
     content = read_object(path)
     if lost := [name for name in ("arrays", "metrics", "extra") if not isinstance(content.get(name), dict)]:
@@ -32,11 +44,12 @@ def read_run_json(step_directory: str) -> dict:
 
 
 def check_tokenizer(step_directory: str, fingerprint: str, tokenizer: str) -> None:
-    """Raises UserError if a checkpoint was trained with another tokenizer.
+    """Raises UserError if a checkpoint was trained with a different tokenizer.
 
     Args:
-      fingerprint: of the expected tokenizer.
-      tokenizer: its folder.
+      step_directory: folder of the checkpoint.
+      fingerprint: fingerprint of the expected tokenizer.
+      tokenizer: folder of the expected tokenizer, for the message.
     """
     trained = read_run_json(step_directory)["extra"].get("tokenizer", fingerprint)
     if trained != fingerprint:
@@ -47,18 +60,23 @@ def check_tokenizer(step_directory: str, fingerprint: str, tokenizer: str) -> No
 
 
 def signatures(tree: PyTree) -> dict[str, str]:
-    """Returns the dtype and shape of each array: {"params/decoder/…/kernel": "float32[4,256,8,32]"}."""
+    """Returns the dtype and shape of each array, by path: {"params/decoder/…/kernel": "float32[4,256,8,32]"}."""
     values = [signature_of(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
     return dict(zip(parameter_names(tree), values, strict=True))
 
 
 def signature_of(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> str:
-    """Returns the dtype and shape of an array: "float32[4,256,8,32]"."""
+    """Formats the dtype and shape of an array as in run.json: "float32[4,256,8,32]"."""
     return f"{np.dtype(dtype).name}[{','.join(map(str, shape))}]"
 
 
 def stored_shapes(step_directory: str, part: str) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shape and dtype of each array in a part of a checkpoint, by its path in the part."""
+    """Returns the shape and dtype of each array in a part of a checkpoint, according to run.json.
+
+    The keys are the paths of the arrays in the part, without its name.
+
+    part: folder of the checkpoint: "params", "ema" or "optimizer".
+    """
     shapes = {}
     for name, signature in read_run_json(step_directory)["arrays"].items():
         if name.startswith(f"{part}/"):
@@ -69,5 +87,5 @@ def stored_shapes(step_directory: str, part: str) -> dict[str, jax.ShapeDtypeStr
 
 
 def _finite(metrics: dict) -> dict:
-    """Replaces metrics that are not finite by None: they cannot be the best value."""
+    """Returns the metrics with None instead of values that are not finite, so that these are never the best value."""
     return {name: float(x) if x is not None and math.isfinite(x) else None for name, x in metrics.items()}

@@ -1,8 +1,10 @@
-"""Arrays of checkpoints without a shared disk: each process writes its own shards, and process 0 joins them.
+"""Writes the arrays of checkpoints without a shared disk: each process writes its shards, and process 0 joins them.
 
-Below the folder of a part (`params/`) each process has its own OCDBT store: values in `d/`, and their locations in
-`manifest.ocdbt` and `nodes/`. A join needs no values: the store of the whole part refers to the values in the stores of
-the processes. Readers such as Orbax see the same arrays as from a single process.
+A part of a checkpoint is a folder such as `params/`. Below this folder, each process has its own OCDBT store (a
+database of TensorStore): the values of the arrays in `d/`, and the locations of the values in `manifest.ocdbt` and
+`nodes/`. Process 0 joins the stores into one store of the whole part, which refers to the values in the stores of the
+processes, so process 0 does not need the values. Orbax and other readers find the same arrays as after the save of a
+single process.
 """
 
 import os
@@ -17,22 +19,26 @@ import tensorstore as ts
 from pretrainax.checkpoints.params import CODEC, Index, array_spec
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 
-Bounds = list[list[int]]  # [start, stop] of each axis
+Bounds = list[list[int]]  # bounds of a block of an array: [start, stop] on each axis
 _VALUES = re.compile(r"[^/]+/(?P<owner>[0-9a-f]+-\d+\.\d+)/d/.*")
-_INLINE = 4096  # maximum bytes of a value inside a node: the shape and chunks of an array, a step
+# maximum bytes of a value that OCDBT stores in a node instead of in `d/`, such as the metadata of an array
+_INLINE = 4096
 
 
 class OwnArray(NamedTuple):
     """The blocks of an array that one process writes."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # shape of the whole array
     dtype: str
     chunk: tuple[int, ...]  # shape of a shard
-    blocks: list[tuple[Index, np.ndarray]]
+    blocks: list[tuple[Index, np.ndarray]]  # (position in the array, values) of each shard of this process
 
 
 def own_shards(tree: PyTree) -> dict[str, OwnArray]:
-    """Copies to the host the shards of a tree that this process writes; of replicated shards, one device writes."""
+    """Copies the shards that this process writes to host memory; returns them by the path of their array.
+
+    Of several replicas of a shard, only the first replica is written. Arrays without a shard to write are omitted.
+    """
     leaves = jax.tree.leaves(tree)
     owned = [[shard for shard in x.addressable_shards if shard.replica_id == 0] for x in leaves]
     for shard in (shard for shards in owned for shard in shards):
@@ -47,15 +53,24 @@ def own_shards(tree: PyTree) -> dict[str, OwnArray]:
 
 
 def _on_host(shard: jax.Array) -> np.ndarray:
-    """Returns a copy of a shard in host memory; on CPU, NumPy shares the buffer, which the next step overwrites."""
+    """Returns a copy of a shard in host memory.
+
+    On CPU, `np.asarray` does not copy, and the next training step would overwrite the shared buffer.
+    """
     array = np.asarray(shard)
     return array.copy() if shard.device.platform == "cpu" else array
 
 
 def write_shards(part: str, owner: str, arrays: Mapping[str, OwnArray]) -> None:
-    """Writes the shards of a process to its own store in the folder of a part."""
+    """Writes the shards of this process to its own OCDBT store in the folder of a part.
+
+    Args:
+      part: path of the folder of the part, such as `params/`.
+      owner: name of the store of this process.
+      arrays: shards by the path of their array.
+    """
     store, context = _store(os.path.join(part, owner)), ts.Context({"cache_pool": {"total_bytes_limit": 0}})
-    with ts.Transaction(atomic=True) as transaction:  # arrays with separate contexts would have separate nodes
+    with ts.Transaction(atomic=True) as transaction:  # one context: separate contexts would write separate nodes
         for path, array in arrays.items():
             spec = array_spec(store, path)
             del spec["context"]
@@ -75,12 +90,17 @@ def write_shards(part: str, owner: str, arrays: Mapping[str, OwnArray]) -> None:
 
 
 def join_shards(part: str, owners: Iterable[str]) -> None:
-    """Joins the stores of all processes into the store of a part; their values need not be local."""
-    context = ts.Context()  # shared: with separate contexts, values would be copied
+    """Joins the OCDBT stores of all processes into the store of a part; the values need not be local.
+
+    Args:
+      part: path of the folder of the part, such as `params/`.
+      owners: names of the stores of the processes.
+    """
+    context = ts.Context()  # one context: with separate contexts, TensorStore would copy the values
     whole = ts.KvStore.open(_store(part), context=context).result()
     with ts.Transaction(atomic=True) as transaction:
         for owner in owners:
-            if os.path.isdir(os.path.join(part, owner)):  # this process has shards of the part
+            if os.path.isdir(os.path.join(part, owner)):  # False if the process has no shards of the part
                 store = ts.KvStore.open(_store(os.path.join(part, owner)), context=context).result()
                 store.experimental_copy_range_to(whole.with_transaction(transaction)).result()
 
@@ -95,23 +115,28 @@ def _store(folder: str) -> dict:
 
 
 def are_values(name: str) -> bool:
-    """Returns True if a file, by its name in a checkpoint, contains values that one of several processes wrote."""
+    """Returns True if a file contains array values that one of several processes wrote.
+
+    name: name of the file relative to the checkpoint folder.
+    """
     return _VALUES.fullmatch(name) is not None
 
 
 def regions(arrays: Mapping[str, OwnArray]) -> dict[str, list[Bounds]]:
-    """Returns the bounds of the blocks of each array that a process writes."""
+    """Returns the bounds of all blocks that a process writes, by the path of their array."""
     return {name: [_bounds(index, x.shape) for index, _ in x.blocks] for name, x in arrays.items()}
 
 
 def needed_here(
     parts: Mapping[str, PyTree], written: Mapping[str, Mapping[str, Mapping[str, Sequence[Bounds]]]]
 ) -> Callable[[str], bool]:
-    """Returns a predicate for files of a checkpoint: True if a restore into the shards of this process reads the file.
+    """Returns a predicate that is True for the files that this process reads in a restore of its shards.
+
+    The argument of the predicate is the name of a file relative to the checkpoint folder.
 
     Args:
-      parts: trees of jax.ShapeDtypeStructs with shardings, by name.
-      written: blocks by store name of each process: part -> array -> blocks.
+      parts: trees of jax.ShapeDtypeStructs with the target shardings, by the name of the part.
+      written: bounds of the blocks that each process wrote: name of its store -> part -> array -> bounds.
     """
     wanted: dict[tuple[str, str], list[Bounds]] = {}
     for part, tree in parts.items():

@@ -1,4 +1,8 @@
-"""Folders of a run's checkpoints: lists the steps and finds the newest valid one."""
+"""Lists the checkpoints of a run, verifies them, and finds the newest valid checkpoint.
+
+The folder `checkpoints/` of a run contains one folder per checkpoint. The name of this folder is the step: the number
+of updates before the checkpoint.
+"""
 
 import os
 import re
@@ -13,29 +17,36 @@ from pretrainax.config import CheckpointConfig, UserError
 from pretrainax.storage.mirror import Gone
 from pretrainax.storage.places import complete, refresh
 
-UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # temporary names of the folder `<step>`
+UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # temporary names of a checkpoint folder
 
 
 def parameter_files(*folders: str) -> Callable[[str], bool]:
-    """Returns a predicate that is True for top-level files of a step and for files in these folders of it."""
+    """Returns a predicate that is True for top-level files of a checkpoint and for files in the named folders.
+
+    The argument of the predicate is the name of a file relative to the checkpoint folder.
+    """
     return lambda name: "/" not in name or name.partition("/")[0] in folders
 
 
 def list_steps(directory: str) -> list[int]:
-    """Returns the sorted steps in a folder of checkpoints, valid or not."""
+    """Returns the sorted steps of all checkpoints in a folder `checkpoints`, including damaged checkpoints."""
     return sorted(int(name) for name in os.listdir(directory) if _is_step(name))
 
 
 def step_of(folder: str) -> int:
-    """Returns the step of a checkpoint folder: its number of updates."""
+    """Returns the step of a checkpoint from the path of its folder: the number of updates before the checkpoint."""
     return int(os.path.basename(folder))
 
 
 def last_steps(steps: Sequence[int], saving: CheckpointConfig) -> list[int]:
-    """Returns the steps over which parameters are averaged.
+    """Returns the steps that are recent enough to average their parameters (`config.evaluate.average`).
 
-    They are as recent as the steps that `saving.keep` keeps. An older best step is excluded, and so are steps that
-    exist only for `saving.keep_at`.
+    These are the steps that the run keeps because of `saving.keep`. Excluded are an older best checkpoint, and
+    checkpoints that exist only because of `saving.keep_at`.
+
+    Args:
+      steps: all steps of the run.
+      saving: the checkpoint config of the run.
     """
     newest = max(steps, default=0)
 
@@ -47,7 +58,7 @@ def last_steps(steps: Sequence[int], saving: CheckpointConfig) -> list[int]:
 
 
 def misnamed(directory: str) -> list[str]:
-    """Returns the folders with a checkpoint whose name is not a step: `0038`, `38 (copy)`, `step_38`."""
+    """Returns the names of folders that contain a checkpoint but are not named by a step: `0038`, `38 (copy)`."""
     names = [name for name in os.listdir(directory) if not _is_step(name) and not UNFINISHED.fullmatch(name)]
     paths = {name: os.path.join(directory, name) for name in names if not name.startswith(".")}
     return sorted(
@@ -56,12 +67,17 @@ def misnamed(directory: str) -> list[str]:
 
 
 def faults(directory: str, step: int, needed: Callable[[str], bool] = lambda name: True) -> list[str]:
-    """Returns the faults of a step's folder: of its files, or a name that differs from the saved step.
+    """Returns one line for each fault of a checkpoint; [] for a valid checkpoint.
 
-    Downloads missing files. If a run in an object store deletes the step meanwhile, the folder is updated to the
-    current steps.
+    A fault is a damaged or missing file, or a folder name that differs from the saved step. With an object store,
+    missing files are downloaded first. If a run deletes the checkpoint in the meantime, the result is one line, and the
+    local folder is updated to the current checkpoints.
 
-    needed: returns True for names in the folder whose files are downloaded and verified.
+    Args:
+      directory: the folder `checkpoints` of the run.
+      step: step of the checkpoint.
+      needed: returns True for the files to download and verify; its argument is a file name relative to the folder of
+        the checkpoint.
     """
     path = os.path.join(directory, str(step))
     try:
@@ -76,20 +92,22 @@ def faults(directory: str, step: int, needed: Callable[[str], bool] = lambda nam
 
 
 def _is_step(name: str) -> bool:
-    return name.isdecimal() and name == str(int(name))  # neither 0038 nor digits of other scripts
+    return name.isdecimal() and name == str(int(name))  # False for 0038, and for digits that are not ASCII
 
 
 def newest_valid_step(
     directory: str, up_to: Optional[int] = None, needed: Callable[[str], bool] = lambda name: True
 ) -> tuple[Optional[int], dict[int, str]]:
-    """Returns the newest valid step, and the faults of each newer step; (None, {}) if there are no steps.
+    """Returns the newest valid step, and the faults of each newer step by step; (None, {}) without checkpoints.
 
-    With `up_to`, returns the newest valid step up to that step, or else the oldest one after it.
-
-    needed: as in `faults`.
+    Args:
+      directory: the folder `checkpoints` of the run.
+      up_to: selects the newest valid step that is at most `up_to`, or else the oldest valid step after it; None:
+        selects the newest valid step.
+      needed: returns True for the files to download and verify, as in `faults`.
 
     Raises:
-      UserError: there are steps, and all are damaged.
+      UserError: there are checkpoints, and all of them are damaged.
     """
     damaged: dict[int, str] = {}
     while untried := [step for step in candidates(directory, up_to) if step not in damaged]:
@@ -102,19 +120,22 @@ def newest_valid_step(
 
 
 def _still_there(directory: str, damaged: dict[int, str]) -> dict[int, str]:
-    """Removes the steps that a run has deleted meanwhile."""
+    """Returns the faults of the checkpoints that still exist; a run may have deleted the other ones in the meantime."""
     steps = set(list_steps(directory))
     return {step: problem for step, problem in damaged.items() if step in steps}
 
 
 def candidates(directory: str, up_to: Optional[int] = None) -> list[int]:
-    """Returns the steps in the order in which `newest_valid_step` tries them."""
+    """Returns all steps in the order in which `newest_valid_step` verifies their checkpoints."""
     steps = list_steps(directory)[::-1]
     return steps if up_to is None else sorted(steps, key=lambda step: (step > up_to, abs(step - up_to)))
 
 
 def check_any_valid(directory: str, damaged: dict[int, str]) -> None:
-    """Raises UserError if there are steps or misnamed folders, but no valid step; damaged: faults by step."""
+    """Raises UserError if the folder has damaged checkpoints or misnamed folders; call it if no checkpoint is valid.
+
+    damaged: faults of each damaged checkpoint, by step.
+    """
     if damaged:
         lines = "; ".join(f"step {step}: {problem}" for step, problem in damaged.items())
         raise UserError(
@@ -128,14 +149,14 @@ def check_any_valid(directory: str, damaged: dict[int, str]) -> None:
 
 
 def _nearest_valid_step(directory: str, step: int, needed: Callable[[str], bool]) -> Optional[int]:
-    """Returns the valid step nearest to a missing or damaged step; None if no step is valid."""
+    """Returns the step of the valid checkpoint nearest to a missing or damaged step; None if none is valid."""
     steps = list_steps(directory) if os.path.isdir(directory) else []
     others = sorted((other for other in steps if other != step), key=lambda other: abs(other - step))
     return next((other for other in others if not faults(directory, other, needed)), None)
 
 
 def skipped_messages(directory: str, damaged: dict[int, str]) -> list[str]:
-    """Returns a line for each skipped checkpoint: damaged ones of `newest_valid_step`, and misnamed folders."""
+    """Returns a message for each damaged checkpoint that `newest_valid_step` skipped, and for each misnamed folder."""
     return [f"checkpoint {step} is not used: {problem}" for step, problem in damaged.items()] + [
         f"checkpoint {name!r} is not used: a folder's name must be its step and nothing else"
         for name in misnamed(directory)
@@ -143,9 +164,15 @@ def skipped_messages(directory: str, damaged: dict[int, str]) -> list[str]:
 
 
 def find_checkpoint(workdir: str, step: Optional[int] = None, needed: Callable[[str], bool] = lambda name: True) -> str:
-    """Returns the folder of the newest valid checkpoint of a run, or of `step`; raises UserError if there is none.
+    """Returns the path of the folder of a valid checkpoint of a run.
 
-    needed: returns True for names in the checkpoint whose files are downloaded and verified.
+    Args:
+      workdir: folder of the run.
+      step: step of the checkpoint; None: the newest valid checkpoint.
+      needed: returns True for the files to download and verify, as in `faults`.
+
+    Raises:
+      UserError: the run has no checkpoint, all are damaged, or the checkpoint of `step` is missing or damaged.
     """
     directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
     if step is not None:

@@ -1,11 +1,12 @@
-"""The configuration of a run, as a tree of plain dataclasses.
+"""Defines the configuration of a run, as a tree of plain dataclasses.
 
 `configs/x.py` defines `get_config(variant: str = "") -> Experiment`. Flags override single fields
-(`--config.train.steps=100`). A field with alternatives (the objective, the optimizer) holds a `Choice`: an instance of
-the class that implements it, with its own fields. All defaults are defined here. Overrides run after construction, so
-derived values are properties and `validation.validate` runs last.
+(`--config.train.steps=100`). A field with alternatives (the objective, the optimizer) contains a `Choice`: an instance
+of the class that implements the alternative, with the fields of this class. All defaults are defined in this package.
+Flags change fields after the config has been constructed. Derived values are therefore properties, and
+`validation.validate` runs last.
 
-This module imports neither JAX nor NumPy, because data loader workers import it.
+This package imports neither JAX nor NumPy, because data loader processes import it.
 """
 
 from pretrainax.config.auto import AUTO, resolve_auto

@@ -1,4 +1,4 @@
-"""Resolves sizes that are `auto` in a config once the tokenizer is available."""
+"""Replaces the sizes that are `auto` in a config by numbers, after the tokenizer has been loaded."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -11,16 +11,18 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 Size = Annotated[int, AUTO]  # an integer, or 'auto' until `resolve_auto` replaces it
-_MULTIPLE = 128  # the width of a TPU's matrix unit; divisible by most mesh sizes
+_MULTIPLE = 128  # width of the matrix unit of a TPU; most mesh sizes divide it
 
 
 def resolve_auto(experiment: "Experiment", ids: Optional[int]) -> None:
-    """Replaces `auto` sizes: the vocabulary size for all ids, and the position count for the longest row.
+    """Sets the `auto` sizes of a config: the vocabulary size for the tokenizer, `max_length` for the longest row.
 
-    The vocabulary size is rounded up to a multiple of 128, as in T5.
+    The vocabulary size is rounded up to a multiple of 128, as in T5. `max_length` is the number of positions; the
+    longest row of all phases and of the validation determines it.
 
     Args:
-      ids: vocabulary size of the tokenizer; None: unknown until the tokenizer reads its documents or file.
+      experiment: the config; modified in place.
+      ids: vocabulary size of the tokenizer; None: unknown, because the tokenizer is not loaded.
 
     Raises:
       UserError: the vocabulary size is required, but `ids` is None.

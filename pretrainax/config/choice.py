@@ -1,4 +1,4 @@
-"""Polymorphic config fields: a `Choice` is an instance of the class that implements it, with its own fields."""
+"""Implements config fields with alternatives: their value is a `Choice`, an instance of one of several dataclasses."""
 
 import ast
 import dataclasses
@@ -18,7 +18,7 @@ if typing.TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
 
 
-BUILT_IN = (  # modules that define the choices of this package
+BUILT_IN = (  # modules of this package that define subclasses of Choice
     "pretrainax.tokenization",
     "pretrainax.data.sources",
     "pretrainax.data.objectives",
@@ -36,31 +36,36 @@ ENTRY_POINTS = "pretrainax.choices"  # entry point group for choices of other pa
 
 
 def resumable_field(default: object) -> Any:
-    """Returns a dataclass field that may change when a run resumes: it keeps the mathematics, or handles faults."""
+    """Returns a dataclass field that may change when a run resumes.
+
+    It does not change the mathematics of the run, or it configures the handling of faults.
+    """
     return dataclasses.field(default=default, metadata={"free": True})
 
 
 def optional_in_json(default: object, is_free: bool = True) -> Any:
-    """Returns a dataclass field that config.json omits at its default value; `is_free`: as in `resumable_field`.
+    """Returns a dataclass field that config.json omits if it has its default value.
 
-    Files of runs without the field stay unchanged.
+    A new version of PretrainAX can then add the field without changing the config.json of runs that do not use it.
+
+    is_free: if True, the field may change when a run resumes, as with `resumable_field`.
     """
     return dataclasses.field(default=default, metadata={"free": is_free, "later": True})
 
 
 class Choice:
-    """Base class of dataclasses that are the alternatives for one config field. JSON identifies them by class name.
+    """Base class of the dataclasses that are the alternatives for a config field; JSON stores the class name.
 
-    A class of another package is available as soon as it is imported, for example by a config file. To be found by name
-    in a flag or in the config.json of a run, it needs an entry point in its package:
+    A class of another package is available after its import, for example by a config file. A flag or the config.json
+    of a run can also name a class that is not imported yet, if its package has an entry point for the class:
 
         [project.entry-points."pretrainax.choices"]
         MyOptimizer = "mypackage.optim:MyOptimizer"
     """
 
-    _classes: ClassVar[dict[str, type["Choice"]]] = {}  # keyed by module:name
-    endings: ClassVar[tuple[str, ...]] = ()  # suffixes of the files that it reads
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]  # concrete choices are dataclasses
+    _classes: ClassVar[dict[str, type["Choice"]]] = {}  # all imported subclasses, by "module:name"
+    endings: ClassVar[tuple[str, ...]] = ()  # suffixes of the files that the class reads, such as ".txt"; (): no files
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]  # concrete subclasses are dataclasses
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -68,12 +73,12 @@ class Choice:
 
     @staticmethod
     def imported() -> list[type["Choice"]]:
-        """Returns all classes imported so far, including abstract ones."""
+        """Returns all subclasses of Choice that have been imported, including abstract classes."""
         return list(Choice._classes.values())
 
     @staticmethod
     def alternatives(kind: type["Choice"]) -> list[type["Choice"]]:
-        """Returns the classes of this package that a field of a kind can hold."""
+        """Returns the concrete subclasses of `kind` in this package: the values of a config field of this type."""
         import_built_in()
         return [cls for cls in Choice.imported() if issubclass(cls, kind) and _is_built_in(cls) and _is_complete(cls)]
 
@@ -84,13 +89,14 @@ class Choice:
 
     @classmethod
     def named(cls, name: str) -> type["Choice"]:
-        """Returns the choice of this kind with this `type_name` or class name; built-in classes take precedence.
+        """Returns the concrete subclass of this class with a `type_name` or class name.
 
-        A name can come from an untrusted config.json, so it never selects a module to import. Only the modules of this
-        package and the entry points of installed packages are imported.
+        Classes of this package take precedence. The name can come from an untrusted config.json, so the name never
+        selects a module to import. Only the modules of this package and the entry points of installed packages are
+        imported.
 
         Raises:
-          UserError: no choice has this name; the error lists the nearest names.
+          UserError: no subclass has this name; the error contains the most similar names.
         """
         import_built_in()
         if name not in _choices_by_name():
@@ -109,10 +115,13 @@ class Choice:
 
     @classmethod
     def parse(cls, text: str) -> "Choice":
-        """Parses a flag value such as `"TextFiles(path='my/books', valid_fraction=0.05)"`.
+        """Creates an instance from a flag value such as `"TextFiles(path='my/books', valid_fraction=0.05)"`.
 
-        Values are literals, choices and tuples of them. Nothing is evaluated. Call it on the class of the field's
-        current value, so that errors can suggest alternatives.
+        The values in parentheses are literals, nested instances of Choice, and tuples of both; no code is executed.
+        Call this method on the type of the config field, so that errors can suggest alternatives.
+
+        Raises:
+          UserError: the text is not such a value, or the class does not exist or does not belong to the field.
         """
         try:
             return _choice(ast.parse(text, mode="eval").body, cls)
@@ -131,7 +140,7 @@ class Choice:
 
     @classmethod
     def parse_several(cls, text: str) -> tuple:
-        """Parses a tuple of choices, such as `"(Phase(share=0.9), Phase())"`; a single choice becomes a tuple."""
+        """Parses a tuple of instances, such as `"(Phase(share=0.9), Phase())"`; one instance becomes a tuple of one."""
         try:
             node = ast.parse(text.strip(), mode="eval").body
             items = node.elts if isinstance(node, (ast.Tuple, ast.List)) else [node]
@@ -141,9 +150,9 @@ class Choice:
 
     @classmethod
     def reader_of(cls, path: str) -> Optional[str]:
-        """Returns the name of the choice that reads a file with this suffix, or files in this directory.
+        """Returns the name of the class whose `endings` contain the suffix of a file; None if there is no such class.
 
-        Classes declare their suffixes in `endings`. None: no choice reads it.
+        path: a file, or a folder; for a folder, the first of its files whose suffix any class reads counts.
         """
         names = [path]
         if os.path.isdir(path):
@@ -153,7 +162,7 @@ class Choice:
 
     @classmethod
     def taking_path(cls, path: str) -> list[str]:
-        """Returns the names of the choices that a user can mean by a bare path as the field's value."""
+        """Returns the names of the classes to suggest if a user sets a field to a path instead of Name(path=...)."""
         if names := cls._siblings("path"):
             reader = cls.reader_of(os.path.expanduser(path))
             return [reader] if reader in names else ["TextFiles"] if "TextFiles" in names else names
@@ -161,14 +170,19 @@ class Choice:
 
     @classmethod
     def _siblings(cls, field: str) -> list[str]:
-        """Returns the names of the choices for the same config field that have a field of this name."""
+        """Returns the names of the classes for the same config field that have a field named `field`."""
         kind = next((c for c in cls.__mro__ if c.__module__ == "pretrainax.config.kinds"), None)
         names = kind.names() if kind else []
         return [name for name in names if field in _choices_by_name()[name].__dataclass_fields__]
 
     @classmethod
     def no_field(cls, path: str, field: str) -> str:
-        """Returns the error line for a flag that sets an unknown field of the choice at `path`."""
+        """Returns the error message for a flag that sets a field that this class does not have.
+
+        Args:
+          path: path of the config field that contains an instance of this class: "config.data.source".
+          field: name of the unknown field.
+        """
         fields = cls.__dataclass_fields__
         line = f"{path} is {cls.__name__}, which has no field {field!r}"
         if others := cls._siblings(field):
@@ -178,18 +192,21 @@ class Choice:
 
     @classmethod
     def names(cls) -> list[str]:
-        """Returns the sorted names of all choices of this kind."""
+        """Returns the sorted names of all concrete subclasses of this class that are imported."""
         import_built_in()
         return sorted(name for name, choice in _choices_by_name().items() if issubclass(choice, cls))
 
     def __str__(self) -> str:
-        """Returns the flag value for this choice, without fields at their defaults."""
+        """Returns the flag value for this instance, Name(field=value, ...), without fields that have their defaults."""
         given = ((f, getattr(self, f.name)) for f in constructor_fields(type(self)))
         fields = (f"{f.name}={format_value(value)}" for f, value in given if value != default_of(f))
         return f"{type(self).__name__}({', '.join(fields)})"
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
-        """Yields a line for each problem: the value, the allowed values, and the field to set."""
+        """Yields an error message for each invalid field: the value, the allowed values, and the field to set.
+
+        experiment: the config that contains this instance.
+        """
         yield from ()
 
 
@@ -199,12 +216,12 @@ def constructor_fields(cls: type) -> list[dataclasses.Field]:
 
 
 def default_of(field: dataclasses.Field) -> Any:
-    """Returns the default value of a field, or MISSING for a required field."""
+    """Returns the default value of a dataclass field, or dataclasses.MISSING for a required field."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def format_value(value: object) -> str:
-    """Formats a value for a flag."""
+    """Formats the value of a config field as in a flag: `(1, 2)`, `'auto'`, `AdamW(beta2=0.98)`."""
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(format_value, value))}{',' if len(value) == 1 else ''})"
     return str(value) if isinstance(value, Choice) else repr(value)
@@ -215,7 +232,7 @@ def _is_built_in(cls: type[Choice]) -> bool:
 
 
 def _is_complete(cls: type[Choice]) -> bool:
-    """Returns True for concrete classes: a dataclass that defines no abstract method."""
+    """Returns True for concrete classes: dataclasses that define no abstract method."""
     is_abstract = any(getattr(member, "__isabstractmethod__", False) for member in vars(cls).values())
     return "__dataclass_fields__" in vars(cls) and not is_abstract
 
@@ -270,7 +287,7 @@ def _choice(node: ast.expr, kind: type[Choice] = Choice) -> Choice:
 
 
 def fits(value: object, hint: object) -> bool:
-    """Returns True if a value matches the type of a field."""
+    """Returns True if a value matches the type annotation of a config field."""
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return value in kinds
@@ -288,12 +305,15 @@ def fits(value: object, hint: object) -> bool:
 
 
 def type_error_line(path: str, value: object, hint: object) -> str:
-    """Returns the error line for a value of a wrong type."""
+    """Returns the error message for a config field whose value has a wrong type.
+
+    hint: type annotation of the field.
+    """
     return f"{path} is {value!r}, it must be {format_type(hint)}"
 
 
 def format_type(hint: object) -> str:
-    """Formats a type for error lines: "of type int", "'stop' or 'skip'", "of kind Packing (FirstFit, …)"."""
+    """Formats a type annotation for errors: "of type int", "'stop' or 'skip'", "of kind Packing (FirstFit, …)"."""
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return " or ".join(map(repr, kinds))

@@ -1,7 +1,8 @@
-"""Loads the config that --config selects: a name such as `t5_base:large`, or a file with `get_config("large")`.
+"""Loads the config that --config selects: the name of an installed config, or a Python file, with an optional variant.
 
-The files of `configs/` are installed with the package and available by name from any directory. `configs/t5_base.py`
-also selects the installed file if the path does not exist.
+`t5_base:large` calls `get_config("large")` in `configs/t5_base.py`. The files of `configs/` are installed with the
+package and available by name from any directory. `--config=configs/t5_base.py` also selects the installed file if this
+path does not exist.
 """
 
 import glob
@@ -23,14 +24,15 @@ _MODULE = "config_config"  # module name of config files; choices defined there 
 
 
 def read_config_file(given: str, init_from: Optional[str] = None) -> Experiment:
-    """Returns the config.
+    """Runs `get_config` of a config file and returns the config.
 
     Args:
-      given: value of --config.
-      init_from: initial checkpoint, for a get_config(variant, init_from) that builds the model from it.
+      given: value of --config, such as "t5_base:large" or "my/config.py".
+      init_from: value of config.checkpoint.init_from, passed to a `get_config(variant, init_from)` that builds the
+        model config from it.
 
     Raises:
-      UserError: the file is not a config file or fails; the error has the line number.
+      UserError: the file is not a config file, or its code raises an error; the message has the line number.
     """
     if problem := path_problem(given):
         raise UserError(f"--config={given}: {problem}")
@@ -61,7 +63,7 @@ def read_config_file(given: str, init_from: Optional[str] = None) -> Experiment:
 
 
 def find_config(given: str) -> tuple[str, str]:
-    """Returns the file that --config selects, which may not exist, and the variant after the colon."""
+    """Returns (path, variant) of the config that --config selects; the file may not exist; "": no variant."""
     file, _, variant = given.partition(":")
     folder, name = os.path.split(file)
     if not os.path.isfile(file) and (folder == "configs" if name.endswith(".py") else not folder):
@@ -78,7 +80,7 @@ def config_names() -> list[str]:
 
 
 def configs_like(name: str) -> list[str]:
-    """Returns the configs that start with the first word of a name: t5_base for "t5_small"."""
+    """Returns the names of the installed configs that start with the first word of a name: t5_base for "t5_small"."""
     word = re.split("[-_.:/]", name)[0]
     return [config for config in config_names() if word and config.startswith(word)]
 
@@ -117,7 +119,10 @@ def _missing_message(file: str) -> str:
 
 
 def _location(file: str, error: Exception) -> str:
-    """Returns "file:line" of an error: of the syntax error, or of the last frame in this file."""
+    """Returns "file:line" of an error in a config file: the line of a syntax error, or of the last frame in the file.
+
+    Returns only the file if the line is unknown.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(file)]
     line = error.lineno if isinstance(error, SyntaxError) else next(reversed(lines), None)

@@ -1,4 +1,4 @@
-"""The configuration of a run, as a tree of plain dataclasses."""
+"""Defines the config of a run (`Experiment`) as a tree of plain dataclasses."""
 
 import dataclasses
 import importlib
@@ -39,8 +39,8 @@ else:  # base classes, which import neither JAX nor NumPy
         Wrapper,
     )
 
-Remat = Literal["none", "dots", "block"]  # from fastest to smallest memory
-PipelineSchedule = Literal["gpipe", "1f1b"]  # from fastest to smallest memory
+Remat = Literal["none", "dots", "block"]  # ordered from the fastest to the one with the least memory
+PipelineSchedule = Literal["gpipe", "1f1b"]  # ordered from the fastest to the one with the least memory
 PermanentSteps = Annotated[tuple[int, ...], "log"]
 
 
@@ -108,12 +108,12 @@ class TrainConfig:
     spike_window: int = resumable_field(128)  # number of previous steps for the median and deviation
     rollback_steps: int = resumable_field(100)  # a rollback returns to this many steps before the spike ...
     rollback_skip: int = resumable_field(200)  # ... and skips this many batches
-    max_rollbacks: int = resumable_field(20)  # the run fails after more rollbacks
+    max_rollbacks: int = resumable_field(20)  # maximum number of rollbacks; after one more spike, the run fails
     log_every: int = resumable_field(0)  # steps between log lines; 0: at least 50 lines per run, and one every 50 steps
     # first and last step of a profile in WORKDIR/profiles, such as 10:13; "": no profile (docs/how-to/profile.md)
     profile_steps: str = resumable_field("")
-    # seconds without a step or validation batch, after the first step, until a process exits with code 1 so that the
-    # scheduler can restart the run. Writing a checkpoint also counts as progress. 0: never
+    # a process exits with code 1, so that the scheduler can restart the run, after this many seconds without a step,
+    # validation batch or write of a checkpoint; it applies after the first step. 0: never
     stuck_after: float = resumable_field(3600.0)
     # makes GPU runs bitwise reproducible, also after a restart on GPUs of the same kind (launch/README.md)
     deterministic: bool = resumable_field(False)
@@ -136,17 +136,17 @@ class TrainConfig:
 
     @property
     def layer_forwards(self) -> int:
-        """Returns the number of forward passes of a layer per step; remat "block" recomputes one."""
+        """Returns the number of forward passes of a layer per step: 2 with remat "block", otherwise 1."""
         return 2 if self.remat == "block" else 1
 
     @property
     def logged_every(self) -> int:
-        """Returns `log_every`, or for 0 an interval that gives curves of any length enough points."""
+        """Returns the steps between log lines: `log_every`, or for 0 a fiftieth of the run, from 1 to 50 steps."""
         return self.log_every or min(max(self.steps // 50, 1), 50)
 
     @property
     def profiled(self) -> range:
-        """Returns the steps of `profile_steps`, counted as in metrics.jsonl.
+        """Returns the range of the steps to profile, counted as in metrics.jsonl; empty if `profile_steps` is "".
 
         Raises:
           ValueError: `profile_steps` is malformed.
@@ -157,7 +157,7 @@ class TrainConfig:
         return range(first, last + 1)
 
     def seed_of(self, use: Literal["init", "order", "dropout", "mask"]) -> int:
-        """Returns the seed of one use: its override, or `seed`."""
+        """Returns the seed for one kind of random choices: the field `{use}_seed`, or `seed` if that field is None."""
         override = getattr(self, f"{use}_seed")
         return self.seed if override is None else override
 
@@ -170,8 +170,8 @@ class LayersConfig:
     lowest layer contains the embeddings and all other parameters that the blocks share. ALBERT's blocks are one layer.
     """
 
-    # a layer's learning rate is the schedule's times this to the power of the number of layers above it (ELECTRA: 0.8;
-    # ULMFiT: 1 / 2.6)
+    # the learning rate of a layer is the rate of the schedule times rate_decay ** (number of layers above the layer)
+    # (ELECTRA: 0.8; ULMFiT: 1 / 2.6)
     rate_decay: float = 1.0
     frozen_embeddings: bool = False  # freezes the embeddings and all other parameters that the blocks share
     frozen: int = 0  # frozen blocks of each stack, from the first
@@ -197,52 +197,54 @@ class LayersConfig:
 
 @dataclasses.dataclass
 class EvaluateConfig:
-    """Validation: its frequency, data, parameters and metric."""
+    """Config of validation: its frequency, data, parameters and metric."""
 
     every: int = resumable_field(500)  # steps between validations
     # parameters to validate and to save as the best checkpoint; ema: the moving average
     parameters: Literal["trained", "ema"] = "trained"
     batches: int = resumable_field(20)  # batches of the validation split, the same in each validation; 0: all
-    # also validates the mean of this many last checkpoints at the end (Transformer: 5); 0: no average
+    # at the end, also validates the mean parameters of this many last checkpoints (Transformer: 5); 0: no average
     average: int = resumable_field(0)
     # metric for the best checkpoint, `patience` and `plan --fit`, such as "accuracy"; "": the metric of the objective
     select_by: str = resumable_field("")
     # stops after this many validations without an improvement of the metric; None: never stops
     patience: Optional[int] = resumable_field(None)
     objective: Optional[Objective] = None  # objective of the validation; None: `config.objective`
-    # prompts for the samples at the end. The model continues a prompt, or fills in [MASK] or <extra_id_0>. ():
-    # validation documents
+    # prompts for the samples at the end of the run. The model continues a prompt, or fills in [MASK] or <extra_id_0>.
+    # (): the samples are predictions in validation examples
     prompts: tuple[str, ...] = resumable_field(())
 
 
 @dataclasses.dataclass
 class CheckpointConfig:
-    """Checkpoints: frequency, retention, and initial parameters."""
+    """Config of checkpoints: when they are saved, which are kept, and the initial parameters of the run."""
 
     every: int = resumable_field(500)  # steps between checkpoints; the run also saves at the end and on SIGTERM
     keep: int = resumable_field(2)  # number of newest checkpoints to keep, in addition to the best
     # additional steps whose checkpoints are permanent; log: 0, 1, 2, 4, 8, …, to study training dynamics
     keep_at: PermanentSteps = resumable_field(())
-    # folder for the newest files on each machine if --workdir is in an object store; None: a cache
+    # base folder of the local copy of the run on each machine, if --workdir is in an object store; None: the cache
+    # folder of the user
     local_dir: Optional[str] = resumable_field(None)
-    # initial parameters: a run, RUN@2000, RUN@best, an export, a Hugging Face directory, hf:org/name[@revision]
+    # source of the initial parameters: a run, RUN@2000, RUN@best, an export, a Hugging Face directory, or
+    # hf:org/name[@revision]; None: the parameters are initialized randomly
     init_from: Optional[str] = None
     adapt: tuple[Adaptation, ...] = ()  # adaptations, in order, for an init_from with another family or shape; (): none
     fresh_heads: bool = False  # initializes heads that `init_from` lacks (a BertModel has none) and logs their names
 
     def keeps(self, step: int) -> bool:
-        """Returns True if the checkpoint after `step` updates is permanent."""
+        """Returns True if the checkpoint after `step` updates is permanent, according to `keep_at`."""
         return step & (step - 1) == 0 if self.keep_at == "log" else step in self.keep_at
 
 
 def _default_trackers() -> tuple[Tracker, ...]:
-    """Returns the default trackers; imports them late, because their module imports this one."""
+    """Returns the default trackers: TensorBoard. Imports their module late, because it imports this module."""
     return (importlib.import_module("pretrainax.trackers").TensorBoard(),)
 
 
 @dataclasses.dataclass
 class Experiment:
-    """A run: model, data, objective, optimization and devices."""
+    """The config of a run: model, data, objective, optimization and devices."""
 
     model: ModelConfig  # the architecture
     tokenizer: TokenizerConfig  # tokenizer, with a vocabulary trained on the documents or loaded
@@ -255,10 +257,12 @@ class Experiment:
     layers: LayersConfig = dataclasses.field(default_factory=LayersConfig)  # layer-wise learning rates
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)  # validation
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)  # checkpoints
-    # trains a few parameters of `checkpoint.init_from` and freezes the others; None: trains all parameters
+    # parameter-efficient tuning of the model of `checkpoint.init_from`: trains few parameters and freezes the others;
+    # None: trains all parameters
     tuning: Optional[Tuning] = None
     distill: Optional[DistillConfig] = None  # teacher for distillation; None: no teacher
-    phases: tuple[Phase, ...] = ()  # stages of the run with other lengths, batch sizes, datasets, …; (): one stage
+    # phases of the run with different sequence lengths, batch sizes, datasets, …; (): one phase with this config
+    phases: tuple[Phase, ...] = ()
     # experiment trackers, in addition to metrics.jsonl: (WandB(project='t5'), TensorBoard())
     trackers: tuple[Tracker, ...] = dataclasses.field(default_factory=_default_trackers, metadata={"free": True})
 
@@ -268,30 +272,37 @@ class Experiment:
 
     @property
     def validation_objective(self) -> Objective:
-        """Returns the objective of the validation."""
+        """Returns the objective of the validation: `evaluate.objective`, or the training objective if that is None."""
         return self.objective if self.evaluate.objective is None else self.evaluate.objective
 
     @property
     def draws_heads(self) -> bool:
-        """Returns True if heads missing in `checkpoint.init_from` are initialized; task heads always are."""
+        """Returns True if the run initializes heads that are missing in `checkpoint.init_from`, instead of an error.
+
+        This applies to task heads, or to all heads if `checkpoint.fresh_heads` is True.
+        """
         return self.checkpoint.fresh_heads or self.model.head is not None
 
     @property
     def rows_per_update(self) -> float:
-        """Returns the number of example gradients per update; an optimizer can use an example more than once."""
+        """Returns the number of gradients of examples per update; an optimizer can use an example several times."""
         return self.train.global_batch_size * self.optimizer.gradients_per_update
 
     @property
     def wrapper(self) -> Optional[Wrapper]:
-        """Returns the config that wraps the model during training, or None."""
+        """Returns the config that wraps the model during training: `distill`, or else `tuning`; None without both."""
         return self.tuning if self.distill is None else self.distill
 
     @property
     def passes(self) -> int:
-        """Returns the matrix products per step for each matrix: forward, and two backward for a trained matrix."""
+        """Returns the number of matrix products per weight matrix and step.
+
+        This is 3 for a trained matrix: one forward and two backward. With `tuning`, it is the number for a frozen
+        matrix.
+        """
         return 3 if self.tuning is None else self.tuning.passes
 
     @property
     def select_by(self) -> str:
-        """Returns the validation metric for the best checkpoint, patience and `plan --fit`."""
+        """Returns the name of the validation metric for the best checkpoint, for patience and for `plan --fit`."""
         return self.evaluate.select_by or self.validation_objective.select_by

@@ -1,4 +1,4 @@
-"""The config of a mixture of experts."""
+"""Defines the config of a mixture of experts."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -15,7 +15,10 @@ _SIZES = "num_experts", "top_k", "d_ff", "shared_experts", "first_dense", "dense
 
 @dataclasses.dataclass
 class MixtureOfExperts(Choice):
-    """Feed-forward experts; a router sends each token to a few of them (Shazeer et al. 2017, arXiv 1701.06538)."""
+    """Config of feed-forward experts; a router assigns each token to `top_k` experts.
+
+    Source: Shazeer et al. 2017, arXiv 1701.06538.
+    """
 
     num_experts: int = 8  # experts per block
     top_k: int = 2  # experts per token
@@ -28,28 +31,31 @@ class MixtureOfExperts(Choice):
     scale: Optional[float] = None  # multiplies the final weights (DeepSeek-V3: 2.5); None: 1
     # number of equal groups of experts (DeepSeek-V2, section 2.2.2: one per device); None: no groups
     groups: Optional[int] = None
-    top_groups: Optional[int] = None  # groups that a token's experts come from; required with `groups`
-    # score of a group: its best expert, or the sum of its best two (DeepSeek-V3)
+    top_groups: Optional[int] = None  # number of groups that contain the experts of a token; required with `groups`
+    # score of a group of experts: the score of its best expert, or the sum of its two best scores (DeepSeek-V3)
     group_score: Literal["best", "best_two"] = "best"
-    # first layers of a stack with a dense feed-forward of width config.model.d_ff, without experts (DeepSeek); None: 0
+    # number of first layers of a stack with a dense feed-forward of width config.model.d_ff instead of experts
+    # (DeepSeek); None: 0
     first_dense: Optional[int] = None
-    # experts in the last layer of each group of this many layers, dense in the others (Switch Transformer: 2); None: 1
+    # every n-th layer has experts, the other layers have a dense feed-forward (Switch Transformer: 2); None: all layers
+    # have experts
     every: Optional[int] = None
     # width of an additional dense feed-forward after the experts of each layer, with its own norm (ST-MoE: Zoph et al.
     # 2022, the released st_moe_base.gin); None: no such feed-forward
     dense_after: Optional[int] = None
-    # capacity of an expert, as a multiple of the tokens per expert under an even load. An expert skips the tokens
-    # beyond its capacity (GShard). None: unlimited, as in every imported model
+    # maximum number of tokens of an expert, as a multiple of the tokens per expert under an even load. An expert skips
+    # the tokens beyond this number (GShard). None: unlimited, as in every imported model
     capacity: Optional[float] = None
     # weight of the balance loss, which is 1 for an even load (Fedus et al. 2021, section 2.2)
     balance_weight: float = 0.01
-    # tokens over which the load is balanced: the batch, or each row (DeepSeek-V2, V3)
+    # tokens over which the balance loss balances the load: the whole batch, or each row (DeepSeek-V2, V3)
     balance_over: Literal["batch", "row"] = "batch"
-    # step size of a balancing bias. After each step the bias decreases for experts with more tokens than the mean, and
-    # increases for the others. It is added to the scores that select experts, not to the weights (DeepSeek-V3, section
-    # 2.1.2; 0.001). None: no bias
+    # step size of a bias per expert that balances the load. After each training step, the bias decreases for experts
+    # with more tokens than the mean, and increases for the other experts. The bias is added to the scores that select
+    # experts, not to the weights (DeepSeek-V3, section 2.1.2; 0.001). None: no bias
     bias_rate: Optional[float] = None
-    # weight of the router's squared log-normalizer (ST-MoE: Zoph et al. 2022, section 3.3; 0.001)
+    # weight of the loss log(Z)^2, with the softmax normalizer Z of the router (ST-MoE: Zoph et al. 2022, section 3.3;
+    # 0.001)
     z_weight: float = 0.0
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:

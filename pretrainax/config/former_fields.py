@@ -1,8 +1,8 @@
-"""Compatibility: names in config.json and metrics.jsonl of earlier versions, and their current names."""
+"""Converts names of earlier versions in config.json and metrics.jsonl to their current names."""
 
 from pretrainax.files.json_files import JsonObject
 
-# The class -> former name of a field -> its current name
+# class -> former name of a field -> current name of the field
 _FIELDS: dict[str, dict[str, str]] = {
     "TrainConfig": {"pipeline_parts": "pipeline_microbatches"},
     "RotaryPositions": {"neighbours": "interleaved"},
@@ -13,7 +13,7 @@ _FIELDS: dict[str, dict[str, str]] = {
     "AdEMAMix": {"rise_steps": "alpha_warmup_steps"},
     "SOAP": {"longest": "max_side"},
 }
-# (class, current name of a field) -> former value -> its current value
+# (class, current name of a field) -> former value -> current value
 _VALUES: dict[tuple[str, str], dict[object, object]] = {
     ("DecoderToEncoderDecoder", "cross_attention"): {"silent": "zero"},
 }
@@ -21,7 +21,7 @@ _METRICS = {"mfu_done": "mfu_executed"}
 
 
 def upgrade_fields(class_name: str, fields: JsonObject) -> JsonObject:
-    """Returns the fields of a class in config.json with their current names and values."""
+    """Returns the fields of a config class, as read from config.json, with their current names and values."""
     names = _FIELDS.get(class_name, {})
     upgraded = {names.get(name, name): value for name, value in fields.items()}
     for name, value in upgraded.items():
@@ -33,5 +33,5 @@ def upgrade_fields(class_name: str, fields: JsonObject) -> JsonObject:
 
 
 def upgrade_metrics(line: JsonObject) -> JsonObject:
-    """Returns a line of metrics.jsonl with the current names of its metrics."""
+    """Returns a line of metrics.jsonl, as a dict, with the current names of the metrics."""
     return {_METRICS.get(name, name): value for name, value in line.items()}

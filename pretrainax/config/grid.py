@@ -1,4 +1,4 @@
-"""The runs of --seeds and --sweep; each is the config with some fields changed, and has a name."""
+"""Creates the configs of a grid of runs from --seeds and --sweep: each is a copy of one config with changed fields."""
 
 import copy
 import hashlib
@@ -14,7 +14,7 @@ from pretrainax.config.serialization import to_json
 from pretrainax.config.validation import get, validate
 from pretrainax.files.errors import UserError, shortened
 
-# seed -> the random choices that it controls
+# prefix of a seed field in config.train (init_seed, …) -> the random choices that the seed controls
 SEED_USES = {"init": "fresh parameters", "order": "the order of the data", "dropout": "dropout", "mask": "masks"}
 _MAX_NAME = 40  # maximum characters of a value in a folder name
 _MAX_RUNS = 1000  # maximum runs of a grid
@@ -30,24 +30,27 @@ class GridRun(NamedTuple):
 
     @property
     def flags(self) -> list[str]:
-        """Returns the flags that set its fields; append them to the flags of the command."""
+        """Returns the flags that set the changed fields of the run, to append to the flags of the command."""
         values = self.values if self.seed is None else self.values | {"train.seed": str(self.seed)}
         return [f"--config.{field}={value}" for field, value in values.items()]
 
 
 def grid_of(experiment: Experiment, seeds: Optional[int], sweeps: Sequence[str]) -> list[GridRun]:
-    """Returns a run for each combination of a seed and values of the fields.
+    """Returns the runs of a grid: one for each combination of a seed and of the values of all swept fields.
 
-    All runs of one seed precede the runs of the next seed, so a grid that stops early compares all values.
+    All runs of one seed precede the runs of the next seed. If the grid is interrupted, the completed runs therefore
+    compare as many values as possible.
 
     Args:
       experiment: base config; not modified.
-      seeds: number of seeds, from `train.seed` on; None: only `train.seed`, which the names then omit.
-      sweeps: such as "optimizer.learning_rate=1e-5,3e-5"; values that contain commas need brackets.
+      seeds: number of seeds: `train.seed`, `train.seed` + 1, …; None: only `train.seed`, which the names of the runs
+        then omit.
+      sweeps: a field and its values in each string, such as "optimizer.learning_rate=1e-5,3e-5". Brackets must enclose
+        a value that contains commas.
 
     Raises:
-      UserError: an unknown or repeated field, an invalid or repeated value, or an invalid config; also seeds without
-        effect, and values that change the metric to select by.
+      UserError: an unknown or repeated field, an invalid or repeated value, or an invalid config; also if the seeds
+        have no effect, or if the runs select their best checkpoints by different metrics.
     """
     axes = dict(_axis(sweep, experiment) for sweep in sweeps)
     if len(axes) < len(sweeps):
@@ -77,7 +80,7 @@ def grid_of(experiment: Experiment, seeds: Optional[int], sweeps: Sequence[str])
 
 
 def describe_seeds(experiment: Experiment) -> str:
-    """Describes the random choices that each seed of --seeds controls, and the seeds that stay fixed."""
+    """Returns a sentence on the random choices that the seeds of --seeds control, and on the seeds that stay fixed."""
     seeds = {use: getattr(experiment.train, f"{use}_seed") for use in SEED_USES}
     fixed = "".join(f"; config.train.{use}_seed stays {seed}" for use, seed in seeds.items() if seed is not None)
     controlled = [description for use, description in SEED_USES.items() if seeds[use] is None]
@@ -85,7 +88,7 @@ def describe_seeds(experiment: Experiment) -> str:
 
 
 def _axis(sweep: str, experiment: Experiment) -> tuple[str, list[str]]:
-    """Returns a field, "optimizer.learning_rate", and its values as text."""
+    """Parses a value of --sweep; returns the field, "optimizer.learning_rate", and its values as strings."""
     path, equals, text = sweep.strip().partition("=")
     field, values = path.lstrip("-").removeprefix("config."), [value.strip() for value in _split_values(text)]
     if not (equals and field and all(values)):
@@ -106,7 +109,7 @@ def _axis(sweep: str, experiment: Experiment) -> tuple[str, list[str]]:
 
 
 def _split_values(text: str) -> Iterator[str]:
-    """Splits at commas outside of brackets."""
+    """Splits a string at the commas that are outside of brackets."""
     depth, part = 0, ""
     for c in text:
         depth += (c in "([{") - (c in ")]}")
@@ -135,6 +138,6 @@ def _check_seeds(experiment: Experiment, axes: dict[str, list[str]]) -> None:
 
 
 def _slug(value: str) -> str:
-    """Returns a value as part of a folder name; a digest replaces removed characters."""
+    """Returns a value as part of a folder name; if characters are replaced or cut off, a digest makes it unique."""
     slug = re.sub(r"[^\w.+-]+", "_", value)[:_MAX_NAME]
     return slug if slug == value else f"{slug.strip('_')}-{hashlib.sha256(value.encode()).hexdigest()[:8]}"

@@ -1,4 +1,4 @@
-"""The configs of task heads, which replace the pretraining heads."""
+"""Defines the configs of task heads, which replace the pretraining heads of a model in fine-tuning."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -16,24 +16,24 @@ Kind = Literal["auto", "single", "multi", "regression", "choice"]
 
 
 class HeadConfig(Choice):
-    """Base class of task heads; models/heads/ has a module and a loss for each."""
+    """Base class of the configs of task heads; models/heads/ has a Flax module and a loss for each subclass."""
 
     def completed(self, wanted: "HeadConfig") -> "HeadConfig":
-        """Returns this head with its `auto` fields set to the values of a task's head, `wanted`."""
+        """Returns this head config with its `auto` fields set to the values of the task's head config, `wanted`."""
         own_fields, wanted_fields = (vars(head) for head in (self, wanted)) if type(self) is type(wanted) else ({}, {})
         return dataclasses.replace(self, **{name: wanted_fields[name] for name, x in own_fields.items() if x == AUTO})
 
     def left_open(self) -> "HeadConfig":
-        """Returns this head with `auto` restored in the fields whose default is `auto`."""
+        """Returns this head config with `auto` in all fields whose default is `auto`; the opposite of `completed`."""
         return dataclasses.replace(self, **{x.name: AUTO for x in dataclasses.fields(self) if x.default == AUTO})
 
 
 @dataclasses.dataclass
 class Classify(HeadConfig):
-    """Predicts a class, labels or a number for a row, or selects one of its documents.
+    """Predicts a class, labels or numbers for a row, or selects one of the row's documents.
 
-    `pooling` reduces the last hidden states to one. An optional hidden layer and a linear map follow. The default
-    settings depend on the family and match the published classes.
+    `pooling` reduces the last hidden states to one vector. An optional hidden layer and a linear layer follow. The
+    default settings depend on the family and match the published classification heads.
     """
 
     # number of classes, labels, regression values, or documents of a row to choose from; auto: set by the task
@@ -46,8 +46,8 @@ class Classify(HeadConfig):
     hidden: Literal["none", "tanh", "gelu", "relu", "model"] = "tanh"
     hidden_bias: bool = True  # bias of the hidden layer
     hidden_norm: bool = False  # a norm of the output of the hidden layer (ModernBERT)
-    output_bias: bool = True  # bias of the last map (decoders: none)
-    dropout_rate: Optional[float] = None  # dropout before each map; None: config.model.dropout_rate
+    output_bias: bool = True  # bias of the last linear layer (decoders: none)
+    dropout_rate: Optional[float] = None  # dropout before each linear layer; None: config.model.dropout_rate
 
     @classmethod
     def usual(cls, model: "ModelConfig", num_labels: int, kind: Kind) -> "Classify":
@@ -70,14 +70,14 @@ class Classify(HeadConfig):
 
 @dataclasses.dataclass
 class Tag(HeadConfig):
-    """Predicts the tag of each word with a linear map, independently or as a linear-chain CRF."""
+    """Predicts the tag of each word with a linear layer, independently or with a linear-chain CRF."""
 
     # number of tags; auto: set by the task
     num_labels: Size = AUTO  # pyright: ignore[reportAssignmentType]
     # softmax: each word independently | crf: all words of a row as a linear-chain CRF (Lafferty et al. 2001)
     kind: Literal["softmax", "crf"] = "softmax"
-    # for each tag, the tags that may precede it in a CRF; an empty tuple allows any. (): no constraints. auto: the
-    # tagging scheme of the task, which allows spans to start only with valid tags
+    # for each tag, the numbers of the tags that may precede this tag in a CRF; an empty tuple in the tuple allows all
+    # tags. (): no constraints. auto: the tagging scheme of the task, in which spans can start only with valid tags
     follows: Annotated[tuple[tuple[int, ...], ...], AUTO] = ()
     # activation of a hidden layer with the width of the model (ModernBERT: gelu)
     hidden: Literal["none", "gelu"] = "none"
@@ -106,18 +106,19 @@ class Tag(HeadConfig):
 
 @dataclasses.dataclass
 class Extract(HeadConfig):
-    """Predicts the begin and end of an answer span in a row, with a linear map to two logits per token."""
+    """Predicts the begin and end of an answer span in a row, with a linear layer to two logits per token."""
 
     # adds a feed-forward sublayer with residual and norm, as in a block, before the other layers (BigBird)
     feed_forward: bool = False
-    # the answer is in the second segment, by token types; the first token means no answer (BigBird)
+    # answers are only predicted in the second segment (token type 1), or at the first token, which means that the
+    # question has no answer (BigBird)
     second_text: bool = False
     # activation of a hidden layer with the width of the model (ModernBERT: gelu)
     hidden: Literal["none", "gelu"] = "none"
     hidden_bias: bool = True  # bias of the hidden layer
     hidden_norm: bool = False  # a norm of the output of the hidden layer (ModernBERT)
     output_bias: bool = True  # bias of the last map
-    dropout_rate: Optional[float] = 0.0  # dropout before each map (BERT: none); None: config.model.dropout_rate
+    dropout_rate: Optional[float] = 0.0  # dropout before each linear layer (BERT: 0); None: config.model.dropout_rate
 
     num_labels: ClassVar[int] = 2  # begin and end
 
@@ -143,9 +144,9 @@ class Embed(HeadConfig):
     # the first token (cls), the mean or maximum over all tokens of a document, or the last token
     pooling: Pooling = "mean"
     normalize: bool = True  # scales embeddings to length 1, so that their product is the cosine similarity
-    temperature: float = 0.05  # divides the scores (SimCSE: 0.05); use 1 without normalize
-    symmetric: bool = False  # averages the loss with the loss of retrieving the query of each passage
-    # prefix sizes of the embedding that have an additional loss each (Matryoshka: Kusupati et al. 2022)
+    temperature: float = 0.05  # divides the scores of the loss (SimCSE: 0.05); use 1 if `normalize` is False
+    symmetric: bool = False  # the loss is the mean of two losses: query to passage, and passage to query
+    # numbers of leading dimensions of an embedding; each has an additional loss (Matryoshka: Kusupati et al. 2022)
     dimensions: tuple[int, ...] = ()
 
     @classmethod

@@ -1,7 +1,7 @@
-"""The base classes of the choices that config fields offer.
+"""Defines the base classes of the values of config fields that have alternatives.
 
-Other packages subclass them to implement the work. These bases allow type checks of config fields without importing
-the implementations, and therefore without JAX or NumPy.
+Other packages contain the subclasses, which implement the alternatives. With these base classes, the types of config
+fields can be checked without an import of the implementations, and therefore without JAX or NumPy.
 """
 
 from collections.abc import Mapping
@@ -15,47 +15,47 @@ if TYPE_CHECKING:
     from pretrainax.config.model import ModelConfig
     from pretrainax.training.wrapped import Wrapped
 
-# Features that a model can lack: see `ModelPart.unsupported`.
+# Features that a model may not support: see `ModelPart.unsupported`.
 Use = Literal["generation", "distillation", "virtual tokens", "sequence parallelism"]
 
 
 class TokenizerConfig(Choice):
-    """Trains or loads a tokenizer: pretrainax.tokenization."""
+    """Trains or loads a tokenizer; pretrainax.tokenization has the subclasses."""
 
 
 class Source(Choice):
-    """Provides documents: pretrainax.data.sources."""
+    """Provides the documents of a dataset; pretrainax.data.sources has the subclasses."""
 
 
 class Packing(Choice):
-    """Packs documents into rows: pretrainax.data.packing."""
+    """Packs documents into rows of a batch; pretrainax.data.packing has the subclasses."""
 
 
 class NearDuplicates(Choice):
-    """Drops near-duplicates of earlier documents: pretrainax.data.preparation.filters."""
+    """Drops near-duplicates of earlier documents; pretrainax.data.preparation.filters has the subclass."""
 
 
 class QualityFilter(Choice):
-    """Drops low-quality documents: pretrainax.data.preparation.filters."""
+    """Drops low-quality documents; pretrainax.data.preparation.filters has the subclass."""
 
 
 class Objective(Choice):
-    """Converts a document to a training example: pretrainax.data.objectives."""
+    """Converts a document to a training example; pretrainax.data.objectives has the subclasses."""
 
 
 class Optimizer(Choice):
-    """Computes parameter updates from gradients: pretrainax.optim."""
+    """Computes parameter updates from gradients; pretrainax.optim has the subclasses."""
 
 
 class Schedule(Choice):
-    """Computes the learning rate of each step: pretrainax.optim."""
+    """Computes the learning rate of each step; pretrainax.optim has the subclasses."""
 
 
 class Wrapper(Choice):
-    """Base class of configs that wrap the model during training: tuning methods and distillation."""
+    """Base class of configs that wrap the model during training: parameter-efficient tuning and distillation."""
 
     def wrap(self, experiment: "Experiment", train: "TrainConfig", teacher: "Optional[ModelConfig]") -> "Wrapped":
-        """Returns the wrapped training model; arguments as in `training.wrapped.trained_model`."""
+        """Returns the model to train, which wraps the run's model; see `training.wrapped.trained_model`."""
         raise NotImplementedError
 
 
@@ -65,45 +65,46 @@ class ModelPart(Choice):
     The implementation registers itself with `register_feed_forward`, `register_attention`, `register_head` or
     `register_model`. Its `is_in(config)` returns True if `config.part` finds this class in `config.model.parts`.
 
-    A part that is a whole model also overrides the attributes and methods below, whose defaults describe a Transformer.
-    `config/recurrent.py` is an example (ELMo).
+    A part that is a whole model also overrides the attributes and methods below. Their default values describe a
+    Transformer. `config/recurrent.py` is an example (ELMo).
     """
 
-    family: ClassVar[str] = ""  # the value of config.model.family for this model; "": not a whole model
+    family: ClassVar[str] = ""  # the value of config.model.family for this model; "": the part is not a whole model
     objective: ClassVar[str] = ""  # class name of the objective that evaluates an imported model
-    unsupported: ClassVar[Mapping[Use, str]] = {}  # use -> why the model does not support it
-    task_modules: ClassVar[tuple[str, ...]] = ()  # submodules that a task adds in addition to its head
+    unsupported: ClassVar[Mapping[Use, str]] = {}  # unsupported feature -> reason, which completes an error message
+    task_modules: ClassVar[tuple[str, ...]] = ()  # submodules that a model with a task head has in addition to the head
 
     def stream_width(self, model: "ModelConfig") -> int:
-        """Returns the width of the last hidden state."""
+        """Returns the width of the last hidden state of a model with this part."""
         return model.d_model
 
     def default_classifier(self, num_labels: int, kind: "Kind") -> "Optional[Classify]":
-        """Returns the classification head for this model; None: the default head of its family."""
+        """Returns the default classification head for this model; None: the default head of the model's family."""
         return None
 
     def scaled(self, numerator: int, denominator: int) -> "ModelPart":
-        """Returns the part for a model whose width is multiplied by `numerator / denominator`."""
+        """Returns this part with the sizes for a model whose width is multiplied by `numerator / denominator`."""
         return self
 
 
 class Tuning(Wrapper):
-    """Trains a few parameters of a model and freezes the others: pretrainax.adapt."""
+    """Trains few parameters of a model and freezes the other parameters; pretrainax.adapt has the subclasses."""
 
-    passes: ClassVar[int] = 2  # matrix products per frozen matrix: forward, and backward for its inputs
+    # matrix products per frozen matrix and step: forward, and backward for the gradient of its inputs
+    passes: ClassVar[int] = 2
 
 
 class DistillConfig(Wrapper):
-    """Trains a model to match a teacher, in addition to its own loss: pretrainax.distill."""
+    """Trains a model to match a teacher model, in addition to the model's own loss; see pretrainax.distill."""
 
 
 class Adaptation(Choice):
-    """Converts initial parameters to the family or the shape of the run's model: pretrainax.interop.adaptations."""
+    """Converts initial parameters to the family or shapes of the run's model; see pretrainax.interop.adaptations."""
 
 
 class Callback(Choice):
-    """Runs custom code during training: pretrainax.training.callbacks."""
+    """Runs custom code at events of training; pretrainax.training.callbacks has the base class for users."""
 
 
 class Tracker(Choice):
-    """Mirrors the metrics of a run, in addition to metrics.jsonl: pretrainax.trackers."""
+    """Sends the metrics of a run to an experiment tracker, in addition to metrics.jsonl; see pretrainax.trackers."""

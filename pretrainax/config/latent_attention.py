@@ -1,4 +1,4 @@
-"""The config of multi-head latent attention."""
+"""Defines the config of multi-head latent attention."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -13,15 +13,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class LatentAttention(Choice):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+    """Config of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-    Keys and values of all heads are projected from one latent per token. Positions rotate the last `rotary_dim` of the
-    config.model.head_dim dimensions of each query and key head. All heads share the rotated dimensions of the keys.
+    The keys and values of all heads are projected from one low-dimensional vector per token, the latent. Rotary
+    positions rotate the last `rotary_dim` of the config.model.head_dim dimensions of each query and key head. All heads
+    share the rotated dimensions of the keys.
     """
 
-    rank: int = 512  # width of the latent
-    query_rank: Optional[int] = None  # width of the query latent; None: queries are projected from the stream
-    rotary_dim: int = 64  # rotated dimensions of a query or key head
+    rank: int = 512  # width of the latent of keys and values
+    # width of the latent of the queries; None: queries are projected directly from the residual stream
+    query_rank: Optional[int] = None
+    rotary_dim: int = 64  # number of rotated dimensions of a query or key head; even
     value_dim: int = 128  # width of a value head
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""Compares a config with its ledger: the source of each number and choice, and deviations from the source.
+"""Compares a config with its ledger, the file that contains the source of each value and the deviations from it.
 
-The ledger of `bert_base.py` is the file `bert_base.toml` in the same folder. It has blocks of values, each with one
-source. The first block with a value for a field counts. `configs/defaults.toml` has values for fields that no block
-contains. docs/how-to/recipe-sources.md shows an example.
+The ledger of `bert_base.py` is the file `bert_base.toml` in the same folder. It contains blocks of values, and each
+block has one source. If several blocks contain a field, the first of them applies. `configs/defaults.toml` has the
+values of fields that no block contains. docs/how-to/recipe-sources.md shows an example.
 """
 
 import fnmatch
@@ -23,14 +23,15 @@ _DEFAULTS = "configs/defaults.toml"
 
 
 class Fact(NamedTuple):
-    """A value in a ledger, with its source."""
+    """The value of a config field in a ledger, with its source."""
 
-    # list for a tuple; "none" for None; "any" agrees with every value; a number of tokens with `in_tokens`
+    # a list represents a tuple; "none" represents None; "any" matches every value of the config
     value: object
-    status: str  # one of STATUSES
-    source: str  # a section of the paper, a file of the code, or the reason
-    in_tokens: bool = False
-    line: tuple[str, int, str] = ("", 0, "")  # location: file, block, "train.steps" or "train.steps.base large"
+    status: str  # origin of the value, one of STATUSES: the paper, released code, or a choice of PretrainAX
+    source: str  # a section of the paper, a file of the code, or the reason for the choice
+    in_tokens: bool = False  # the value is in tokens, while the field is in steps or examples
+    # location: (file, number of the block, key), such as "train.steps" or "train.steps.base large" (with the variants)
+    line: tuple[str, int, str] = ("", 0, "")
 
 
 class Row(NamedTuple):
@@ -43,9 +44,9 @@ class Row(NamedTuple):
 
 
 class Deviation(NamedTuple):
-    """A feature of the source that PretrainAX does not have."""
+    """A feature of the source that PretrainAX does not implement."""
 
-    theirs: str
+    theirs: str  # the feature of the source
     ours: str  # the replacement in PretrainAX, and the reason
 
 
@@ -56,7 +57,7 @@ class Comparison(NamedTuple):
     deviations: list[Deviation]
 
     def one_line(self) -> str:
-        """Summarizes the differences between a run and its source; "" if there are none."""
+        """Returns one line with the deviations and the fields whose values differ from the source; "" without any."""
         deviations = "; ".join(deviation.theirs for deviation in self.deviations)
         differing = [row.path for row in self.rows if not row.agrees and not row.path.startswith("data.source.")]
         summary = [f"the source has {deviations}"] if deviations else []
@@ -69,7 +70,7 @@ def ledger_path(config_file: str) -> str:
 
 
 def read(file: str) -> Table:
-    """Returns the contents of a ledger.
+    """Reads a ledger, and returns its content as nested dicts and lists.
 
     Raises:
       UserError: the file is not a valid ledger.
@@ -95,13 +96,13 @@ def read(file: str) -> Table:
 
 
 def compare(config: object, file: str, variant: str, path: str = "") -> Comparison:
-    """Compares a config with a ledger.
+    """Compares each field of a config with its value in a ledger.
 
     Args:
-      config: an `Experiment`, or a part of one.
+      config: an `Experiment`, or a section of an `Experiment`.
       file: path of the ledger.
       variant: variant of the config; "": the default variant.
-      path: config path of a part, such as "model".
+      path: path of the section in the `Experiment`, such as "model"; "": `config` is an `Experiment`.
 
     Raises:
       UserError: the file is not a valid ledger.
@@ -128,7 +129,10 @@ def compare(config: object, file: str, variant: str, path: str = "") -> Comparis
 
 
 def _names(file: str, variant: str) -> list[str]:
-    """Returns the variants whose values apply, in order of precedence; a scaled-down variant has two."""
+    """Returns the names of the variants whose values in a ledger apply to a variant, in order of precedence.
+
+    A scaled-down variant also uses the values of the default variant.
+    """
     ledger = read(file)
     default = ledger.get("default", "")
     return [variant, default] if _is_one(variant, ledger.get("scaled_down", "")) else [variant or default]
@@ -142,7 +146,11 @@ def is_number(value: object) -> bool:
 
 
 def _needs_source(field: LeafField) -> bool:
-    """Returns True for numbers and non-default choices; the user provides paths and the dataset."""
+    """Returns True if the ledger must contain a field: a number, or a value that is not the default.
+
+    False for fields that do not change the mathematics, and for non-numeric paths and fields of the dataset, which
+    users set.
+    """
     if is_number(field.value) or field.value is None and is_number(field.default):
         return not field.is_free
     is_user_data = field.path.startswith("data.source.") or field.path.rpartition(".")[2] in PATH_FIELDS
@@ -154,12 +162,20 @@ def _package(path: str) -> str:
 
 
 def _short(file: str) -> str:
-    """Returns the file name with its folder: "zoo/bert.toml"."""
+    """Returns the name of a file with its parent folder: "zoo/bert.toml"."""
     return "/".join(os.path.abspath(file).split(os.sep)[-2:])
 
 
 def _blocks(file: str, names: Sequence[str], values: Mapping[str, object]) -> Iterator[tuple[Table, dict[str, Fact]]]:
-    """Yields each block of a file that applies to one of these variants, with its facts by field path."""
+    """Yields (block, facts by field path) for each block of a ledger that applies to one of several variants.
+
+    A block with the key "see" is replaced by the blocks of another ledger.
+
+    Args:
+      file: path of the ledger.
+      names: names of the variants, in order of precedence.
+      values: values of all config fields, by path.
+    """
     for i, block in enumerate(read(file)["facts"]):
         if "variants" in block and not any(_is_one(name, block["variants"]) for name in names):
             continue
@@ -178,7 +194,7 @@ def _blocks(file: str, names: Sequence[str], values: Mapping[str, object]) -> It
 
 
 def _origin(block: Table) -> tuple[str, str]:
-    """Returns the status of a block's values, and their source or reason."""
+    """Returns (status, source) of the values in a block; see `Fact`."""
     (status,) = block.keys() & set(STATUSES)
     return status, block[status]
 
@@ -192,7 +208,10 @@ def _has_values(block: Table) -> bool:
 
 
 def _flat(table: Table, values: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
-    """Yields path and value of each field of a table; a table at the path of a field has values by variant."""
+    """Yields (path, value) for each config field in a TOML table.
+
+    If the value itself is a table, its keys are patterns of variant names.
+    """
     for name, value in table.items():
         field_path = f"{path}.{name}".lstrip(".")
         if isinstance(value, dict) and field_path not in values:
@@ -205,7 +224,10 @@ def _flat(table: Table, values: Mapping[str, object], path: str = "") -> Iterato
 
 
 def _of_variant(value: object, names: Sequence[str]) -> tuple[str, object]:
-    """Returns key and value for the first matching name; ("", value) for a value of all variants."""
+    """Selects the value of a field for a variant: (key, value) of the first name that matches a key of `value`.
+
+    Returns ("", value) if the value is the same for all variants, and ("", None) if no name matches.
+    """
     if not isinstance(value, dict):
         return "", value
     matches = ((key, variant_value) for name in names for key, variant_value in value.items() if _is_one(name, key))
@@ -224,8 +246,8 @@ def _agrees(fact: Fact, path: str, values: Table) -> bool:
         expected = tuple(fact.value) if isinstance(fact.value, list) else fact.value
         is_equal = value == expected and isinstance(value, bool) == isinstance(expected, bool)
         return is_equal or value is None and expected == "none"
-    unit = values["data.sequence_length"]  # tokens of a row
+    unit = values["data.sequence_length"]  # tokens per row
     if path != "train.global_batch_size":
-        unit *= values["train.global_batch_size"]  # tokens of a step
+        unit *= values["train.global_batch_size"]  # tokens per step
     are_numbers = isinstance(value, (int, float)) and isinstance(fact.value, (int, float))
-    return are_numbers and abs(value * unit - fact.value) <= unit / 2  # the nearest integer
+    return are_numbers and abs(value * unit - fact.value) <= unit / 2  # the value is the nearest whole number of units

@@ -1,4 +1,4 @@
-"""Registry of metrics; the module that computes a metric declares it."""
+"""Contains the registry of metrics; each module that computes metrics declares them there."""
 
 from typing import NamedTuple
 
@@ -7,24 +7,26 @@ from pretrainax.files.errors import UserError
 
 
 class Metric(NamedTuple):
-    """A metric in metrics.jsonl."""
+    """The declaration of a metric in metrics.jsonl."""
 
     name: str
     meaning: str  # description for users
-    larger_is_better: bool = False
-    in_total_loss: bool = False  # a loss term with weight 1, in addition to "loss"; "total_loss" is their sum
+    larger_is_better: bool = False  # if False, smaller values are better
+    in_total_loss: bool = False  # the metric is added to "loss", with weight 1, in "total_loss"
 
 
-METRICS: dict[str, Metric] = {}
+METRICS: dict[str, Metric] = {}  # all declared metrics, by name
 
 
 def declare(*metrics: Metric) -> None:
-    """Adds metrics to METRICS; call it in the module that computes them."""
+    """Adds metrics to METRICS; call it when the module that computes the metrics is imported."""
     METRICS.update({metric.name: metric for metric in metrics})
 
 
 def larger_is_better(name: str) -> bool:
-    """Returns True if larger values are better, for a metric ("accuracy") or a part of one ("accuracy/source=wiki").
+    """Returns True if larger values of a metric are better.
+
+    name: name of a metric ("accuracy"), or of its value for a part of the data ("accuracy/source=wiki").
 
     Raises:
       UserError: the metric is not declared.

@@ -1,4 +1,4 @@
-"""The configuration of a model architecture, with the derived sizes of its stacks."""
+"""Defines the config of a model architecture, with the derived sizes of its stacks (encoder, decoder)."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -17,26 +17,30 @@ from pretrainax.config.sparse_attention import SlidingWindows, SparseAttention
 if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
 
-LayerKind = Literal["global", "local"]  # attention to all tokens, or within a window
+LayerKind = Literal["global", "local"]  # attention to all tokens, or only within a window
 FAMILIES = ("encoder", "encoder_decoder", "decoder")  # a ModelPart in `config.model.parts` can add a family
 OfPart = TypeVar("OfPart", bound=ModelPart)
 
 
 def known_families() -> tuple[str, ...]:
-    """Returns the allowed values of config.model.family, including the families of imported parts."""
+    """Returns the allowed values of config.model.family, including the families of imported ModelPart classes."""
     parts = (cls.family for cls in Choice.imported() if issubclass(cls, ModelPart) and cls.family)
     return tuple(dict.fromkeys((*FAMILIES, *parts)))
 
 
 @dataclasses.dataclass
 class Generator(Choice):
-    """ELECTRA's generator, a masked LM that proposes replacements; it shares all other fields with the model."""
+    """Config of ELECTRA's generator, a masked language model that proposes replacements of tokens.
+
+    All fields that are not listed here have the values of config.model.
+    """
 
     num_layers: int = 12  # blocks
     d_model: int = 256  # width of the residual stream
     d_ff: int = 1024  # width inside the feed-forward
     num_heads: int = 4  # attention heads
-    # all: the discriminator's (ELECTRA) | gradient_disentangled: these plus a trained difference (DeBERTa v3)
+    # all: generator and discriminator have the same embeddings (ELECTRA) | gradient_disentangled: the discriminator has
+    # the embeddings of the generator plus a trained difference (DeBERTa v3)
     share_embeddings: Literal["all", "gradient_disentangled"] = "all"
     loss_weight: float = 50.0  # weight of the discriminator's loss (Clark et al. 2020, section 2)
 
@@ -53,7 +57,7 @@ class Generator(Choice):
 
 @dataclasses.dataclass
 class DecoderSizes(Choice):
-    """Sizes of an encoder-decoder's second stack if they differ from the first (T5Gemma 9b-2b)."""
+    """Sizes of the second stack of an encoder-decoder, if they differ from the first stack (T5Gemma 9b-2b)."""
 
     d_model: int  # width of the residual stream
     d_ff: int  # width inside the feed-forward
@@ -79,7 +83,10 @@ class DecoderSizes(Choice):
 
 @dataclasses.dataclass
 class ModelConfig:
-    """An architecture; each field differs between at least two published models. Presets: `pretrainax.zoo`."""
+    """Config of a model architecture; each field differs between at least two published models.
+
+    The functions of `pretrainax.zoo` return the configs of published models.
+    """
 
     # encoder, encoder_decoder or decoder; or the family of a ModelPart that is a whole model (ELMo: recurrent)
     family: str = "decoder"
@@ -89,7 +96,8 @@ class ModelConfig:
     num_layers: int = 12  # blocks of each stack (an encoder-decoder has two stacks)
     # blocks of the decoder of an encoder-decoder; None: num_layers (ByT5: fewer)
     num_decoder_layers: Optional[int] = None
-    # sizes of the decoder of an encoder-decoder; None: the encoder's (T5Gemma 9b-2b: a 9b encoder, a 2b decoder)
+    # sizes of the decoder of an encoder-decoder; None: the sizes of the encoder (T5Gemma 9b-2b: a 9b encoder and a 2b
+    # decoder)
     decoder: Optional[DecoderSizes] = None
     share_layers: bool = False  # one block, applied num_layers times (ALBERT)
     d_model: int = 768  # width of the residual stream
@@ -100,18 +108,22 @@ class ModelConfig:
     embedding_dim: Optional[int] = None  # width of the embeddings, projected to d_model (ALBERT); None: d_model
     position: Position = dataclasses.field(default_factory=LearnedPositions)  # position encoding
     layer_pattern: tuple[LayerKind, ...] = ("global",)  # attention of each layer; the pattern repeats (Gemma 2)
-    # tokens that a local layer attends to: the token and earlier ones; in an encoder, half on each side
+    # number of tokens that a token attends to in a local layer: the token itself and earlier tokens; in an encoder,
+    # half of them on each side. None: no local layers
     window: Optional[int] = None
-    # window of an encoder-decoder's encoder, half on each side (T5Gemma: twice the decoder's); None: window
+    # window of the encoder of an encoder-decoder, half on each side (T5Gemma: twice the window of the decoder); None:
+    # window
     encoder_window: Optional[int] = None
     norm: Literal["layer", "rms", "rms_plus_one"] = "layer"  # rms_plus_one: the scale is 1 + the parameter (Gemma)
     # pre: x + f(norm(x)) | both: x + norm(f(norm(x))) | after: x + norm(f(x)) | post: norm(x + f(x)). All but post add
     # a final norm after the last block.
     norm_at: Literal["pre", "post", "both", "after"] = "pre"
     parallel: bool = False  # attention and feed-forward read the same norm of x, and both outputs are added to x (PaLM)
-    norm_epsilon: float = 1e-5  # added to the variance
-    norm_starts_stream: bool = False  # the first block's first norm is also the start of the stream (ModernBERT)
-    latent_attention: Optional[LatentAttention] = None  # projects keys and values from a latent (DeepSeek-V2)
+    norm_epsilon: float = 1e-5  # added to the variance in norms
+    # the first norm of the first block also replaces the input of the residual stream (ModernBERT)
+    norm_starts_stream: bool = False
+    # projects keys and values from one low-dimensional vector per token (DeepSeek-V2); None: directly from the stream
+    latent_attention: Optional[LatentAttention] = None
     # attention to a subset of the tokens, at a cost linear in the length (Longformer); None: dense attention
     sparse_attention: Optional[SparseAttention] = None
     qk_norm: bool = False  # normalizes the queries and keys of each head (Qwen 3)
@@ -122,11 +134,12 @@ class ModelConfig:
     # up(x) on both sides (gpt-oss: 7). None: no limit
     gate_limit: Optional[float] = None
     experts: Optional[MixtureOfExperts] = None  # replaces each feed-forward; None: dense feed-forwards
-    use_bias: bool = True  # bias on every linear map of a block and on LayerNorm
-    qkv_bias: Optional[bool] = None  # bias of the query, key and value maps; None: use_bias (Qwen 2: only there)
+    use_bias: bool = True  # bias of every linear layer of a block, and of LayerNorm
+    # bias of the query, key and value projections (Qwen 2: these are the only layers with a bias); None: use_bias
+    qkv_bias: Optional[bool] = None
     embedding_norm: bool = False  # LayerNorm and dropout on the sum of embeddings (BERT)
     scale_embeddings: bool = False  # token embeddings are multiplied by sqrt(d_model) (Transformer, Gemma)
-    num_token_types: int = 0  # rows of the token type table (BERT: 2)
+    num_token_types: int = 0  # number of token types, which have embeddings (BERT: 2); 0: no token types
     separate_embeddings: bool = False  # an encoder-decoder has one token embedding table per stack (T5Gemma)
     tie_embeddings: bool = True  # the output matrix is the transposed token embedding (of the decoder)
     scale_tied_logits: bool = False  # tied logits are divided by sqrt(d_model) (T5 1.0)
@@ -144,27 +157,29 @@ class ModelConfig:
     replaced_token_context: bool = False  # the head reads norm(x + x of the first token) instead of x (DeBERTa v3)
     # also predicts the tokens after the next one, during training (DeepSeek-V3); None: only the next token
     multi_token: Optional[MultiTokenPrediction] = None
-    generator: Optional[Generator] = None  # of the replacements, trained with the discriminator (ELECTRA)
-    head: Optional[HeadConfig] = None  # head of a task, replaces all others; None: pretraining heads
+    # generator of the replacements, trained together with the discriminator (ELECTRA); None: no generator
+    generator: Optional[Generator] = None
+    head: Optional[HeadConfig] = None  # task head, which replaces the pretraining heads; None: pretraining heads
     dropout_rate: float = 0.0  # dropout of the output of each sublayer, in training
     attention_dropout_rate: float = 0.0  # dropout of attention weights (BERT: 0.1); requires attention 'xla'
-    init_stddev: Optional[float] = 0.02  # of the normal initializer of every matrix; None: T5's, by fan-in
+    # standard deviation of the normal initializer of every matrix; None: initializers of T5, which depend on the fan-in
+    init_stddev: Optional[float] = 0.02
     scale_residual_init: bool = False  # divides init_stddev of matrices that write to the stream by sqrt(2 L) (GPT-2)
     parts: tuple[ModelPart, ...] = optional_in_json(
         (), is_free=False
     )  # model parts of other packages (docs/how-to/own-code.md)
 
     def part(self, kind: type[OfPart]) -> Optional[OfPart]:
-        """Returns the first of `parts` that is an instance of `kind`, or None."""
+        """Returns the first item of `parts` that is an instance of `kind`; None if there is none."""
         return next((part for part in self.parts if isinstance(part, kind)), None)
 
     def unsupported(self, use: Use) -> Optional[str]:
-        """Returns the reason why a part of the model does not support a use; None: all parts support it."""
+        """Returns the reason why one of `parts` does not support a feature; None if all parts support the feature."""
         return next((part.unsupported[use] for part in self.parts if use in part.unsupported), None)
 
     @property
     def own_model(self) -> Optional[ModelPart]:
-        """Returns the part that is a whole model; None: the model is a Transformer of this package."""
+        """Returns the item of `parts` that is a whole model; None if the model is a Transformer of this package."""
         return next((part for part in self.parts if part.family), None)
 
     @property
@@ -173,7 +188,7 @@ class ModelConfig:
 
     @property
     def stacks(self) -> dict[str, "ModelConfig"]:
-        """Returns each stack as a separate encoder or decoder config, keyed by its name in parameter paths."""
+        """Returns the config of each stack as an encoder or decoder, by the name of the stack in parameter paths."""
         if self.family != "encoder_decoder":
             return {self.family: self}
         sizes = {} if self.decoder is None else vars(self.decoder)
@@ -186,34 +201,37 @@ class ModelConfig:
 
     @property
     def last_stack(self) -> "ModelConfig":
-        """Returns the stack whose last hidden state the heads read, as an entry of `stacks`."""
+        """Returns the config, from `stacks`, of the stack whose last hidden state the heads read."""
         return list(self.stacks.values())[-1]
 
     @property
     def sized(self) -> dict[str, "ModelConfig"]:
-        """Returns the stacks that have separate size fields, keyed by the config path of these fields."""
+        """Returns the configs of the stacks that have their own size fields, by the config path of these fields."""
         paths = ["config.model"] if self.decoder is None else ["config.model", "config.model.decoder"]
         return dict(zip(paths, self.stacks.values(), strict=False))
 
     def format_size(self, size: str) -> str:
-        """Returns a size as text: layers of each stack, "12 + 12"; other sizes per stack only if `decoder` is set."""
+        """Formats a size field: "768"; with a number per stack, "12 + 12", for `num_layers`, or if `decoder` is set.
+
+        size: name of the field.
+        """
         stacks = self.stacks if size == "num_layers" else self.sized
         return " + ".join(str(getattr(stack, size)) for stack in stacks.values())
 
     @property
     def stack_blocks(self) -> list[int]:
-        """Returns the number of blocks with separate parameters in each stack."""
+        """Returns the number of blocks with separate parameters in each stack; with `share_layers`, 1 per stack."""
         return [1 if self.share_layers else stack.num_layers for stack in self.stacks.values()]
 
     @property
     def reads_question(self) -> bool:
-        """Returns True if attention needs the question tokens of each row."""
+        """Returns True if attention needs to know the question tokens of each row, because they are global tokens."""
         windows = self.sparse_attention
         return isinstance(windows, SlidingWindows) and windows.global_tokens == "question"
 
     @property
     def stream_width(self) -> int:
-        """Returns the width of the last hidden state."""
+        """Returns the width of the last hidden state of the model."""
         return self.d_model if self.own_model is None else self.own_model.stream_width(self)
 
     @property
@@ -222,7 +240,7 @@ class ModelConfig:
 
     @property
     def dim_per_head(self) -> int:
-        """Returns the width of a head's queries and keys."""
+        """Returns the number of dimensions of the queries and keys of one attention head."""
         return self.head_dim or self.d_model // self.num_heads
 
     @property

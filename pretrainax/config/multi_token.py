@@ -1,4 +1,4 @@
-"""The config of multi-token prediction."""
+"""Defines the config of multi-token prediction."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class MultiTokenPrediction(Choice):
-    """Also predicts the tokens after the next one, with separate blocks (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+    """Config of the prediction of tokens after the next token (DeepSeek-V3, arXiv 2412.19437, section 2.2).
 
-    It is used only in training; exports do not contain it.
+    The additional blocks are used only in training; exports do not contain them.
     """
 
-    depth: int = 1  # number of additional tokens to predict; each has a block that reads the output of the previous one
-    # weight of the mean of their losses (DeepSeek-V3: 0.3, and 0.1 for the last third of its tokens)
+    # number of additional tokens to predict. Each one has a block, which reads the output of the previous block
+    depth: int = 1
+    # weight of the mean loss of the additional tokens (DeepSeek-V3: 0.3, and 0.1 for the last third of its training)
     weight: float = 0.3
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:

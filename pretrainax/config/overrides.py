@@ -18,11 +18,12 @@ _EXACT = 2**53  # floats represent all integers up to this value exactly
 
 
 def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
-    """Sets a field to the parsed value of `text`.
+    """Sets a config field to the parsed value of a flag.
 
     Args:
+      experiment: the config; modified in place.
       path: path of the field, such as "config.train.steps" or "config.phases[0].share".
-      text: None for a flag without a value, which only bool fields allow.
+      text: value of the flag; None for a flag without a value, which sets a bool field to True.
 
     Raises:
       UserError: the field does not exist, or the value is invalid.
@@ -48,7 +49,13 @@ def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
 
 
 def _part(value: object, index: str, path: str) -> object:
-    """Returns the value of a field, or the item at an index of a tuple field; an empty index means the field."""
+    """Returns the item `index` of a tuple field, or `value` itself if `index` is empty.
+
+    Args:
+      value: value of the field.
+      index: text between the brackets in the path of a flag; "": the path has no brackets.
+      path: path of the field, for errors.
+    """
     if not index:
         return value
     if isinstance(value, tuple) and index.isdecimal() and int(index) < len(value):
@@ -60,7 +67,7 @@ def _part(value: object, index: str, path: str) -> object:
 
 
 def fields_named(name: str, experiment: Experiment) -> list[str]:
-    """Returns the paths that end with `name`: "config.train.steps" for "steps" and for "train.steps"."""
+    """Returns the paths of the fields that end with `name`: "config.train.steps" for "steps" and for "train.steps"."""
     return [path for path, _, _ in fields(experiment) if path.endswith(f".{name}")]
 
 
@@ -71,10 +78,13 @@ def _known(name: str, node: Any, experiment: Experiment) -> str:
 
 
 def read_value(text: str, hint: Any, path: str = "config") -> Any:
-    """Parses the value of a field: `read_value("1e3", int)` is 1000; "none" is None if the field allows it.
+    """Converts a string to the type of a config field: `read_value("1e3", int)` is 1000.
+
+    "none" becomes None if the type allows None.
 
     Args:
-      hint: type of the field.
+      text: value of a flag.
+      hint: type annotation of the field.
       path: path of the field, for errors.
 
     Raises:
@@ -118,7 +128,7 @@ def _read(text: str, kind: Any, path: str) -> Any:
 
 
 def _whole(text: str) -> int:
-    """Parses 1000, 1_000 or 1e3; raises ValueError for other numbers."""
+    """Parses an integer such as 1000, 1_000 or 1e3; raises ValueError for all other strings."""
     try:
         return int(text)
     except ValueError:
@@ -129,7 +139,13 @@ def _whole(text: str) -> int:
 
 
 def _tuple(text: str, kind: Any) -> tuple:
-    """Parses (1, 2), 1, local,global or (Name(), Name()); raises ValueError for a tuple of another type."""
+    """Parses a tuple: (1, 2), 1, local,global or (Name(), Name()).
+
+    kind: type annotation of the tuple.
+
+    Raises:
+      ValueError: the tuple does not match the type annotation.
+    """
     first = typing.get_args(kind)[0]
     try:
         is_choice = isinstance(first, type) and issubclass(first, Choice)

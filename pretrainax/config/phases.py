@@ -1,6 +1,7 @@
-"""Divides a run into phases: each phase is the run's config with some fields changed, for part of the steps.
+"""Divides the steps of a run into phases; in each phase, some config fields differ from the run's config.
 
-Code that trains, plans or displays a phase uses a plain `Experiment` without phases, from `phases_of`.
+`phases_of` returns the config of each phase as an `Experiment` without phases. Code that trains, plans or displays a
+phase uses this config.
 """
 
 import contextlib
@@ -36,23 +37,25 @@ _OVERRIDES = {  # field of a phase -> config field that it overrides
     "weights": "data.source.weights",
     "objective": "objective",
 }
-# fields of a SourceMixture that a phase with weights resets
+# fields of the SourceMixture in config.data.source that a phase with `weights` sets to these values
 _RESET_WITH_WEIGHTS = {"stages": (), "temperature": 1.0, "limit": None}
 _LENGTHS = ("steps", "tokens", "share")
 
 
 @dataclasses.dataclass
 class Phase(Choice):
-    """A stage of a run with its length and the config fields that differ in it.
+    """A phase of a run: its length, and the config fields that have different values during the phase.
 
-    One of `steps`, `tokens` and `share` sets the length; the last phase may omit it and then ends at `train.steps`. The
-    learning-rate schedule spans the whole run. All phases use the run's validation, so that metrics are comparable.
+    One of `steps`, `tokens` and `share` sets the length. The last phase may omit the length; it then ends at
+    `train.steps`. The learning-rate schedule spans the whole run. All phases use the same validation, so their metrics
+    are comparable.
     """
 
-    steps: Optional[int] = None  # updates
-    tokens: Optional[float] = None  # capacity of its rows in tokens: global_batch_size times sequence_length per step
-    share: Optional[float] = None  # fraction of train.steps
-    # tokens of an example's input; for this and all following fields, None: the value of the config
+    steps: Optional[int] = None  # length in updates
+    # length in tokens, with padding: global_batch_size times sequence_length tokens per step
+    tokens: Optional[float] = None
+    share: Optional[float] = None  # length as a fraction of train.steps
+    # tokens of an example's input. For this field and all following fields, None means the value of the run's config
     sequence_length: Optional[int] = None
     global_batch_size: Optional[int] = None  # examples per update
     accumulate: Optional[int] = None  # microbatches per update
@@ -64,19 +67,19 @@ class Phase(Choice):
     objective: Optional[Objective] = None  # training objective
 
     def changes(self) -> str:
-        """Lists the overridden fields: "sequence_length 128, dropout_rate 0.0"; "" if there are none."""
+        """Returns the fields that the phase changes, as text: "sequence_length 128, dropout_rate 0.0"; "" if none."""
         overrides = {name: getattr(self, name) for name in _OVERRIDES}
         return ", ".join(f"{name} {format_value(value)}" for name, value in overrides.items() if value is not None)
 
 
 class RunPhase(NamedTuple):
-    """A phase of a run with resolved steps and config."""
+    """A phase of a run, with its first and last step and its complete config."""
 
-    number: int  # from 1
-    start: int  # updates before it
-    stop: int  # updates at its end
-    experiment: "Experiment"  # config without phases; train.steps is the length of the whole run
-    changes: str  # fields that differ from the run's config
+    number: int  # number of the phase, from 1
+    start: int  # number of updates before the phase
+    stop: int  # number of updates at the end of the phase
+    experiment: "Experiment"  # config of the phase, without phases; train.steps is the length of the whole run
+    changes: str  # fields that differ from the run's config, as `Phase.changes` returns them
 
     @property
     def steps(self) -> int:
@@ -88,7 +91,7 @@ class RunPhase(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Returns its steps and its changes relative to the run's config."""
+        """Returns the steps of the phase and its changed fields as text: "steps 1 to 100: sequence_length 128"."""
         return f"steps {self.start + 1:,} to {self.stop:,}: {self.changes or 'as the config says'}"
 
     def __str__(self) -> str:
@@ -96,7 +99,7 @@ class RunPhase(NamedTuple):
 
 
 def phases_of(experiment: "Experiment") -> tuple[RunPhase, ...]:
-    """Returns the phases of a run in order; a run without phases is one phase.
+    """Returns the phases of a run in order; for a run without config.phases, one phase with the run's config.
 
     Raises:
       UserError: the phases do not add up to the steps of the run.
@@ -112,20 +115,20 @@ def phases_of(experiment: "Experiment") -> tuple[RunPhase, ...]:
 
 
 class _WithStop(Protocol):
-    """A phase, or an object derived from a phase."""
+    """Protocol of a `RunPhase`, and of other objects for a phase that have its `stop`."""
 
     @property
     def stop(self) -> int: ...
 
 
 def phase_at(phases: Sequence[P], step: int) -> P:
-    """Returns the phase of the update that follows `step` updates; after the end of the run, the last phase."""
+    """Returns the phase that contains the next update after `step` updates; after the last update, the last phase."""
     return next((phase for phase in phases if step < phase.stop), phases[-1])
 
 
 @contextlib.contextmanager
 def phase_in_errors(phase: RunPhase) -> Iterator[None]:
-    """Adds the phase to error messages in this context, if the run has several phases."""
+    """Context manager that adds the phase to the messages of UserErrors, if the phase changes fields of the config."""
     try:
         yield
     except UserError as e:
@@ -135,13 +138,14 @@ def phase_in_errors(phase: RunPhase) -> Iterator[None]:
 
 
 def config_at_checkpoint(experiment: "Experiment", steps: Sequence[int]) -> "Experiment":
-    """Returns the config, without phases, of the phase that produced the newest of the given checkpoints.
+    """Returns the config, without phases, of the phase that produced the newest of several checkpoints.
 
     Args:
+      experiment: config of the run.
       steps: number of updates before each checkpoint.
 
     Raises:
-      UserError: the models of the phases compute differently, so their parameters cannot be averaged.
+      UserError: the checkpoints are from phases with different position encodings, so they cannot be averaged.
     """
     if not experiment.phases:
         return experiment
@@ -157,7 +161,7 @@ def config_at_checkpoint(experiment: "Experiment", steps: Sequence[int]) -> "Exp
 
 
 def problems_of_phases(experiment: "Experiment") -> Iterator[str]:
-    """Yields a line for each invalid phase, or if the phases do not add up to the run."""
+    """Yields an error message for each invalid phase, and if the lengths of the phases do not add up to train.steps."""
     problems = list(_field_problems(experiment))
     yield from problems
     if not problems and experiment.phases:
@@ -187,7 +191,15 @@ def _field_problems(experiment: "Experiment") -> Iterator[str]:
 
 
 def _lengths(run: "Experiment", plain: Sequence["Experiment"]) -> list[int]:
-    """Returns the steps of each phase. Shares are rounded, and each phase has at least one step."""
+    """Returns the number of steps of each phase.
+
+    A share is rounded, to at least one step. If all phases have shares that add up to 1, the last phase gets the
+    remaining steps of train.steps.
+
+    Args:
+      run: config of the run.
+      plain: config of each phase, without phases.
+    """
     total, lengths = run.train.steps, []
     shares = [phase.share for phase in run.phases if phase.share is not None]
     is_whole = len(shares) == len(run.phases) and math.isclose(sum(shares), 1)
@@ -217,7 +229,7 @@ def _lengths(run: "Experiment", plain: Sequence["Experiment"]) -> list[int]:
 
 
 def _plain(run: "Experiment", i: int) -> "Experiment":
-    """Returns the config of phase i, without phases."""
+    """Returns the config of the phase with index `i` (from 0), without phases."""
     phase, plain = run.phases[i], dataclasses.replace(run, phases=())
     for name, target in _OVERRIDES.items():
         if (value := getattr(phase, name)) is None:
@@ -233,7 +245,7 @@ def _plain(run: "Experiment", i: int) -> "Experiment":
 
 
 def _with(config: T, path: str, value: object) -> T:
-    """Returns a copy of a config with one field replaced; changed sections are copies too."""
+    """Returns a copy of a config with a new value of the field at `path`; also copies the sections that contain it."""
     name, _, rest = path.partition(".")
     return dataclasses.replace(config, **{name: _with(getattr(config, name), rest, value) if rest else value})
 

@@ -1,6 +1,6 @@
-"""The configs of position encodings: their fields and checks.
+"""Defines the configs of position encodings.
 
-`pretrainax.layers.positions` has one file per kind with its computation.
+`pretrainax.layers.positions` has one file with the computation for each kind of position encoding.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ if typing.TYPE_CHECKING:
 
 
 class Position(Choice):
-    """Base class of position encodings. `max_length` is None if any length works."""
+    """Base class of the configs of position encodings."""
 
-    max_length: ClassVar[Optional[int]] = None
+    max_length: ClassVar[Optional[int]] = None  # context length in tokens; None: not limited by the position encoding
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         if experiment.model.enhanced_mask_decoder:
@@ -29,33 +29,33 @@ class Position(Choice):
 
 @dataclasses.dataclass
 class NoPositions(Position):
-    """No position encoding: the model is recurrent, or only the causal mask encodes the order."""
+    """Disables position encodings: the model is recurrent, or only the causal mask encodes the order of tokens."""
 
 
 @dataclasses.dataclass
 class LearnedPositions(Position):
-    """One trained vector per position (Devlin et al. 2018)."""
+    """Adds a trained embedding of each position to the token embeddings (Devlin et al. 2018)."""
 
-    max_length: Size = 512  # number of positions; auto: positions of the longest row
+    max_length: Size = 512  # number of positions; auto: number of positions of the longest row
     offset: int = 0  # unused rows at the start of the table (RoBERTa, BART: 2, as in fairseq)
 
 
 @dataclasses.dataclass
 class SinusoidalPositions(Position):
-    """Fixed sines and cosines (Vaswani et al. 2017, section 3.5)."""
+    """Adds fixed sines and cosines of the position to the token embeddings (Vaswani et al. 2017, section 3.5)."""
 
 
 class RotaryScaling(Choice):
-    """Base class of methods that scale rotary frequencies from the trained context to a longer one."""
+    """Base class of methods that scale the frequencies of rotary positions to a longer context than the trained one."""
 
     def problems_of(self, planes: int) -> Iterator[str]:
-        """Yields a line for each problem of this scaling with `planes` dimension pairs per head."""
+        """Yields an error message for each invalid field; `planes`: rotated pairs of dimensions per head."""
         yield from ()
 
 
 @dataclasses.dataclass
 class LongContextScaling(RotaryScaling):
-    """LLaMA 3.1's scaling of the low rotary frequencies (Grattafiori et al. 2024; the released `rope_scaling`)."""
+    """Scales low frequencies, as in LLaMA 3.1 (Grattafiori et al. 2024; the released `rope_scaling`)."""
 
     factor: float = 8.0  # ratio of the new context length to the trained one
     low_frequency_factor: float = 1.0  # wavelengths above original_length / this are scaled fully
@@ -72,31 +72,32 @@ class LinearScaling(RotaryScaling):
 
 @dataclasses.dataclass
 class YarnScaling(RotaryScaling):
-    """YaRN: scales low frequencies, keeps high ones, and sharpens attention (Peng et al. 2023, arXiv 2309.00071).
+    """Scales low frequencies, keeps high ones, and sharpens attention (YaRN: Peng et al. 2023, arXiv 2309.00071).
 
     With m(w) = 0.1 · w · ln(factor) + 1, the rotated dimensions are multiplied by m(mscale) / m(mscale_all_dim),
     and the logits by m(mscale_all_dim)². In section 3.4 both scalings are equivalent for fully rotated heads.
     """
 
     factor: float = 40.0  # ratio of the new context length to the trained one
-    fast: float = 32.0  # dimension pairs with more rotations in the old context are unchanged
-    slow: float = 1.0  # dimension pairs with fewer rotations in the old context are scaled fully
+    fast: float = 32.0  # dimension pairs with more rotations than this within original_length are unchanged
+    slow: float = 1.0  # dimension pairs with fewer rotations than this within original_length are scaled fully
     original_length: int = 4096  # context length before the scaling
-    rounded: bool = True  # rounds the bounds of the ramp between both to whole dimension pairs (gpt-oss: False)
+    # rounds the bounds of the range between `fast` and `slow` to whole dimension pairs (gpt-oss: False)
+    rounded: bool = True
     mscale: float = 1.0  # `mscale` in DeepSeek's config.json
     mscale_all_dim: float = 0.0  # `mscale_all_dim` in DeepSeek's config.json
 
 
 @dataclasses.dataclass
 class LongRopeScaling(RotaryScaling):
-    """LongRoPE: divides each frequency by its own factor (Ding et al. 2024, arXiv 2402.13753; Phi-3.5).
+    """Divides each frequency by its own factor (LongRoPE: Ding et al. 2024, arXiv 2402.13753; Phi-3.5).
 
     All tokens of a document longer than `original_length` use the long factors. Other documents use the short factors.
     In both cases the rotated dimensions are multiplied by sqrt(1 + ln(factor) / ln(original_length)).
     """
 
     short_factors: tuple[float, ...] = ()  # one factor per dimension pair of a head
-    long_factors: tuple[float, ...] = ()  # the same for documents with more than original_length tokens
+    long_factors: tuple[float, ...] = ()  # one factor per pair, for documents with more than original_length tokens
     factor: float = 32.0  # ratio of the new context length to the trained one
     original_length: int = 4096  # context length before the scaling
 
@@ -115,9 +116,9 @@ class LongRopeScaling(RotaryScaling):
 
 @dataclasses.dataclass
 class RotaryPositions(Position):
-    """Rotates queries and keys by an angle that grows with the position (Su et al. 2021)."""
+    """Rotates pairs of dimensions of queries and keys by angles proportional to the position (Su et al. 2021)."""
 
-    max_length: Size = 2048  # context length of the model; auto: positions of the longest row
+    max_length: Size = 2048  # context length of the model; auto: number of positions of the longest row
     theta: float = 10_000.0  # base of the geometric sequence of wavelengths
     scaling: Optional[RotaryScaling] = None  # scaling to a longer context than the trained one; None: no scaling
     # a dimension pair is (x[2i], x[2i + 1]), as in the paper and DeepSeek; False: (x[i], x[i + K/2])
@@ -153,13 +154,13 @@ class RotaryPositions(Position):
             yield from self.scaling.problems_of(self.rotated_dims(m.position_dim) // 2)
 
     def rotated_dims(self, head_dim: int) -> int:
-        """Returns the number of rotated dimensions of a head, two per pair."""
+        """Returns the number of rotated dimensions, two per pair, of a head with `head_dim` dimensions."""
         return head_dim if self.fraction is None else 2 * int(head_dim * self.fraction / 2)
 
 
 @dataclasses.dataclass
 class RelativePositionBuckets(Position):
-    """T5's bias on attention logits, one scalar per head and distance bucket (Raffel et al. 2020, section 2.1)."""
+    """Adds T5's trained bias per head and distance bucket to attention logits (Raffel et al. 2020, section 2.1)."""
 
     num_buckets: int = 32  # half of the buckets for exact distances, half for logarithmic ranges
     max_distance: int = 128  # distances beyond this share the last bucket
@@ -167,7 +168,7 @@ class RelativePositionBuckets(Position):
 
 @dataclasses.dataclass
 class DisentangledPositions(Position):
-    """Content-to-position and position-to-content attention (He et al. 2020, section 3.1)."""
+    """Adds content-to-position and position-to-content logits to attention (DeBERTa: He et al. 2020, section 3.1)."""
 
     num_buckets: int = 256  # buckets of each direction: half for exact distances, half for logarithmic ranges
     max_distance: int = 512  # distances from this on share the last bucket

@@ -1,4 +1,4 @@
-"""The config of a recurrent model that reads words by their characters (ELMo)."""
+"""Defines the config of a recurrent model that reads the characters of words (ELMo)."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
     from pretrainax.config.model import ModelConfig
 
-WORD_LENGTH = 50  # UTF-8 bytes of a word, including its begin and end markers (bilm-tf)
-# The character vocabulary of bilm-tf: 0 for no word, 256 bytes, the begin and end of a document and of a word, and
-# padding after the end of a word.
+WORD_LENGTH = 50  # maximum UTF-8 bytes of a word, including its begin and end markers (bilm-tf)
+# Size of the character vocabulary of bilm-tf: 0 for a position without a word, 256 bytes, the begin and end of a
+# document, the begin and end of a word, and the padding after the end of a word.
 NUM_CHARACTERS = 262
 
 # Fields of config.model that a recurrent model does not support -> their required values.
@@ -35,15 +35,16 @@ _UNSUPPORTED = {
 
 @dataclasses.dataclass
 class Recurrent(ModelPart):
-    """Bidirectional LSTMs over words (ELMo: Peters et al. 2018, arXiv 1802.05365, section 3).
+    """Config of a model of bidirectional LSTMs over words (ELMo: Peters et al. 2018, arXiv 1802.05365, section 3).
 
-    A word's vector is computed from its characters (Jozefowicz et al. 2016, arXiv 1602.02410, section 3.1), so only the
-    softmax has a table of words. An LSTM's cell state has width config.model.d_ff and its output is projected to
-    config.model.d_model.
+    The embedding of a word is computed from its characters (Jozefowicz et al. 2016, arXiv 1602.02410, section 3.1), so
+    only the softmax has a table of words. The cell state of an LSTM has width config.model.d_ff, and the output of an
+    LSTM is projected to width config.model.d_model.
     """
 
-    character_dim: int = 16  # width of a character's vector
-    filters: tuple[int, ...] = (32, 32, 64, 128, 256, 512, 1024)  # filters of the convolutions of width 1, 2, …
+    character_dim: int = 16  # width of the embedding of a character
+    # numbers of filters of the convolutions over characters, with width 1, 2, …
+    filters: tuple[int, ...] = (32, 32, 64, 128, 256, 512, 1024)
     highways: int = 2  # highway layers after the convolutions (Srivastava et al. 2015, arXiv 1505.00387)
     clip: Optional[float] = 3.0  # bound of the cell state and of the output; None: no bound
 

@@ -1,4 +1,4 @@
-"""Describes the fields of a config: type, default, and the comment at the field as its description."""
+"""Describes the fields of a config dataclass: type, default, and the comment next to the field as its description."""
 
 import ast
 import dataclasses
@@ -20,18 +20,18 @@ _FOR_TOOLS = re.compile(r"\s*#\s*(pyright:|type: ignore|fmt:|noqa).*")  # commen
 
 
 class FieldReference(NamedTuple):
-    """A field with formatted type, default and description."""
+    """The description of a field of a config dataclass."""
 
     name: str
     hint: str  # formatted type: int | None
-    kinds: list[type]  # dataclasses in the type
-    default: Optional[str]  # None: the field is required
-    meaning: str
+    kinds: list[type]  # dataclasses and subclasses of Choice in the type
+    default: Optional[str]  # formatted default; None: the field is required
+    meaning: str  # comment next to the field in the source code; "": no comment
     free: bool  # the field may change when a run resumes
 
 
 def fields_of(cls: type) -> list[FieldReference]:
-    """Returns the fields of a dataclass in constructor order."""
+    """Returns the descriptions of the fields of a dataclass, in constructor order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     references = []
     for field in constructor_fields(cls):
@@ -50,7 +50,7 @@ def fields_of(cls: type) -> list[FieldReference]:
 
 
 def type_text(hint: object) -> str:
-    """Formats a type as in a config: `'layer' | 'rms'`, `int | None`, `tuple[float, ...]`."""
+    """Formats a type annotation for users: `'layer' | 'rms'`, `int | None`, `tuple[float, ...]`."""
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return " | ".join(map(repr, kinds))
@@ -66,7 +66,7 @@ def type_text(hint: object) -> str:
 
 
 def docstring_of(file: str | os.PathLike) -> str:
-    """Returns the docstring of a Python file without running it."""
+    """Returns the docstring of a Python file without executing the file; "" if it has no docstring."""
     with open(file, "rb") as f:  # ast reads the declared encoding
         return ast.get_docstring(ast.parse(f.read())) or ""
 
@@ -86,7 +86,11 @@ def _dataclasses_in(hint: object) -> Iterator[type]:
 
 @functools.cache
 def _comments(cls: type) -> dict[str, str]:
-    """Returns the comments of the fields in a class body: the comment lines above a field and the trailing comment."""
+    """Returns the comment of each field of a dataclass, by field name.
+
+    It consists of the comment lines directly above the field and the comment on the lines of the field. Inherited
+    fields are not included. Returns {} for other classes, and for classes without source code.
+    """
     if not dataclasses.is_dataclass(cls):
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Serializes configs as JSON, reads them back, and compares two configs."""
+"""Converts configs to JSON and back, and lists the differences between two configs."""
 
 import dataclasses
 import json
@@ -16,7 +16,11 @@ from pretrainax.files.json_files import read_object
 
 
 def to_json(config: object) -> Any:
-    """Converts a config (or a part of one) to plain dicts and lists; a Choice stores its class name as "type"."""
+    """Converts a config, or a value in a config, to JSON values: dicts, lists and plain values.
+
+    The dict of a Choice also contains the class name as "type". Fields of `optional_in_json` are omitted if they have
+    their default.
+    """
     if dataclasses.is_dataclass(config):
         given = ((f, getattr(config, f.name)) for f in dataclasses.fields(config))
         fields = {f.name: to_json(x) for f, x in given if not ("later" in f.metadata and x == f.default)}
@@ -25,7 +29,16 @@ def to_json(config: object) -> Any:
 
 
 def from_json(cls: Any, value: object, path: str = "config") -> Any:
-    """Converts the output of `to_json` to type `cls` (a dataclass, an Optional of one, or a plain type)."""
+    """Converts JSON values from `to_json` to an instance of `cls`; fields of earlier versions get their current names.
+
+    Args:
+      cls: a dataclass, Optional[dataclass], or the type of a plain value.
+      value: the JSON value.
+      path: path of the value in the config, for errors.
+
+    Raises:
+      UserError: an unknown field, an unknown class name, or a value of a wrong type.
+    """
     if isinstance(value, dict):
         if "type" in value:
             cls = Choice.named(str(value["type"]))
@@ -43,7 +56,7 @@ def from_json(cls: Any, value: object, path: str = "config") -> Any:
 
 
 def differences(old: Experiment, new: Experiment) -> list[str]:
-    """Returns the differing fields that change the mathematics of a run: "train.seed: 0 -> 1"."""
+    """Returns one line for each field that differs and changes the mathematics of a run: "train.seed: 0 -> 1"."""
     return [f"{path}: {format_value(a)} -> {format_value(b)}" for path, a, b in _compare(old, new, "")]
 
 
@@ -59,7 +72,7 @@ def _compare(a: object, b: object, path: str) -> Iterator[tuple[str, object, obj
 
 
 def load(path: str) -> Experiment:
-    """Reads the config.json of a run.
+    """Reads the config of a run from the file config.json at `path`.
 
     Raises:
       UserError: the file is not a valid config.

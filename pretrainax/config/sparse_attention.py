@@ -1,4 +1,4 @@
-"""The config of sparse attention: each token attends to a subset of its document, at a cost linear in the length."""
+"""Defines configs of sparse attention: a token attends to a subset of its document, at linear cost in the length."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SparseAttention(Choice):
-    """Base class of sparse attention configs; layers/sparse_attention/ has a layer for each."""
+    """Base class of sparse attention configs; layers/sparse_attention/ has a layer for each subclass."""
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         path, m = "config.model.sparse_attention", experiment.model
@@ -36,16 +36,16 @@ class SparseAttention(Choice):
 
 @dataclasses.dataclass
 class SlidingWindows(SparseAttention):
-    """Sliding-window attention with global tokens (Longformer: Beltagy et al. 2020, arXiv 2004.05150, section 3).
+    """Config of sliding windows with global tokens (Longformer: Beltagy et al. 2020, arXiv 2004.05150, section 3).
 
-    Attention within config.model.window is computed in blocks. All tokens of a document attend to its global tokens,
-    and these attend to the whole document.
+    Each token attends to the tokens within config.model.window, and to the global tokens of its document. The global
+    tokens attend to the whole document. Attention within windows is computed in blocks.
     """
 
-    # global tokens, which have separate query, key and value maps: the first token of each document | the question
-    # tokens of a row, for an Extract head | none: only windows
+    # global tokens, which have separate query, key and value projections. first: the first token of each document |
+    # question: the question tokens of a row, for an Extract head | none: no global tokens
     global_tokens: Literal["first", "question", "none"] = "first"
-    # tokens at the start of a row that can belong to its question, including the first token
+    # maximum number of question tokens at the start of a row, including the first token
     longest_question: int = 65
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
@@ -79,14 +79,16 @@ class SlidingWindows(SparseAttention):
 
 @dataclasses.dataclass
 class RandomBlocks(SparseAttention):
-    """Block-sparse attention (BigBird: Zaheer et al. 2020, arXiv 2007.14062, section 2).
+    """Config of block-sparse attention (BigBird: Zaheer et al. 2020, arXiv 2007.14062, section 2).
 
-    Each block attends to its neighbors, to the first and last block (the global tokens), and to random blocks.
+    Each block of tokens attends to itself, to the two neighboring blocks, to the first and last block of the row (the
+    global tokens), and to random blocks.
     """
 
     size: int = 64  # tokens per block
     random: int = 3  # random blocks that each block attends to, drawn per head and layer
-    # always | training: evaluation uses the first block instead of random blocks, as transformers does
+    # always: random blocks in training and evaluation | training: evaluation uses the first block instead of random
+    # blocks, as in transformers
     drawn: Literal["always", "training"] = "always"
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:

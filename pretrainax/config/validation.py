@@ -1,4 +1,4 @@
-"""Validates a config before a run: each problem is one line with the value, the allowed values and the field to set."""
+"""Validates a config before a run; each error message has the value, the allowed values and the field to set."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ from pretrainax.config.phases import phases_of, problems_of_phases
 from pretrainax.config.values import fields, range_problems, type_problems
 from pretrainax.files.errors import UserError, nearest
 
-_READS_FILES = ("tokenizer", "data.source")  # fields whose choices read files
+_READS_FILES = ("tokenizer", "data.source")  # fields whose checks read files
 _POSITIVE = (
     "model.vocab_size model.num_layers model.d_model model.d_ff model.num_heads data.sequence_length train.steps "
     "train.global_batch_size train.accumulate train.spike_steps evaluate.every "
@@ -25,21 +25,24 @@ _NOT_NEGATIVE = (
     "train.loss_chunk train.rollback_steps train.max_rollbacks train.log_every evaluate.batches evaluate.average"
 ).split()
 
-MAX_PROFILED_STEPS = 100  # maximum steps of one profile
+MAX_PROFILED_STEPS = 100  # maximum number of steps in one profile
 
 
 def get(config: object, path: str) -> Any:
-    """Returns a nested field: `get(experiment, "train.steps")`."""
+    """Returns the value of a nested config field: `get(experiment, "train.steps")`."""
     for name in path.split("."):
         config = getattr(config, name)
     return config
 
 
 def validate(experiment: Experiment, files: bool = True) -> None:
-    """Raises one UserError that lists every problem: the value, the allowed values, and the field to set.
+    """Raises a UserError if a config is invalid; its message lists all problems.
+
+    For each problem, the message has the value, the allowed values, and the field to set.
 
     Args:
-      files: if False, dataset and tokenizer are not read and may be missing; skips the checks of both.
+      experiment: the config.
+      files: if False, skips the checks of the dataset and the tokenizer, whose files may then be missing.
     """
     problems = list(_problems(experiment, files))
     if problems:
@@ -47,10 +50,10 @@ def validate(experiment: Experiment, files: bool = True) -> None:
 
 
 def complete(experiment: Experiment) -> None:
-    """Lets the objective set dependent fields, such as the head of a task.
+    """Calls the objective to set the config fields that depend on the objective, such as the head of a task.
 
     Raises:
-      UserError: values of wrong types, which objectives do not check.
+      UserError: the config has values of wrong types, which objectives do not check.
     """
     if problems := [*type_problems(experiment), *_word_problems(experiment)]:
         raise UserError("; ".join(problems))
@@ -78,7 +81,7 @@ def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
 
 
 def _phase_problems(e: Experiment, files: bool) -> Iterator[str]:
-    """Yields the problems of each phase, whose configs differ from the run's valid config."""
+    """Yields an error message for each problem in a config of a phase; the config of the run is valid already."""
     problems = list(problems_of_phases(e))
     yield from problems
     for phase in phases_of(e) if e.phases and not problems else ():
@@ -93,7 +96,7 @@ def _word_problems(e: Experiment) -> Iterator[str]:
 
 
 def _choices(config: Any, path: str = "") -> Iterator[tuple[str, Choice]]:
-    """Yields path ("data.source") and value of each choice in a config, recursively."""
+    """Yields (path, value) of each config field whose value is a Choice; path: "data.source"."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if isinstance(value, Choice):
@@ -240,9 +243,9 @@ def _spike_problems(e: Experiment) -> Iterator[str]:
 
 
 def _watching_problems(e: Experiment) -> Iterator[str]:
-    """Yields the problems of `train.stuck_after` and `train.profile_steps`.
+    """Yields an error message for each problem of `train.stuck_after` and `train.profile_steps`.
 
-    Trace viewers cannot open longer profiles of a large model.
+    A profile has at most MAX_PROFILED_STEPS steps, because trace viewers cannot open longer profiles of a large model.
     """
     profile_steps, stuck_after = e.train.profile_steps, e.train.stuck_after
     if stuck_after and not stuck_after >= 60:

@@ -1,4 +1,4 @@
-"""Iterates over the values of a config, and finds values of a wrong type or out of range."""
+"""Iterates over the fields of a config, and finds values that have a wrong type or are out of range."""
 
 import dataclasses
 import math
@@ -19,8 +19,8 @@ PATH_FIELDS = (
     "teacher",
     "word_list",
     "similar_words",
-)  # names of fields that hold paths
-# path fields that also accept models of the Hugging Face Hub
+)  # names of fields that contain paths
+# fields with a path that may also be a model on the Hugging Face Hub
 _HUB_FIELDS = ("config.checkpoint.init_from", "config.distill.teacher", "config.tokenizer.path")
 MAX_LAYERS = 10_000  # above any real model; validation iterates over all layers, even of an untrusted config
 _MODEL_RANGE, _LAYERS_RANGE = (-(2**31), 2**31 - 1), (-(2**31), MAX_LAYERS)
@@ -34,7 +34,7 @@ _RANGES = {  # minimum and maximum; other fields: the range of int64
 
 
 def fields(config: Any, path: str = "config") -> Iterator[tuple[str, Any, Any]]:
-    """Yields path ("config.data.source"), type and value of each field of a config, recursively."""
+    """Yields (path, type annotation, value) of each field of a config, recursively; path: "config.data.source"."""
     hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
         field_path, value = f"{path}.{field.name}", getattr(config, field.name)
@@ -48,18 +48,20 @@ def fields(config: Any, path: str = "config") -> Iterator[tuple[str, Any, Any]]:
 
 
 class LeafField(NamedTuple):
-    """A leaf field of a config, or the class name of a choice."""
+    """A config field that contains no further fields ("train.steps"), or the class of a Choice ("optimizer.type")."""
 
-    path: str  # "train.steps", "optimizer.type"
-    value: object
-    default: object
+    path: str
+    value: object  # value of the field; for the class of a Choice, the name of the class
+    default: object  # dataclasses.MISSING: the field is required; None for the class of a Choice without a default
     is_free: bool  # the field does not change the mathematics of the run
 
 
 def leaf_fields(config: object, path: str = "", is_free: bool = False) -> Iterator[LeafField]:
-    """Yields each leaf field of a config, and the class name of each choice.
+    """Yields a LeafField for each config field that contains no further fields, and for the class of each Choice.
 
     Args:
+      config: an `Experiment`, or a section of an `Experiment`.
+      path: path of the section, which precedes the names of its fields.
       is_free: True if no field of `config` changes the mathematics of the run.
     """
     assert dataclasses.is_dataclass(config)
@@ -83,14 +85,14 @@ def _part(part: object, path: str, default: object, is_free: bool) -> Iterator[L
 
 
 def type_problems(experiment: Experiment) -> Iterator[str]:
-    """Yields a line for each value of a wrong type; `validate` checks the values of Literal fields."""
+    """Yields an error message for each value of a wrong type, except in Literal fields, which `validate` checks."""
     for path, hint, value in fields(experiment):
         if typing.get_origin(hint) is not typing.Literal and not fits(value, hint):
             yield type_error_line(path, value, hint)
 
 
 def range_problems(experiment: Experiment) -> Iterator[str]:
-    """Yields a line for each number out of range or not finite, and for each invalid path."""
+    """Yields an error message for each number that is out of range or not finite, and for each invalid path."""
     for path, _, value in fields(experiment):
         if isinstance(value, int):
             lowest, highest = _range_of(path)
@@ -111,5 +113,5 @@ def _range_of(path: str) -> tuple[int, int]:
 
 
 def _format_int(number: int) -> str:
-    """Formats a number; Python refuses to format integers of thousands of digits."""
+    """Formats an integer; of large integers only the bits, because Python cannot format thousands of digits."""
     return str(number) if number.bit_length() < 300 else f"of {number.bit_length():,} bits"

@@ -1,10 +1,10 @@
-"""Scores a unigram baseline: the frequency of each token and the form of the targets, on the targets of a validation.
+"""Scores a unigram baseline on validation targets: the frequency of each token and the form of the targets.
 
-The form of a target is either text or one of the special tokens (a sentinel, an end). The baseline predicts the form
-from three facts: the last special token that the decoder has read, whether text followed that token, and whether the
-row is full. So everything that the format determines is free for the baseline too: the first sentinel of span
-corruption, the order of sentinels, and the end of a full row. For text, the baseline knows the token frequencies of the
-whole corpus. Preparation counts them, so reading them costs nothing.
+The form of a target is either text or one of the special tokens (for example a sentinel or EOS). The baseline predicts
+the form from three facts: the last special token that the decoder has read, whether the decoder has read text after
+that token, and whether the target is at the last position of its row. The baseline therefore also knows what the format
+determines: the first sentinel of span corruption, the order of sentinels, and the end of a full row. For text, the
+baseline uses the token frequencies of the whole corpus. Preparation counts them, so reading them costs nothing.
 """
 
 import collections
@@ -21,9 +21,10 @@ _WINDOW = 1 << 22  # tokens per chunk while counting a corpus of pairs; a chunk 
 
 
 def target_counts(corpus: Corpus) -> Iterator[np.ndarray]:
-    """Yields id counts [V] over chunks of a corpus; their sum counts the tokens that the objective predicts.
+    """Yields the number of occurrences of each token id [V] among the predicted tokens, for each chunk of a corpus.
 
-    All tokens count, except in a corpus of pairs: there only the targets count, and their tokens are read from disk.
+    The sum of the chunks is the count for the whole corpus. All tokens of the corpus count, except in a corpus of
+    pairs. There only the tokens of the targets count, which are read from disk.
     """
     if corpus.parts != "pairs":
         yield corpus.token_counts
@@ -39,18 +40,20 @@ def target_counts(corpus: Corpus) -> Iterator[np.ndarray]:
 def unigram_baseline(
     counts: np.ndarray, train_batches: Iterable[HostBatch], valid_batches: Iterable[HostBatch], vocabulary: Vocabulary
 ) -> dict[str, float]:
-    """Scores the token frequencies, and the form of the training targets, on the validation targets.
+    """Returns the loss and accuracy of the unigram baseline on the validation targets.
 
     Args:
       counts: occurrences of each id in the text of the targets, [V].
+      train_batches: the form of targets is learned from these batches.
+      valid_batches: the batches whose targets are scored.
 
     Returns:
       "loss" in nats per target and "accuracy" of the most likely token, both weighted by loss_weights; "text_loss" and
-      "text_accuracy" of the frequencies alone, given that the target is text; "bits_per_byte" if the batches have
+      "text_accuracy" of the token frequencies alone, given that the target is text; "bits_per_byte" if the batches have
       target_bytes.
     """
     special_ids = np.array(sorted(vocabulary.special_ids - {vocabulary.unk}), np.int64)
-    special_index = np.zeros(vocabulary.size, np.int64)  # of a special token, from 1; 0: text
+    special_index = np.zeros(vocabulary.size, np.int64)  # [V], number of a special token, from 1; 0: text
     special_index[special_ids] = np.arange(1, len(special_ids) + 1)
     frequency = _smoothed(np.where(special_index, 0.0, counts), special_index == 0)  # [V]
     table = np.zeros((4 * (len(special_ids) + 1), len(special_ids) + 1))  # [contexts, outcomes]
@@ -59,7 +62,7 @@ def unigram_baseline(
         np.add.at(table, (context, outcome), batch["loss_weights"])
     form = _smoothed(table, np.ones_like(table, bool))
     top_id = int(frequency.argmax())
-    scores = np.concatenate([form[:, :1] * frequency[top_id], form[:, 1:]], axis=1)  # text column: its top id
+    scores = np.concatenate([form[:, :1] * frequency[top_id], form[:, 1:]], axis=1)  # text column: its likeliest id
     guesses = np.concatenate([[top_id], special_ids])[scores.argmax(axis=1)]  # [contexts]
 
     text_nats = -np.log(np.where(special_index, 1.0, frequency))  # [V]; 0 for special tokens, which the form predicts
@@ -80,7 +83,10 @@ def unigram_baseline(
 
 
 def _form(batch: HostBatch, special_index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the context of each target as a number and its outcome (0: text, else the special token), [B, N] both."""
+    """Returns the context and the outcome (0: text, else the number of the special token) of each target, both [B, N].
+
+    The context is an integer that encodes the three facts that the module describes. If the batch is gathered, it is 0.
+    """
     outcome = special_index[batch["targets"]]
     if is_gathered(batch):
         return np.zeros_like(outcome), outcome
@@ -94,5 +100,5 @@ def _form(batch: HostBatch, special_index: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _smoothed(counts: np.ndarray, possible: np.ndarray) -> np.ndarray:
-    """Returns probabilities over the last axis; all `possible` outcomes share one additional count."""
+    """Returns probabilities over the last axis, from counts; all `possible` outcomes share one additional count."""
     return (counts + possible / possible.sum(-1, keepdims=True)) / (counts.sum(-1, keepdims=True) + 1)

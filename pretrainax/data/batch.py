@@ -1,7 +1,7 @@
-"""Defines the batch contract: the arrays that each model family reads, with shape and meaning.
+"""Defines the batch contract: the arrays that each model family reads, with their shapes and meanings.
 
 `FIELDS` is the contract as a table, and `check_batch` checks a batch against it. The data pipeline writes batches;
-models and losses read them. Both use the predicates below to find the kind of a batch. The module imports no JAX,
+models and losses read them. Both use the predicates below to determine the kind of a batch. The module imports no JAX,
 because loader workers create batches too.
 """
 
@@ -22,20 +22,22 @@ Example = dict[str, np.ndarray]  # one example with the same names, without padd
 
 
 class Lengths(NamedTuple):
-    """The number of tokens of one example, or of one row."""
+    """The numbers of tokens of one example, or of one row."""
 
-    raw: int  # from the corpus
-    inputs: int  # of the encoder; of the decoder in models without encoder
+    raw: int  # corpus tokens from which the example or the row is made
+    inputs: int  # input tokens of the encoder; in models without encoder, of the decoder
     targets: int  # predicted tokens
 
 
 class Field(NamedTuple):
-    """Describes an array of a batch.
+    """Describes one array of a batch.
 
-    shape: a letter per axis. B: rows; T: tokens of a row; S: encoder tokens of a row of an encoder-decoder; N:
-      predictions of a row, T unless they are gathered; L: labels of a row; C: `width`.
-    below: the exclusive bound of the values: a number, a field of config.model, "T" (the row length), "labels" (2) or
-      "classes" (config.model.head.num_labels).
+    shape: one letter per axis. B: rows of the batch; T: tokens of a row (in an encoder-decoder: decoder tokens); S:
+    encoder tokens of a row in an encoder-decoder; N: predictions of a row, equal to T unless the batch is gathered
+    (`is_gathered`); L: labels of a row; C: `width`.
+
+    below: the exclusive upper bound of the values. It is a number, the name of a field of config.model, "T" (the row
+    length), "labels" (2), "classes" (config.model.head.num_labels), or "" (no bound).
     """
 
     name: str
@@ -48,7 +50,7 @@ class Field(NamedTuple):
     width: int = 0  # size of an axis C
 
     def is_of(self, family: str) -> bool:
-        """Returns True if models of a family have this array."""
+        """Returns True if this array belongs to the batches of models of a family."""
         return not self.families or family in self.families
 
 
@@ -122,22 +124,25 @@ LENGTH_FIELDS = {"text_lengths": "segment_ids", "encoder_text_lengths": "encoder
 
 
 def is_encoder_decoder(batch: Collection[str]) -> bool:
-    """Returns True if an encoder reads `encoder_tokens` for the decoder."""
+    """Returns True if the batch is for an encoder-decoder, whose encoder reads `encoder_tokens`."""
     return "encoder_tokens" in batch
 
 
 def is_gathered(batch: Collection[str]) -> bool:
-    """Returns True if the model predicts at `masked_positions` only (15 % of the work of the head)."""
+    """Returns True if the model predicts only at `masked_positions`.
+
+    At BERT's mask rate, the head then has only 15 % of the work.
+    """
     return "masked_positions" in batch
 
 
 def has_pairs(batch: Collection[str]) -> bool:
-    """Returns True if rows are pairs of segments with a label."""
+    """Returns True if each row is a pair of segments with a label (`pair_labels`)."""
     return "pair_labels" in batch
 
 
 def has_previous(batch: Collection[str]) -> bool:
-    """Returns True if a right-to-left model also predicts the token before each position."""
+    """Returns True if the batch has targets for a right-to-left model, which predicts the previous token."""
     return "previous" in batch
 
 
@@ -147,70 +152,74 @@ def has_replaced(batch: Collection[str]) -> bool:
 
 
 def has_prefix(batch: Collection[str]) -> bool:
-    """Returns True if a decoder reads a prefix with bidirectional attention."""
+    """Returns True if the decoder attends to a prefix of each row in both directions."""
     return "prefix_mask" in batch
 
 
 def has_loss(batch: Collection[str]) -> bool:
-    """Returns True if the batch has loss weights; without them a model only computes outputs."""
+    """Returns True if the batch has loss weights; without loss weights, a model only computes outputs."""
     return "loss_weights" in batch
 
 
 def predicts_tokens(batch: Collection[str]) -> bool:
-    """Returns True if the model predicts tokens; tasks with labels predict labels instead."""
+    """Returns True if the batch has target tokens; False in tasks with labels, where the model predicts the labels."""
     return "targets" in batch
 
 
 def has_labels(batch: Collection[str]) -> bool:
-    """Returns True if rows have labels of a task."""
+    """Returns True if each row has a task label: a class, or a vector of values."""
     return "labels" in batch or "label_values" in batch
 
 
 def has_span(batch: Collection[str]) -> bool:
-    """Returns True if rows have an answer span to extract."""
+    """Returns True if each row has the first and last token of an answer that the model extracts."""
     return "span" in batch
 
 
 def has_word_labels(batch: Collection[str]) -> bool:
-    """Returns True if the words of a row have task labels."""
+    """Returns True if the words of each row have task labels."""
     return "word_labels" in batch
 
 
 def has_retrieval_rows(batch: Collection[str]) -> bool:
-    """Returns True if a row is a query and its passages; the model maps each to a vector."""
+    """Returns True if each row has a query and its passages; the model computes one vector for each."""
     return "texts" in batch
 
 
 def segments_of(batch: Batch, side: Literal["", "encoder_"] = "") -> "jax.Array":
-    """Returns the attention segments: the length of the only segment of each row, [B], or else segment ids."""
+    """Returns the segments for attention: the length of the only segment of each row, or else segment ids.
+
+    side: "" for the segments of `tokens`; "encoder_" for the segments of `encoder_tokens`. Lengths are [B], segment ids
+    [B, T] or [B, S].
+    """
     return batch.get(f"{side}text_lengths", batch[f"{side}segment_ids"])
 
 
 def tokens_read(batch: Mapping[str, Any]) -> int:
-    """Returns the number of input tokens of the model, encoder and decoder, with padding."""
+    """Returns the number of input tokens of the model, summed over encoder and decoder, including padding."""
     return sum(batch[name].size for name in TOKEN_FIELDS if name in batch)
 
 
 def padding(batch: HostBatch | Batch) -> tuple[object, int]:
-    """Returns the number of padding tokens among the input tokens of the model, and the number of input tokens."""
+    """Returns the number of padding tokens among the input tokens of the model, and the number of all input tokens."""
     segments = [batch[name] for name in SEGMENT_FIELDS if name in batch]
     return sum((s == 0).sum() for s in segments), sum(s.size for s in segments)
 
 
 def highest_id(batch: HostBatch) -> int:
-    """Returns the highest token id among inputs and targets; a negative id counts as a very high one."""
+    """Returns the highest token id among inputs and targets; a negative id counts as a very high id."""
     ids = (field.name for field in FIELDS if field.below == "vocab_size" and field.name in batch)
     return max(int(batch[name].view(np.uint32).max()) for name in ids)
 
 
 def lengths_of(batch: Mapping[str, Any]) -> Lengths:
-    """Returns the row lengths from the shapes of a batch; `raw`, which shapes do not show, is set to `inputs`."""
+    """Returns the row lengths of a batch, from its shapes; `raw`, which the shapes do not show, is set to `inputs`."""
     inputs = batch["encoder_tokens" if is_encoder_decoder(batch) else "tokens"].shape[1]
     return Lengths(inputs, inputs, batch["targets" if predicts_tokens(batch) else "tokens"].shape[1])
 
 
 def row_length(name: str, batch: Mapping[str, Any], lengths: Lengths) -> int:
-    """Returns the length of a row of the array `name`; a name outside FIELDS has the length of the text."""
+    """Returns the size of the second axis of the array `name`; an array outside FIELDS is [B, T]."""
     letter = SHAPES.get(name, "BT")[1]
     if letter == "L":  # equal in all rows
         return batch[name].shape[-1]
@@ -218,7 +227,7 @@ def row_length(name: str, batch: Mapping[str, Any], lengths: Lengths) -> int:
 
 
 def _sizes(lengths: Lengths, has_encoder: bool, are_gathered: bool) -> dict[str, int]:
-    """Returns the size of each letter of a shape."""
+    """Returns the sizes of the axes T, S and N, by letter; the shapes of FIELDS use these letters."""
     text_length = lengths.targets if has_encoder else lengths.inputs
     return {"T": text_length, "S": lengths.inputs, "N": lengths.targets if are_gathered else text_length}
 
@@ -227,12 +236,12 @@ def _sizes(lengths: Lengths, has_encoder: bool, are_gathered: bool) -> dict[str,
 
 
 def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_size: int) -> None:
-    """Raises UserError with name, expected and actual value if `batch` does not match FIELDS for `model`.
+    """Raises UserError with the name, the expected and the actual value if `batch` does not match FIELDS for `model`.
 
     Args:
-      batch: arrays [B, ...]; the check ignores names that are not in FIELDS for this family.
-      lengths: of the objective, at the sequence length of the run.
-      batch_size: B.
+      batch: arrays [B, ...]; the check ignores arrays that are not in FIELDS for this family.
+      lengths: row lengths of the objective, at the sequence length of the run.
+      batch_size: the number of rows, B.
     """
     family = model.family
     sizes = {"B": batch_size, **_sizes(lengths, family == "encoder_decoder", is_gathered(batch))}
@@ -261,7 +270,7 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
 
 
 def _check_values(field: Field, values: np.ndarray, model: ModelConfig, sizes: Mapping[str, int]) -> None:
-    """Raises UserError if an integer is negative or not below the bound of its field."""
+    """Raises UserError if a value of an integer array is negative or not below the bound of its field."""
     name, low, high = f"batch[{field.name!r}]", values.min(), values.max()
     if field.below == "vocab_size":
         if low < 0 or high >= model.vocab_size:
@@ -280,7 +289,7 @@ def _check_values(field: Field, values: np.ndarray, model: ModelConfig, sizes: M
         raise UserError(f"{name} has {high}; labels must be 0 or 1")
     if field.below == "classes" and high >= sizes["L"]:
         raise UserError(f"{name} has {high}; config.model.head.num_labels {sizes['L']} allows 0 to {sizes['L'] - 1}")
-    # Positions without a maximum length and models without token types have no bound.
+    # There is no bound if positions have no maximum length, or if the model has no token types.
     rows = {"position.max_length": model.position.max_length, "num_token_types": model.num_token_types or None}
     limit = rows.get(str(field.below))
     if limit is not None and high >= limit:

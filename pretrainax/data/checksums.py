@@ -1,6 +1,6 @@
-"""Checksums of cache files: stored when a file is written, compared when it is read.
+"""Computes checksums of cache files: stored when a file is written, and compared when the file is read.
 
-Disks, networks and copies corrupt a byte now and then, and a wrong token looks like any other token.
+Disks, networks and copies sometimes corrupt a byte, and a wrong token looks like any other token.
 """
 
 import hashlib
@@ -17,12 +17,15 @@ _KEY = "checksum"  # key of the checksum inside a JSON file
 
 
 def new_hash() -> "hashlib.blake2b":
-    """Returns a new hash object for a file that is being written."""
+    """Returns a new hash object (BLAKE2b, 128 bits) for the content of a file."""
     return hashlib.blake2b(digest_size=16)
 
 
 def file_checksum(path: str, stop: Optional[threading.Event] = None) -> str:
-    """Returns the checksum of a file (about 1 GB/s); once `stop` is set, of the part read so far."""
+    """Returns the checksum of a file, in hexadecimal (about 1 GB/s).
+
+    If the event `stop` is set, reading ends early. The result is then the checksum of the part that was read.
+    """
     checksum = new_hash()
     with open(path, "rb", buffering=0) as f:
         while (stop is None or not stop.is_set()) and (chunk := f.read(_CHUNK)):
@@ -31,14 +34,14 @@ def file_checksum(path: str, stop: Optional[threading.Event] = None) -> str:
 
 
 def write_json(path: str, value: dict[str, Any]) -> None:
-    """Writes an object together with its checksum, atomically."""
+    """Writes a JSON object together with its checksum to a file, atomically."""
     write_atomically(path, json.dumps(value | {_KEY: digest(value)}))
 
 
 def read_json(path: str) -> Optional[dict[str, Any]]:
-    """Reads an object that `write_json` wrote; returns None if the file is missing, truncated or changed.
+    """Returns the JSON object that `write_json` wrote; None if the file is missing, truncated or changed.
 
-    Caches from versions before checksums have none; their objects are returned unchecked.
+    Files from versions before checksums have no checksum. Their objects are returned unchecked.
 
     Raises:
       UserError: the path is a folder, or this user may not read the file.

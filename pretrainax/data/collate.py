@@ -1,4 +1,4 @@
-"""Collates examples into the rows of a batch: one after the other, separated by segment ids, then padding."""
+"""Collates examples into the rows of a batch: concatenates the examples of a row and adds segment ids and padding."""
 
 from collections.abc import Sequence
 from typing import Optional
@@ -11,14 +11,16 @@ from pretrainax.data.batch import LENGTH_FIELDS, SEGMENT_FIELDS, TOKEN_FIELDS, E
 def collate(
     rows: Sequence[Sequence[Example]], lengths: Lengths, pad: int, template: Optional[Example] = None
 ) -> dict[str, np.ndarray]:
-    """Makes a batch [b, ...] from rows of examples, padded to `lengths`; a row without examples is all padding.
+    """Returns a batch [b, ...] of rows of examples, padded to `lengths`; a row without examples is all padding.
 
     Segment ids continue across the examples of a row, and `masked_positions` count from the start of the row. Padding
-    is `pad` in token arrays and 0 elsewhere: no token attends to segment 0, and weight 0 adds no loss.
+    is `pad` in token arrays and 0 in all other arrays: no token attends to segment 0, and weight 0 adds no loss.
 
     Args:
-      template: has an array for each name of the batch; None: the first example. A template with text lengths
-        states that each row has one segment.
+      rows: the examples of each row.
+      pad: the token id of padding.
+      template: an example with an array for each name of the batch; None: the first example of the first row. If the
+        template has text lengths, each row must have one segment.
 
     Raises:
       ValueError: the template has text lengths, and a row has several segments.
@@ -28,7 +30,7 @@ def collate(
     for name, array in template.items():
         if name in LENGTH_FIELDS:
             continue
-        if array.ndim == 0:  # one number per row: a label, if the row is one example, or a count
+        if array.ndim == 0:  # one number per row: a label of the only example, or a sum of counts
             batch[name] = np.array([sum(_number(example, name) for example in row) for row in rows], array.dtype)
             continue
         padding, length = pad if name in TOKEN_FIELDS else 0, row_length(name, template, lengths)
@@ -44,19 +46,26 @@ def collate(
 
 
 def _number(example: Example, name: str) -> np.ndarray:
-    """Returns a number of an example; a missing denominator, in a mixture of objectives, is the sum of loss weights."""
+    """Returns the number `name` of an example.
+
+    In a mixture of objectives, an example may have no denominator. Its denominator is then the sum of its loss weights.
+    """
     return example["loss_weights"].sum() if name == "denominator" and name not in example else example[name]
 
 
 def _lengths(segment_ids: np.ndarray) -> np.ndarray:
-    """Returns the lengths [b] of rows that have one segment each."""
+    """Returns the number of tokens of each row, [b], without padding.
+
+    Raises:
+      ValueError: a row has several segments.
+    """
     if segment_ids.max(initial=0) > 1:
         raise ValueError("a row has several segments, but its objective sets one_text")
     return (segment_ids > 0).sum(1, dtype=np.int32)
 
 
 def _write_arrays(out: np.ndarray, name: str, row: Sequence[Example]) -> int:
-    """Writes the arrays of one name one after the other; returns the end of the last array."""
+    """Writes the array `name` of each example of a row into `out`, one after the other; returns the end of the last."""
     end, shift = 0, 0
     for example in row:
         piece = example.get(name)

@@ -22,9 +22,15 @@ Piece = tuple[int, int, int]  # shard, offset of the first token in the shard, n
 
 
 class Corpus:
-    """The tokens of one split: all documents, each followed by the separator. Pickles as its path."""
+    """The tokens of one split of a corpus: all documents, each followed by the separator. Pickles as its path."""
 
     def __init__(self, directory: str):
+        """Reads the index of a corpus folder.
+
+        Raises:
+          ValueError: the folder has no index.
+          UserError: the index is damaged.
+        """
         self.directory = directory
         index = checksums.read_json(os.path.join(directory, INDEX))
         if index is None:
@@ -34,12 +40,12 @@ class Corpus:
         except (KeyError, TypeError, ValueError) as e:
             raise UserError(f"{damage_message(os.path.join(directory, INDEX))} ({type(e).__name__}: {e})") from e
         self._shards: dict[int, np.ndarray] = {}
-        self.held: Mapping[Piece, np.ndarray] = {}  # tokens read ahead from shards that are only in the store
+        self.held: Mapping[Piece, np.ndarray] = {}  # tokens read ahead; their shards are only in the store
 
     def _read_index(self, index: dict) -> None:
         self.num_tokens: int = index["tokens"]
         self.num_documents: int = index["documents"]
-        self.num_records: int = index.get("records", self.num_documents)  # documents may be windows of records
+        self.num_records: int = index.get("records", self.num_documents)  # documents may be windows of a record
         self.num_bytes: int = index["bytes"]  # of the text in UTF-8
         self.skipped: dict[str, int] = index["skipped"]  # reason -> number of skipped records
         self.parts: Optional[str] = index.get("parts")  # kind of documents: "sentences" | "pairs" | "records" | None
@@ -56,14 +62,18 @@ class Corpus:
 
     @functools.cached_property
     def token_counts(self) -> np.ndarray:
-        """int64 [vocabulary]: the number of occurrences of each id."""
+        """Returns the number of occurrences of each token id, int64 [vocabulary]."""
         self.check(COUNTS)
         path = os.path.join(self.directory, COUNTS)
         size = os.path.getsize(path) if os.path.isfile(path) else 0
         return _map(path, np.dtype(np.int64), size // 8 or 1)
 
     def tokens(self, start: int, length: int) -> np.ndarray:
-        """Returns `length` tokens from offset `start`, int32 [length]."""
+        """Returns `length` tokens from token offset `start`, int32 [length].
+
+        Raises:
+          ValueError: the window is not inside the corpus.
+        """
         if not 0 <= start <= self.num_tokens - length or length < 1:
             raise ValueError(f"invalid window {start}..{start + length} in a corpus of {self.num_tokens} tokens")
         tokens, filled = np.empty(length, np.int32), 0
@@ -78,17 +88,17 @@ class Corpus:
         return tokens
 
     def read(self, windows: Iterable[Window]) -> dict[Piece, np.ndarray]:
-        """Reads the pieces of windows that are only in the store in one call; assign the result to `held`."""
+        """Returns the pieces of windows that are only in the store, read in one call; assign the result to `held`."""
         pieces = dict.fromkeys(piece for window in windows for piece in self._pieces(*window))
         return self._read([piece for piece in pieces if self._map_shard(piece[0]) is None])
 
     @property
     def is_in_store(self) -> bool:
-        """Returns True if some token shards are not on this machine."""
+        """Returns True if some token shards are only in the store and not on this machine."""
         return self._twin is not None and any(self._map_shard(i) is None for i in range(len(self._starts) - 1))
 
     def _pieces(self, start: int, length: int) -> Iterator[Piece]:
-        """Yields the parts of a window, one per shard."""
+        """Yields the pieces of a window, one for each shard that contains tokens of the window."""
         shard, stop = int(self._starts.searchsorted(start, "right")) - 1, start + length
         while start < stop:
             first, last = int(self._starts[shard]), min(int(self._starts[shard + 1]), stop)
@@ -97,7 +107,7 @@ class Corpus:
             start, shard = max(start, last), shard + 1
 
     def _read(self, pieces: list[Piece]) -> dict[Piece, np.ndarray]:
-        """Reads pieces from the store in one call."""
+        """Returns the tokens of pieces, read from the store in one call."""
         if not pieces:
             return {}
         assert self._twin is not None  # without a store, all shards are on disk
@@ -107,7 +117,7 @@ class Corpus:
         return {piece: np.frombuffer(content, self._dtype) for piece, content in zip(pieces, contents, strict=True)}
 
     def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns tokens from `start`, and segment ids that number their documents from 1; int32 [length] both."""
+        """Returns the tokens of a window, and segment ids that number its documents from 1; both int32 [length]."""
         tokens = self.tokens(start, length)
         first, last = self.document_ends.searchsorted((start, start + length - 1), "right").tolist()
         if first == last:  # one document, the usual case
@@ -118,7 +128,11 @@ class Corpus:
         return tokens, segment_ids.cumsum(dtype=np.int32)
 
     def document(self, i: int) -> np.ndarray:
-        """Returns the tokens of document i and its separator, int32 [tokens]."""
+        """Returns the tokens of document i with its separator, int32 [tokens].
+
+        Raises:
+          IndexError: there is no document i.
+        """
         if not 0 <= i < self.num_documents:
             raise IndexError(f"document {i} is outside the corpus of {self.num_documents} documents")
         start = int(self.document_ends[i - 1]) if i else 0
@@ -126,21 +140,24 @@ class Corpus:
 
     @functools.cached_property
     def document_ends(self) -> np.ndarray:
-        """int64 [documents]: the offset after the last token of each document."""
+        """Returns the token offset after the separator of each document, int64 [documents]."""
         return _map(os.path.join(self.directory, ENDS), np.dtype(np.int64), self.num_documents)
 
     @functools.cached_property
     def part_ends(self) -> np.ndarray:
-        """int64 [parts]: the offset after the last token of each part; the last part ends with its document."""
+        """Returns the token offset after the last token of each part, int64 [parts].
+
+        Parts are sentences, or the source and target of a pair. The last part of a document ends with the document.
+        """
         return _map(os.path.join(self.directory, PARTS), np.dtype(np.int64), self.num_parts)
 
     def note(self, i: int) -> Note:
-        """Returns the note of document i in a corpus of records; its "parts" are the ends of the text fields."""
+        """Returns the metadata of document i in a corpus of records; "parts" has the ends of its text fields."""
         start, stop = int(self._note_ends[i - 1]) if i else 0, int(self._note_ends[i])
         return json.loads(self._notes[start:stop].tobytes())
 
     def encoded(self, i: int) -> Encoded:
-        """Returns document i of a corpus of records in the form that its task encoded."""
+        """Returns document i of a corpus of records as its task encoded it: the tokens of each field, and metadata."""
         note = self.note(i)
         return Encoded(np.split(self.document(i), note["parts"][:-1]), note)
 
@@ -154,9 +171,11 @@ class Corpus:
         return _map(os.path.join(self.directory, NOTES), np.dtype(np.uint8), size)
 
     def check(self, name: str, stop: Optional[threading.Event] = None) -> None:
-        """Raises UserError if a file of this folder differs from its checksum. Files without checksum pass.
+        """Raises UserError if a file of this folder differs from its checksum; a file without a checksum passes.
 
-        stop: when set, the check ends early without a result.
+        Args:
+          name: name of the file in this folder.
+          stop: when this event is set, the check ends early without a result.
         """
         path = os.path.join(self.directory, name)
         try:
@@ -167,7 +186,7 @@ class Corpus:
             raise UserError(damage_message(path))
 
     def path_of(self, place: int) -> str:
-        """Returns the path of the shard that contains the token at an offset."""
+        """Returns the path of the shard that contains the token at offset `place`."""
         return self._path(int(self._starts.searchsorted(place, "right")) - 1)
 
     def shard_sizes(self) -> dict[str, int]:
@@ -179,7 +198,7 @@ class Corpus:
         return f"{shard_path(self.directory, shard)}.tokens"
 
     def _map_shard(self, shard: int) -> Optional[np.ndarray]:
-        """Returns the memory-mapped tokens of a shard, or None if the shard is only in the store."""
+        """Returns the memory-mapped tokens of a shard; None if the shard is only in the store."""
         if (mapped := self._shards.get(shard)) is None:
             path = self._path(shard)
             if self._twin is None or os.path.exists(path):
@@ -189,6 +208,7 @@ class Corpus:
 
     @functools.cached_property
     def _twin(self) -> Optional[Mirror]:
+        """Returns the local copy of the folder in an object store that contains this corpus; None without a store."""
         return mirror_of(self.directory)
 
 
@@ -198,6 +218,7 @@ def damage_message(path: str) -> str:
 
 
 def _map(path: str, dtype: np.dtype, size: int) -> np.ndarray:
+    """Returns a file as a memory-mapped array [size]; raises UserError if it is missing or has another size."""
     if not os.path.isfile(path) or os.path.getsize(path) != size * dtype.itemsize:
         raise UserError(damage_message(path))
     return np.memmap(path, dtype, mode="r", shape=(size,)).view(np.ndarray) if size else np.empty(0, dtype)

@@ -11,10 +11,11 @@ from pretrainax.data.corpus import Corpus, damage_message
 
 
 class CorpusCheck:
-    """Reads every file once, in sequence, in a thread of the lowest priority: `with CorpusCheck(...) as check`.
+    """Verifies every file once, one at a time, in a thread of the lowest priority: `with CorpusCheck(...) as check`.
 
-    The processes of a run divide the files among themselves. The check reads 100 GB at the speed of the disk, at most 1
-    GB/s per process, and no step waits for it. Call `raise_if_damaged` before saving anything.
+    The processes of a run divide the files among themselves. Each process reads at the speed of the disk, at most 1
+    GB/s (100 GB take at least 100 s), and no training step waits for the check. Call `raise_if_damaged` before saving
+    anything.
     """
 
     def __init__(
@@ -24,12 +25,17 @@ class CorpusCheck:
         process_count: int = 1,
         fetch: Callable[[str], bool] = lambda path: True,
     ):
-        """fetch: makes a file of a corpus in a store local; returns False if the file stays in the store, unchecked."""
+        """Selects the files that this process checks.
+
+        Args:
+          fetch: makes a file of a corpus in a store local and returns True; returns False if the file stays in the
+            store. Files that stay in the store are not checked.
+        """
         self._fetch = fetch
-        self.elsewhere = 0  # files that stay in the store
+        self.elsewhere = 0  # number of files that stay in the store, unchecked
         files = [(corpus, name) for corpus in corpora for name in sorted(corpus.checksums)]
         self._files = files[process_index::process_count]
-        self.left = len(self._files)  # unread files
+        self.left = len(self._files)  # number of files that have not been read yet
         self.unknown = [corpus.directory for corpus in corpora if not corpus.checksums]
         self._fault: Optional[str] = None
         self._stop = threading.Event()
@@ -43,12 +49,12 @@ class CorpusCheck:
         self._stop.set()
 
     def wait(self) -> None:
-        """Waits until all files are read, then calls `raise_if_damaged`."""
+        """Waits until all files of this process have been read, then calls `raise_if_damaged`."""
         self._thread.join()
         self.raise_if_damaged()
 
     def raise_if_damaged(self) -> None:
-        """Raises UserError with the path of a damaged file if the check has found one."""
+        """Raises UserError with the path of a damaged file if the check has found a damaged file."""
         if self._fault is not None:
             raise UserError(self._fault)
 

@@ -1,4 +1,4 @@
-"""Finds the files of sources, computes their fingerprints, opens archives, and splits large files at line ends."""
+"""Finds the files of data sources, computes their fingerprints, opens archives, and splits large files at line ends."""
 
 import concurrent.futures
 import contextlib
@@ -30,20 +30,21 @@ _CHUNK = 1 << 22  # bytes read at a time
 
 
 class FileShard(NamedTuple):
-    """A shard: a part of a file, or of a split of a dataset."""
+    """A shard: a range of a file, or of a split of a dataset."""
 
     place: str  # path of the file, or name of the split
-    start: int  # byte, row or record
-    stop: Optional[int]  # None: to the end, for archives
-    split: Optional[str] = None  # only its documents of "train" or "valid"; None: all
+    start: int  # first byte, row or record
+    stop: Optional[int]  # byte, row or record after the last; None: to the end, for archives
+    split: Optional[str] = None  # "train" or "valid": only the documents of this split; None: all documents
 
 
 def digest(*parts: Any) -> str:
+    """Returns a hash (BLAKE2b, 128 bits, in hexadecimal) of values that JSON can represent."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def import_extra(module: str) -> Any:
-    """Imports a module of a package from the extra `data`, when a source first needs it."""
+    """Returns a module of a package from the extra `data`; raises UserError if the package is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as e:
@@ -52,7 +53,13 @@ def import_extra(module: str) -> Any:
 
 
 def find_files(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
-    """Returns the sorted files of `path` or `valid_path`, which may be a file, a folder or a glob."""
+    """Returns the sorted paths of the files of `source.path` (split "train") or `source.valid_path` (other splits).
+
+    The field may be a file, a folder or a glob. A folder selects all files below it that have one of `endings`.
+
+    Raises:
+      UserError: there is no such file.
+    """
     field = "path" if split == "train" else "valid_path"
     path = local_path(os.path.expanduser(getattr(source, field)))
     pattern = path
@@ -71,6 +78,7 @@ def find_files(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
 
 
 def path_problems(source: Any) -> Iterator[str]:
+    """Yields an error line if `path` or `valid_path` of a source does not exist, or is for a different source class."""
     for field in ("path", "valid_path"):
         path = getattr(source, field)
         if path is not None and is_url(path):
@@ -85,7 +93,10 @@ def path_problems(source: Any) -> Iterator[str]:
 
 
 def _other_reader(source: Any, path: str) -> Optional[str]:
-    """Returns the name of the source class that reads this file, from its name or first line; None if `source` does."""
+    """Returns the name of the source class to use for a file, if it differs from the class of `source`; else None.
+
+    The name of the file or its first line determines the class.
+    """
     if not os.path.isfile(path):
         return None
     class_name, by_name = type(source).__name__, Choice.reader_of(path)
@@ -97,21 +108,23 @@ def _other_reader(source: Any, path: str) -> Optional[str]:
 
 
 def _begins_with_json(path: str) -> bool:
-    """Returns True if the first line of a file is a JSON object."""
+    """Returns True if the first line of a file is a JSON object; False also if the file cannot be read."""
     with contextlib.suppress(ValueError, RecursionError, OSError, *BROKEN_ARCHIVE), _open(path) as f:
         return isinstance(json.loads(f.readline(1 << 20).decode("utf-8-sig")), dict)
     return False
 
 
 def fraction_problems(source: Any) -> Iterator[str]:
+    """Yields an error line if `valid_fraction` of a source is not between 0 and 1."""
     if not 0 < source.valid_fraction < 1:
         yield f"{source.config_path}.valid_fraction is {source.valid_fraction}, it must be between 0 and 1"
 
 
 def settings_of(source: Any) -> dict[str, Any]:
-    """Returns the fields that determine the text of a source.
+    """Returns the fields that determine the text of a source, by name.
 
-    A field from a later version counts only if it is not at its default, so that earlier prepared corpora stay valid.
+    A field that was added in a later version does not count while it has its default value. Corpora that earlier
+    versions prepared therefore stay valid.
     """
     settings = to_json(source)
     if settings.get("max_record_bytes") == MAX_RECORD_BYTES:
@@ -120,7 +133,10 @@ def settings_of(source: Any) -> dict[str, Any]:
 
 
 def fingerprint(source: Any, settings: dict, endings: tuple[str, ...]) -> str:
-    """Hashes the settings and all content of the files (about 1 GB/s per core); times and sizes would miss changes."""
+    """Returns a hash of the settings of a source and of the whole content of its files (about 1 GB/s per core).
+
+    Modification times and sizes of files would not show all changes.
+    """
     files = find_files(source, "train", endings)
     held_out = find_files(source, "valid", endings) if source.valid_path is not None else []
     hashes = hashes_of([*files, *held_out])
@@ -129,6 +145,7 @@ def fingerprint(source: Any, settings: dict, endings: tuple[str, ...]) -> str:
 
 
 def hashes_of(paths: list[str]) -> list[str]:
+    """Returns the hash of the content of each file, in the order of `paths`. The files are read by several threads."""
     with concurrent.futures.ThreadPoolExecutor() as threads:  # hashing releases the GIL
         return list(threads.map(_hash_file, paths))
 
@@ -140,7 +157,7 @@ def _hash_file(path: str) -> str:
 
 
 def fraction(content: bytes) -> float:
-    """Returns a number in [0, 1) that depends only on the content."""
+    """Returns a pseudo-random number in [0, 1) that depends only on `content`."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") / 2**64
 
 
@@ -155,11 +172,12 @@ BROKEN_ARCHIVE = (_BrokenArchive, EOFError, gzip.BadGzipFile, zlib.error, lzma.L
 
 
 def is_archive(path: str) -> bool:
+    """Returns True if the name of a file has the extension of an archive."""
     return path.endswith(tuple(ARCHIVES))
 
 
 def with_archives(*endings: str) -> tuple[str, ...]:
-    """Returns `(".txt", ".txt.gz", ...)` for `".txt"`."""
+    """Returns each ending without and with each archive extension: ".txt" -> (".txt", ".txt.gz", ...)."""
     return tuple(ending + archive for ending in endings for archive in ("", *ARCHIVES))
 
 
@@ -168,7 +186,11 @@ Stream = Union[io.BufferedReader, gzip.GzipFile, lzma.LZMAFile]  # the type that
 
 @contextlib.contextmanager
 def open_decompressed(path: str) -> Iterator[Stream]:
-    """Opens a file for reading, an archive as its content; raises UserError with file and line for a broken archive."""
+    """Opens a file for reading bytes; an archive is decompressed.
+
+    Raises:
+      UserError: the archive is broken. The message has the path and the line.
+    """
     try:
         with _open(path) as f:
             yield f
@@ -178,6 +200,7 @@ def open_decompressed(path: str) -> Iterator[Stream]:
 
 
 def _open(path: str) -> Stream:
+    """Returns a stream of the bytes of a file, decompressed if it is an archive; "-" is standard input."""
     if path == STANDARD_INPUT:
         return cast(io.BufferedReader, sys.stdin.buffer)
     check_regular(path)
@@ -191,6 +214,7 @@ def _open(path: str) -> Stream:
 
 
 def _broken_line(path: str) -> int:
+    """Returns the number of the line, from 1, at which an archive is broken."""
     line = 1
     with contextlib.suppress(*BROKEN_ARCHIVE), _open(path) as f:
         while chunk := f.read1(1 << 16):  # `read` would lose the bytes before the broken part
@@ -199,7 +223,10 @@ def _broken_line(path: str) -> int:
 
 
 class _Zstandard(io.RawIOBase):
-    """Reads all frames of a file. zstandard's own reader does not detect truncated files."""
+    """Reads the content of all frames of a zstandard file.
+
+    The reader of the package zstandard does not detect truncated files.
+    """
 
     def __init__(self, path: str):
         self._content, self._left = self._frames(path), memoryview(b"")
@@ -223,7 +250,7 @@ class _Zstandard(io.RawIOBase):
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # supports zstd --long=31
         frame, left = None, b""
         with open(path, "rb") as f:
-            while compressed := left or f.read(1 << 9):  # small, because content may be 30,000 times as large
+            while compressed := left or f.read(1 << 9):  # small: decompressed, it may be 30,000 times as large
                 frame = frame or decompressor.decompressobj()
                 try:
                     yield frame.decompress(compressed)
@@ -239,6 +266,7 @@ class _Zstandard(io.RawIOBase):
 
 
 def _chunks(path: str, stop: int = sys.maxsize) -> Iterator[bytes]:
+    """Yields the content of a file, decompressed if it is an archive, up to byte `stop`."""
     with open_decompressed(path) as f:
         while stop > 0 and (chunk := f.read(min(_CHUNK, stop))):
             stop -= len(chunk)
@@ -246,12 +274,12 @@ def _chunks(path: str, stop: int = sys.maxsize) -> Iterator[bytes]:
 
 
 def line_number(path: str, offset: int) -> int:
-    """Returns the line number, from 1, of the byte at `offset`."""
+    """Returns the number, from 1, of the line that contains the byte at `offset` of the decompressed content."""
     return 1 + sum(chunk.count(b"\n") for chunk in _chunks(path, offset))
 
 
 def byte_of_character(path: str, fraction: float) -> int:
-    """Returns the byte offset of character int(fraction * characters) in a UTF-8 file."""
+    """Returns the byte offset of character int(fraction * characters), from 0, in a UTF-8 file."""
     remaining, offset = int(fraction * sum(int(_character_starts(chunk).sum()) for chunk in _chunks(path))), 0
     for chunk in _chunks(path):
         starts = np.flatnonzero(_character_starts(chunk))
@@ -266,7 +294,10 @@ def _character_starts(chunk: bytes) -> np.ndarray:
 
 
 def ranges(path: str, start: int, stop: int, longest_line: int) -> Iterator[FileShard]:
-    """Cuts bytes into ranges of about SHARD_BYTES at line ends; cuts lines above `longest_line` bytes (-1: never)."""
+    """Yields shards of about SHARD_BYTES, cut at line ends, for the bytes from `start` to `stop` of a file.
+
+    A line that continues for more than `longest_line` bytes after SHARD_BYTES is cut between two characters; -1: never.
+    """
     with open(path, "rb") as f:
         while start < stop:
             f.seek(min(start + SHARD_BYTES, stop))
@@ -280,7 +311,10 @@ def ranges(path: str, start: int, stop: int, longest_line: int) -> Iterator[File
 
 
 def pieces(path: str, start: int, stop: Optional[int], longest_line: int) -> Iterator[tuple[int, bytes]]:
-    """Yields (offset, bytes) of the ranges of `ranges`; also for archives, with offsets in the decompressed content."""
+    """Yields (offset, bytes) for ranges as in `ranges`, also of archives; offsets count decompressed bytes.
+
+    stop: None reads to the end of the file.
+    """
     stop = sys.maxsize if stop is None else stop
     with open_decompressed(path) as f:
         _skip(f, start)
@@ -293,6 +327,7 @@ def pieces(path: str, start: int, stop: Optional[int], longest_line: int) -> Ite
 
 
 def _skip(f: Stream, count: int) -> None:
+    """Moves a stream from its start to byte `count`."""
     if f.seekable():
         f.seek(count)
         return
@@ -301,12 +336,13 @@ def _skip(f: Stream, count: int) -> None:
 
 
 def skip_line(f: Stream) -> None:
-    """Skips to the end of the line in chunks, without storing the line."""
+    """Moves a stream to the end of the current line, in chunks, without storing the line."""
     while (part := f.readline(_CHUNK)) and not part.endswith(b"\n"):
         pass
 
 
 def _rest_of_line(f: Stream, longest_line: int) -> bytes:
+    """Returns the rest of the current line. A line is cut after `longest_line` bytes, between characters; -1: never."""
     rest = f.readline(longest_line)
     while (f.peek(1)[:1] or b"a")[0] & 0xC0 == 0x80:  # inside a character
         rest += f.read(1)

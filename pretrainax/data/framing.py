@@ -1,4 +1,4 @@
-"""Adds special tokens around one or two sequences, in the layout of the model's pretraining."""
+"""Adds special tokens around one or more sequences, in the layout of the model's pretraining."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
@@ -9,20 +9,20 @@ from pretrainax.tokenization.base import Vocabulary
 
 
 class SpecialTokenFrame(NamedTuple):
-    """The special tokens before, between and after sequences."""
+    """The special tokens before, between and after the sequences of a row."""
 
     before: tuple[int, ...]
     between: tuple[int, ...]
     after: tuple[int, ...]
 
     def count(self, texts: int) -> int:
-        """Returns the number of special tokens around `texts` sequences."""
+        """Returns the number of special tokens in a row of `texts` sequences."""
         return len(self.before) + len(self.between) * (texts - 1) + len(self.after)
 
     def wrap(self, texts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the row and, for each token, the index of its sequence from 0; int32 [n] both.
+        """Returns the row of sequences with special tokens, and the sequence index of each token; both int32 [n].
 
-        Special tokens between two sequences belong to the first.
+        Indices begin at 0. Special tokens between two sequences belong to the first of them.
         """
         pieces, numbers = [np.array(self.before)], [0] * len(self.before)
         for i, text in enumerate(texts):
@@ -35,10 +35,12 @@ class SpecialTokenFrame(NamedTuple):
 def special_token_frame(family: str, vocabulary: Vocabulary) -> SpecialTokenFrame:
     """Returns the special tokens around sequences for a model family and a tokenizer.
 
-    BERT        [CLS] a [SEP] b [SEP]
-    RoBERTa     <s> a </s> </s> b </s>    also BART's encoder: vocabularies in which cls equals bos
-    T5          a </s> b </s>
-    a decoder   a </s> b </s>    preceded by bos, if bos differs from eos (LLaMA)
+    The rows for two sequences a and b:
+
+        BERT        [CLS] a [SEP] b [SEP]
+        RoBERTa     <s> a </s> </s> b </s>    also BART's encoder: vocabularies in which cls equals bos
+        T5          a </s> b </s>
+        a decoder   a </s> b </s>    preceded by bos, if bos differs from eos (LLaMA)
     """
     if family != "decoder" and vocabulary.cls is not None and vocabulary.sep is not None:
         sep = (vocabulary.sep,)
@@ -49,14 +51,17 @@ def special_token_frame(family: str, vocabulary: Vocabulary) -> SpecialTokenFram
 
 
 def decoder_start(vocabulary: Vocabulary) -> Optional[int]:
-    """Returns the first decoder token of an encoder-decoder: the end token of BART, the padding of T5."""
+    """Returns the id of the first decoder token in an encoder-decoder: EOS in BART, padding in T5.
+
+    A vocabulary with `cls` is treated as BART's.
+    """
     return vocabulary.pad if vocabulary.cls is None else vocabulary.eos
 
 
 def truncate_longest_first(sizes: Sequence[int], room: int) -> list[int]:
-    """Returns the number of tokens to retain of each sequence so that all fit in `room`: the longest lose the most.
+    """Returns the truncated size of each sequence, so that all fit in `room` tokens; the longest lose the most.
 
-    Earlier sequences get the tokens that cannot be divided evenly.
+    If the room cannot be divided evenly, earlier sequences get one more token.
     """
     level = room
     while sum(min(size, level) for size in sizes) > room:

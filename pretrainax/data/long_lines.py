@@ -18,9 +18,9 @@ _CONTROL = re.compile(rb"[\x00-\x1f]")
 
 
 def read_line(f: io.BufferedIOBase, most: int = sys.maxsize) -> Union[bytes, bytearray]:
-    """Returns the next line with its end; a long line as a bytearray, which grows in place.
+    """Returns the next line, including its line end; a long line as a bytearray, which grows in place.
 
-    If a line has more than `most` bytes, returns a prefix with more than `most` bytes and leaves the rest unread.
+    If a line has more than `most` bytes, the result is a prefix with more than `most` bytes. The rest stays unread.
     """
     line = f.readline(LONG_LINE_BYTES)
     if len(line) < LONG_LINE_BYTES or line.endswith(b"\n"):
@@ -34,7 +34,9 @@ def read_line(f: io.BufferedIOBase, most: int = sys.maxsize) -> Union[bytes, byt
 
 
 def parse(line: bytearray) -> Any:
-    """Parses JSON like json.loads, but returns long strings of an object as bytearrays of UTF-8. Empties `line`.
+    """Parses a line of JSON like json.loads, but represents long strings by bytearrays of UTF-8. Empties `line`.
+
+    This applies to strings of more than LONG_LINE_BYTES that are values of the outermost object.
 
     Raises:
       ValueError: the JSON is invalid, or a string is not Unicode.
@@ -59,7 +61,11 @@ def parse(line: bytearray) -> Any:
 
 
 def _unescaped(line: bytearray, start: int, stop: int) -> bytearray:
-    """Returns the text of the JSON string in line[start:stop], which excludes the quotes."""
+    """Returns the UTF-8 of the JSON string in line[start:stop], which excludes the quotes.
+
+    Raises:
+      ValueError: the string has a control character or is not Unicode.
+    """
     if _CONTROL.search(line, start, stop):
         raise ValueError("broken JSON in a very long line (control character in a string)")
     text, decode = bytearray(), codecs.getincrementaldecoder("utf-8")().decode

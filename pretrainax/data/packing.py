@@ -1,6 +1,6 @@
-"""Packs documents into rows: windows across documents, or document pieces, several or one per row.
+"""Packs documents into rows: windows that cross documents, or pieces of documents, several or one per row.
 
-`pretrainax.data.row_plan` builds the rows of an epoch from a packing.
+`pretrainax.data.row_plan` builds the rows of an epoch with a packing.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ _MAX_OPEN_ROWS = 512  # rows that first-fit searches
 
 
 class Packing(kinds.Packing):
-    """Base class of packings, which fill rows with documents."""
+    """Base class of packings, which fill rows with documents or with pieces of documents."""
 
     cuts: ClassVar[bool] = True  # cuts documents into pieces; a piece never spans documents
     one_piece: ClassVar[bool] = False  # a row has one piece
@@ -34,17 +34,21 @@ class Packing(kinds.Packing):
                     yield f"config.data.packing is {kind}, {name} has one example per row: set OneEach or None"
 
     def rows(self, sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
-        """Returns the row of each piece, [n] int64, from 0 without gaps.
+        """Returns the number of the row of each piece, int64 [n]. Row numbers begin at 0 and have no gaps.
 
         Args:
-          sizes: [n, 2], inputs and targets of each piece; at most `capacity`, the size of a row.
+          sizes: [n, 2], the numbers of inputs and of targets of each piece; each is at most `capacity`.
+          capacity: the numbers of inputs and of targets that fit in a row.
         """
         raise NotImplementedError
 
 
 @dataclasses.dataclass
 class Windows(Packing):
-    """Concatenates documents and cuts them into rows: no padding, and rows start and end inside documents."""
+    """Concatenates documents and cuts them into rows of equal length, without padding.
+
+    A row may start or end inside a document.
+    """
 
     cuts: ClassVar[bool] = False
     one_piece: ClassVar[bool] = True
@@ -60,7 +64,10 @@ class FirstFit(Packing):
 
 @dataclasses.dataclass
 class BestFit(Packing):
-    """Puts document pieces, longest first, into the row that they fill best: hardly any padding (Johnson 1974)."""
+    """Puts document pieces, longest first, into the row that they fill best (Johnson 1974).
+
+    There is hardly any padding.
+    """
 
     def rows(self, sizes, capacity):
         return _in_blocks(best_fit, sizes, capacity)
@@ -68,11 +75,14 @@ class BestFit(Packing):
 
 @dataclasses.dataclass
 class OneEach(Packing):
-    """Puts one document piece into each row, padded. With `buckets`, a batch has the shortest length that fits."""
+    """Puts one document piece into each row, and pads the row.
+
+    With `buckets`, all rows of a batch have the same length: the shortest bucket that fits them.
+    """
 
     one_piece: ClassVar[bool] = True
 
-    buckets: tuple[int, ...] = ()  # lengths below config.data.sequence_length; each compiles its own step
+    buckets: tuple[int, ...] = ()  # row lengths below config.data.sequence_length; a step is compiled for each
 
     def rows(self, sizes, capacity):
         return np.arange(len(sizes))
@@ -91,7 +101,10 @@ class OneEach(Packing):
 
 
 def cut_documents(ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts documents that end at `ends` into pieces of at most `longest` tokens; returns starts, lengths: int64 [n]."""
+    """Returns starts and lengths, both int64 [n], of document pieces of at most `longest` tokens.
+
+    ends: the offset after the last token of each document.
+    """
     lengths = np.diff(ends, prepend=0)
     counts = -(-lengths // longest)
     first = np.repeat(np.cumsum(counts) - counts, counts)
@@ -100,7 +113,11 @@ def cut_documents(ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarra
 
 
 def cut_sentences(ends: np.ndarray, sentence_ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts like `cut_documents`, but at sentence ends; only a sentence over `longest` tokens is cut inside."""
+    """Returns pieces like `cut_documents`, but cuts documents at sentence ends.
+
+    sentence_ends: the offset after the last token of each sentence. A sentence of more than `longest` tokens is cut
+    inside.
+    """
     starts, lengths = [], []
     stop = np.searchsorted(sentence_ends, ends)  # last sentence of each document
     begin, sentence = 0, 0
@@ -124,6 +141,7 @@ def cut_sentences(ends: np.ndarray, sentence_ends: np.ndarray, longest: int) -> 
 
 
 def _in_blocks(fit: Callable, sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
+    """Returns the row of each piece, as `fit` computes them for each block of _BLOCK pieces separately."""
     blocks, used = [np.zeros(0, np.int64)], 0
     for start in range(0, len(sizes), _BLOCK):
         blocks.append(fit(sizes[start : start + _BLOCK], capacity) + used)
@@ -132,7 +150,7 @@ def _in_blocks(fit: Callable, sizes: np.ndarray, capacity: tuple[int, int]) -> n
 
 
 def first_fit(sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
-    """Implements `Packing.rows` in the order of the pieces."""
+    """Implements `Packing.rows` for `FirstFit`: places the pieces in the order of `sizes`."""
     rows = np.empty(len(sizes), np.int64)
     left, numbers, used = np.zeros((0, 2), np.int64), np.zeros(0, np.int64), 0
     for i, size in enumerate(sizes):
@@ -150,9 +168,12 @@ def first_fit(sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
 
 
 def best_fit(sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
-    """Implements `Packing.rows`: longest first, equal lengths shuffled, into the row with the fewest inputs left."""
+    """Implements `Packing.rows` for `BestFit`: longest first, into the row with the fewest free inputs that suffice.
+
+    Pieces of equal length are placed in a random order.
+    """
     rows = np.empty(len(sizes), np.int64)
-    open_rows: list[list] = [[] for _ in range(capacity[0] + 1)]  # by free inputs: (row, free targets)
+    open_rows: list[list] = [[] for _ in range(capacity[0] + 1)]  # per number of free inputs: (row, free targets)
     free_bits = 0  # bit n: a row with n free inputs exists
     used = 0
     inputs, targets = sizes[:, 0].tolist(), sizes[:, 1].tolist()

@@ -1,4 +1,4 @@
-"""Names the parts of a validation that have their own metrics: the sources and the objectives of a mixture."""
+"""Names the parts of a validation that have separate metrics: data sources and the objectives of a mixture."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,9 +9,10 @@ if TYPE_CHECKING:
 
 
 def stream_part_names(sources: "Sequence[Source]", objective: "Objective") -> list[tuple[str, ...]]:
-    """Returns the part names of each stream of `pipeline.Batches`, as ("source=wiki", "denoiser=R-0.15-3").
+    """Returns the part names of each stream of `pipeline.Batches`, for example ("source=wiki", "denoiser=R-0.15-3").
 
-    The source is omitted if there is only one, and the objective if all streams have the same objective.
+    The name of the source is omitted if there is only one source. The name of the objective is omitted if all streams
+    have the same objective.
     """
     streams = [(source, part) for source in sources for _, part in objective.components(source.pairs)]
     named = (_part_names(column) for column in zip(*streams, strict=True))
@@ -19,7 +20,10 @@ def stream_part_names(sources: "Sequence[Source]", objective: "Objective") -> li
 
 
 def _part_names(items: "Sequence[Source | Objective]") -> list[str]:
-    """Returns the name of each item; "" if all are equal. Equal names of different items get numbers, "source=en#2"."""
+    """Returns the part name of each item; "" for each if all items are equal.
+
+    If different items have the same name, the names get numbers: "source=en#1", "source=en#2".
+    """
     distinct = [item for i, item in enumerate(items) if item not in items[:i]]
     if len(distinct) == 1:
         return [""] * len(items)

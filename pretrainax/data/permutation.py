@@ -1,7 +1,4 @@
-"""Permutes the rows of an epoch without a table.
-
-The order is a pure function of a seed and an index, so a run can resume at any row without saved state.
-"""
+"""Permutes the rows of an epoch without storing the order."""
 
 import functools
 
@@ -11,14 +8,14 @@ _ROUNDS = 6
 
 
 def _mix(x: int) -> int:
-    """Hashes to 64 bits (the finaliser of SplitMix64: Steele, Lea and Flood 2014, figure 15)."""
+    """Returns a 64-bit hash of an integer (the finalizer of SplitMix64: Steele, Lea and Flood 2014, figure 15)."""
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     x = (x ^ x >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
     return x ^ x >> 31
 
 
 def permute(index: int, size: int, keys: tuple[int, ...]) -> int:
-    """Returns the position of `index` in a pseudo-random order of range(size), without a table of that order.
+    """Returns the position of `index` in a pseudo-random order of range(size), computed without storing the order.
 
     A Feistel network permutes all numbers with the same number of bits. A result outside range(size) is permuted again
     until it is inside, which preserves a one-to-one mapping (Black and Rogaway 2002, section 5). `keys` are an even
@@ -38,6 +35,6 @@ def permute(index: int, size: int, keys: tuple[int, ...]) -> int:
 
 @functools.lru_cache(maxsize=256)
 def epoch_draws(seed: int, stream: int, epoch: int, offsets: int) -> tuple[int, tuple[int, ...]]:
-    """Draws the offset of the first window of an epoch, in range(offsets), and the keys of its permutation."""
+    """Returns the offset of the first window of an epoch, in range(offsets), and the keys of its permutation."""
     rng = np.random.default_rng([seed, 1, epoch, stream])
     return int(rng.integers(offsets)), tuple(rng.integers(2**64, size=_ROUNDS, dtype=np.uint64).tolist())

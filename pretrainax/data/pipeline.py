@@ -1,4 +1,4 @@
-"""Builds batches from corpora: selects the window of each row, and loads batches in the background.
+"""Builds batches from corpora: selects the tokens of each row, and loads batches in the background.
 
 Row i of a run is a pure function of (seed, i), and batch s of (seed, s). A run therefore resumes without saved state,
 and the numbers of processes and loader workers do not change its batches.
@@ -35,31 +35,31 @@ if TYPE_CHECKING:
     from pretrainax.data.preparation.prepare import Prepared
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
-_CONCURRENT_ROWS = 32  # rows made concurrently when each waits for text that it draws from a store
+_CONCURRENT_ROWS = 32  # rows that are made concurrently if making a row reads text from a store
 StreamKey = tuple[tuple, int]  # plan key of a stream, and its index among the streams with that key
 
 
 class StreamPosition(NamedTuple):
-    """The number of rows that a stream has produced so far."""
+    """The number of a stream, and the number of rows that it has produced so far."""
 
-    number: int  # of the stream, among all streams of the run
+    number: int  # index of the stream among all streams of the run
     rows: int
 
 
 class Batches:
     """The batches of a run: `batches[step]` has this process's rows of the global batch, as a dict of arrays [b, ...].
 
-    Process p of n holds rows [p * b, (p + 1) * b) with b = global_batch_size / n. Each objective of a mixture has a
-    stream of rows over each corpus. The streams alternate in proportion to their weights. Weights count rows, or pairs
-    if the source has pairs. A stream uses each of its rows once per epoch; with `shuffle` in a new order per epoch,
-    else in order.
+    Process p of n has the rows [p * b, (p + 1) * b) of the global batch, with b = global_batch_size / n. Each objective
+    of a mixture has one stream of rows per corpus. The streams alternate in proportion to their weights. Weights count
+    rows, or pairs if the source has pairs. A stream uses each of its rows once per epoch. With `shuffle`, each epoch
+    has a new order; otherwise rows are in the order of the corpus.
 
-    In a run with phases, each phase has its own batches, indexed by the step of the run. A stream with the same rows as
-    a stream of an earlier phase continues it; any other stream begins with a new order.
+    In a run with phases, each phase has its own `Batches`, indexed by the step of the run. A stream with the same rows
+    as a stream of an earlier phase continues that stream. Any other stream begins with a new order.
 
     Raises:
-      UserError: a corpus is shorter than one row, the processes do not divide the batch, or the vocabulary lacks tokens
-        that the objective requires.
+      UserError: a corpus is shorter than one row, the number of processes does not divide the batch size, or the
+        vocabulary lacks tokens that the objective requires.
     """
 
     def __init__(
@@ -74,14 +74,18 @@ class Batches:
         process_index: int = 0,
         process_count: int = 1,
     ):
-        """weight_stages: of the corpora; steps: of the whole run; None: every row has the progress of the run's end."""
+        """Makes the streams of rows.
+
+        weight_stages: (training progress, weight of each corpus) at the start of each stage. steps: updates of the
+        whole run; None: every row has training progress 1.
+        """
         rows = options.global_batch_size
         objective.check_vocabulary(vocabulary, options.sequence_length)
         if rows % process_count:
             raise UserError(f"config.train.global_batch_size {rows} is not a multiple of the {process_count} processes")
         self.vocabulary, self.global_batch_size, self.rows = vocabulary, rows, (steps or 0) * rows
         self.local_batch_size = rows // process_count
-        self.no_target_bytes = options.no_target_bytes  # reason why there are no bits per byte; "": there are
+        self.no_target_bytes = options.no_target_bytes  # reason why bits per byte cannot be computed; "": they can
         self.first_row = process_index * self.local_batch_size
         masks = options.seed if options.mask_seed is None else options.mask_seed
         self.mask_seed = masks % 2**64  # NumPy accepts no negative seeds
@@ -103,23 +107,23 @@ class Batches:
         )
         self.start, self.stop = 0, steps or 0  # updates before the first and after the last batch
         self._offsets = np.zeros(len(self.streams), np.int64)  # per stream: row offset from the schedule
-        self._before: dict[StreamKey, StreamPosition] = {}  # from earlier phases
+        self._before: dict[StreamKey, StreamPosition] = {}  # streams of earlier phases
         self.rows_per_epoch = sum(stream.plan.rows_per_epoch for stream in self.streams)
         self.lengths = Lengths(*np.max([stream.lengths[-1] for stream in self.streams], axis=0).tolist())
         self._ahead = ReadAhead()
 
     def examples(self, row: int) -> tuple[Objective, list[Example]]:
-        """Returns the objective of row `row` of the run, and the examples of the row without padding."""
+        """Returns the objective of row `row` of the run, and the examples of this row without padding."""
         stream, n = self._place(row)
         return stream.objective, stream.examples(n, self.progress(row), CounterRng(self.mask_seed))
 
     def progress(self, row: int) -> float:
-        """Returns the progress of the training at a row of the run, from 0 to 1."""
+        """Returns the training progress at row `row` of the run, from 0 to 1; 1 if the number of steps is unknown."""
         return min(row / self.rows, 1.0) if self.rows else 1.0
 
     @property
     def epochs(self) -> tuple[float, ...]:
-        """The number of epochs over each corpus in the whole run, or in this phase."""
+        """Returns the number of epochs over each corpus in the whole run, or in this phase of the run."""
         times = [0.0] * (1 + max(self._corpora))
         first, last = (self.schedule.before(n * self.global_batch_size) for n in (self.start, self.stop))
         for corpus, stream, rows in zip(self._corpora, self.streams, last - first, strict=True):
@@ -127,7 +131,10 @@ class Batches:
         return tuple(times)
 
     def follow(self, before: "Optional[Batches]", start: int, stop: int) -> None:
-        """Restricts the batches to steps of the run; their streams continue from the previous phase."""
+        """Restricts the batches to the steps [start, stop) of the run; the streams continue from `before`.
+
+        before: the batches of the previous phase; None in the first phase.
+        """
         self.start, self.stop = start, stop
         self._before = {} if before is None else before.stream_positions()
         taken_by_key = dict(self._before)
@@ -138,7 +145,7 @@ class Batches:
         self._offsets = rows - self.schedule.before(start * self.global_batch_size)
 
     def stream_positions(self) -> "dict[StreamKey, StreamPosition]":
-        """Returns the rows that each stream, also of earlier phases, has produced at the end of this phase."""
+        """Returns the position of each stream at the end of this phase, including streams of earlier phases."""
         rows = (self.schedule.before(self.stop * self.global_batch_size) + self._offsets).tolist()
         current = zip(self._keys(), self.streams, rows, strict=True)
         return self._before | {key: StreamPosition(stream.number, count) for key, stream, count in current}
@@ -149,14 +156,14 @@ class Batches:
         return [(plan, plans[:i].count(plan)) for i, plan in enumerate(plans)]
 
     def lengths_of(self, step: int) -> Lengths:
-        """Returns the row lengths of a batch: the largest ones, or the lengths of its bucket."""
+        """Returns the row lengths of the batch of a step: the lengths of its bucket; without buckets, the maximum."""
         if len(self.streams[0].lengths) == 1:
             return self.lengths
         stream, n = self._place(step * self.global_batch_size)
         return stream.row(n)[1]
 
     def statistics(self) -> dict[str, float]:
-        """Sums the plan statistics of all streams; the fill is their maximum."""
+        """Returns the plan statistics of all streams, by name: the maximum for "fill", otherwise sums."""
         total: dict[str, float] = {}
         for stream in self.streams:
             for name, value in stream.plan.statistics.items():
@@ -164,6 +171,7 @@ class Batches:
         return total
 
     def __getitem__(self, step: int) -> HostBatch:
+        """Returns the rows of this process in the global batch of a step."""
         if any(stream.corpus.is_in_store for stream in self.streams):
             stop = self.stop or self.rows_per_epoch // self.global_batch_size  # a validation reads its rows once
             self._ahead.prefetch(step, stop, self._windows)
@@ -172,7 +180,12 @@ class Batches:
         return self._collated(self._counted(numbers, places), self.lengths_of(step), places)
 
     def _counted(self, numbers: Sequence[int], places: Sequence[tuple[RowStream, int]]) -> list[list[Example]]:
-        """Makes rows of the run with text counts, concurrently if they draw text from a store."""
+        """Returns the examples of rows with text counts; makes rows concurrently if they draw text from a store.
+
+        Args:
+          numbers: the numbers of the rows in the run.
+          places: the stream of each row, and the number of the row in the stream.
+        """
 
         def make(row: int, place: tuple[RowStream, int], draws: CounterRng) -> list[Example]:
             stream, n = place
@@ -186,20 +199,21 @@ class Batches:
         return [make(row, place, draws) for row, place in zip(numbers, places, strict=True)]
 
     def _rows(self, step: int) -> range:
-        """Returns the rows of the run that belong to this process in the batch of a step."""
+        """Returns the numbers of the rows of the run that this process has in the batch of a step."""
         first = step * self.global_batch_size + self.first_row
         return range(first, first + self.local_batch_size)
 
     def _windows(self, step: int) -> Iterator[tuple[Corpus, Window]]:
-        """Yields the corpus windows of the rows of a batch."""
+        """Yields the corpus and the window of each piece that the rows of this process have in the batch of a step."""
         for stream, n in map(self._place, self._rows(step)):
             for window in stream.row(n)[0]:
                 yield stream.corpus, window
 
     def of_stream(self, number: int, rows: range) -> HostBatch:
-        """Returns a batch of one stream, as at the end of the training: the first of `rows`, numbered in the stream.
+        """Returns a batch with rows of a single stream, made with training progress 1.
 
-        If there are fewer rows than a batch has, the remaining rows are empty.
+        The batch has the first of `rows`, which are row numbers in the stream. If `rows` has fewer rows than a batch,
+        the remaining rows of the batch are empty.
         """
         stream, draws = self.streams[number], CounterRng(self.mask_seed)
         local_rows = rows[self.first_row :][: self.local_batch_size]
@@ -211,6 +225,7 @@ class Batches:
     def _collated(
         self, rows: Sequence[Sequence[Example]], lengths: Lengths, places: Iterable[tuple[RowStream, int]]
     ) -> HostBatch:
+        """Returns the batch of rows of examples; raises UserError if it has an id outside of the vocabulary."""
         batch = collate(rows, lengths, self.vocabulary.pad or 0, self.template)
         if highest_id(batch) >= self.vocabulary.size:
             raise UserError(self._explain_ids(places, highest_id(batch)))
@@ -218,14 +233,14 @@ class Batches:
 
     @functools.cached_property
     def template(self) -> Example:
-        """An example with every array name of the batches, over all objectives of a mixture."""
+        """Returns an example that has every array of the batches, over all objectives of a mixture."""
         draws = CounterRng(self.mask_seed)
         arrays = {name: array for s in self.streams for name, array in s.counted(0, 0.0, draws)[0].items()}
         objectives = [stream.objective for stream in self.streams]
         return arrays | text_lengths(objectives, self.streams[0].options.packing, arrays)
 
     def _explain_ids(self, places: Iterable[tuple[RowStream, int]], highest: int) -> str:
-        """Returns the error message for rows with an invalid id, with the damaged corpus file if there is one."""
+        """Returns the error message for a batch with an invalid id; names the damaged corpus file if there is one."""
         size = self.vocabulary.size
         problem = f"a batch has the id {highest}; the tokenizer has {size} ids"
         for stream, n in places:
@@ -236,12 +251,13 @@ class Batches:
         return f"{problem}: config.objective creates an invalid id"
 
     def _place(self, row: int) -> tuple[RowStream, int]:
+        """Returns the stream of row `row` of the run, and the number of this row in the stream."""
         number, n = self.schedule[row]
         return self.streams[number], n + int(self._offsets[number])
 
 
 class PhaseBatches:
-    """Provides `batches.at(step)` for a run with phases: the batches of the phase that contains a step."""
+    """The batches of a run with phases: `batches.at(step)` returns the batches of the phase that contains a step."""
 
     def __init__(self, phases: Sequence[Batches]):
         self.phases = phases
@@ -258,11 +274,13 @@ def batches_of(
     process_index: int = 0,
     process_count: int = 1,
 ) -> Batches:
-    """Returns the batches of a config, without its phases.
+    """Returns the batches of a config for one process; `experiment.phases` is ignored.
 
     Args:
-      prepared: prepare.Prepared.
-      split: "train", in an order that depends on the seed, or "valid", always the same batches.
+      prepared: the prepared data, a prepare.Prepared.
+      split: "train" for batches in an order that depends on the seed; "valid" for the same batches in each validation.
+      process_index: index of the process whose rows the batches have.
+      process_count: number of processes of the run.
     """
     corpora, data = getattr(prepared, split), experiment.data
     training, tokenizer = split == "train", prepared.tokenizer
@@ -292,7 +310,7 @@ def batches_of(
 
 
 def _no_target_bytes(objective: Objective, tokenizer: "Tokenizer", corpora: Sequence[Corpus]) -> str:
-    """Returns the reason why an objective has no bits per byte on these corpora; "" if it has."""
+    """Returns the reason why an objective has no bits per byte on these corpora; "" if it has bits per byte."""
     if not objective.is_likelihood:
         others = dict.fromkeys(type(part).__name__ for _, part in objective.components() if not part.is_likelihood)
         return f"the loss of {' and '.join(others)} is not a likelihood of the text"
@@ -303,7 +321,7 @@ def _no_target_bytes(objective: Objective, tokenizer: "Tokenizer", corpora: Sequ
 def phase_batches(
     experiment: Experiment, prepared: "Prepared", process_index: int = 0, process_count: int = 1
 ) -> PhaseBatches:
-    """Returns the training batches of a run; without phases, the batches of `batches_of`."""
+    """Returns the training batches of all phases of a run; a run without phases has the batches of `batches_of`."""
     processes = process_index, process_count
     if not experiment.phases:
         return PhaseBatches([batches_of(experiment, prepared, "train", *processes)])
@@ -317,13 +335,13 @@ def phase_batches(
 
 
 class BatchOfStep(Protocol):
-    """Provides the batch of each step: `Batches`, or a view with a different numbering."""
+    """Protocol that provides the batch of each step: `Batches`, or a view of `Batches` with a different numbering."""
 
     def __getitem__(self, step: int, /) -> HostBatch: ...
 
 
 def iterate(batches: BatchOfStep, start: int, stop: int, workers: int = 0) -> Iterator[HostBatch]:
-    """Yields batches[start], ..., batches[stop - 1], prefetched in a thread, or in `workers` processes.
+    """Yields batches[start], ..., batches[stop - 1]; prefetches in a thread (workers=0) or in `workers` processes.
 
     The elements of the Grain graph are whole batches, so their order is the order of the steps for any `workers`.
     Worker processes import the program's main module again and start in a few seconds.
@@ -346,7 +364,10 @@ def iterate(batches: BatchOfStep, start: int, stop: int, workers: int = 0) -> It
 
 
 def _start_worker(number: int, count: int) -> None:
-    """Ignores signals, which the training process handles, and exits when that process ends for any reason."""
+    """Prepares a loader process: ignores signals, and exits when the training process ends for any reason.
+
+    The training process handles the signals.
+    """
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # terminals and SLURM signal all processes of a job
         signal.signal(signum, signal.SIG_IGN)
 

@@ -1,9 +1,10 @@
-"""Prefetches the text of upcoming batches from a store, in a thread, while earlier batches are made.
+"""Prefetches the text of upcoming batches from an object store, in a thread, while earlier batches are made.
 
-The step of a batch determines its text, so the text of the next steps can be read early. Reads are in groups of steps.
-Each group is twice as large as the previous group, up to MOST_BYTES. The first batch waits only for its own text, and
-later groups have many rows, some of which are close together (`Store.read_ranges`). Memory holds two groups: the group
-of the current batches, and the next group.
+The step of a batch determines its text, so the text of the next steps can be read early. One read fetches the text of a
+group of steps. Each group has twice as many steps as the previous group, up to MAX_GROUP_STEPS steps and about
+MAX_GROUP_BYTES of text. The first batch therefore waits only for its own text, and later groups have many rows, some of
+which are close together (`Store.read_ranges`). Memory holds two groups: the group of the current batches, and the next
+group.
 """
 
 import collections
@@ -16,9 +17,8 @@ import numpy as np
 
 from pretrainax.data.corpus import Corpus, Piece, Window
 
-MAX_GROUP_BYTES = 16 << 20  # of text in a group
-MAX_GROUP_STEPS = 256  # in a group
-
+MAX_GROUP_BYTES = 16 << 20  # bytes of text in a group
+MAX_GROUP_STEPS = 256  # steps in a group
 Windows: TypeAlias = Iterable[tuple[Corpus, Window]]
 Read: TypeAlias = Mapping[Corpus, Mapping[Piece, np.ndarray]]
 
@@ -29,10 +29,11 @@ class _Group(NamedTuple):
 
 
 class ReadAhead:
-    """Prefetches text: `prefetch(step, …)` provides the text of a batch.
+    """Reads the text of batches ahead of their steps: `prefetch(step, …)` provides the text of the batch of a step.
 
-    Steps may have a stride, as in one of several loader workers. The prefetched steps have the stride of the last two.
-    Pickles as an empty instance. Several threads may call it; each waits for the others.
+    The steps may have a stride, for example in one of several loader workers. The next group has the stride of the last
+    two steps. An instance is pickled without its text. Several threads may call `prefetch`; the calls run one at a
+    time.
     """
 
     def __init__(self):
@@ -44,7 +45,7 @@ class ReadAhead:
         return ReadAhead, ()
 
     def prefetch(self, step: int, stop: int, windows_of: Callable[[int], Windows]) -> None:
-        """Waits until `Corpus.held` has the text of a batch, and starts to read the next group.
+        """Waits until `Corpus.held` has the text of the batch of `step`, and starts to read the next group.
 
         Args:
           stop: the first step that is not prefetched.
@@ -64,14 +65,14 @@ class ReadAhead:
                 corpus.held = held
 
     def _count(self, group: _Group) -> int:
-        """Returns the number of steps of the group after `group`."""
+        """Returns the number of steps for the group after `group`; waits until the text of `group` has been read."""
         size = sum(part.nbytes for held in group.read.result().values() for part in held.values())
         steps = len(group.steps)
         return min(2 * steps, max(MAX_GROUP_BYTES * steps // max(size, 1), 1), MAX_GROUP_STEPS)
 
 
 def _start_group(steps: Sequence[int], windows_of: Callable[[int], Windows]) -> _Group:
-    """Starts to read the text of some steps."""
+    """Starts a thread that reads the text of the batches of `steps`, and returns their group."""
     future: concurrent.futures.Future[Read] = concurrent.futures.Future()
 
     def read() -> None:

@@ -1,13 +1,13 @@
-"""Random numbers by index: pure functions of a seed, a stream and an index."""
+"""Provides random numbers by index: they are pure functions of a seed, a stream and an index."""
 
 import numpy as np
 
 
 class CounterRng:
-    """Provides random numbers by index: `at(stream, index)` is the generator of (seed, stream, index), ready to draw.
+    """Provides random numbers by index: `at(stream, index)` returns the generator of (seed, stream, index).
 
     It sets the counter of Philox (Salmon et al. 2011), which takes a tenth of the time of creating a generator. All
-    calls return one object, so each call invalidates the previous result.
+    calls return the same object, so each call invalidates the result of the previous call.
     """
 
     def __init__(self, seed: int):
@@ -18,6 +18,7 @@ class CounterRng:
         self._key[0] = seed
 
     def at(self, stream: int, index: int) -> np.random.Generator:
+        """Returns the generator of (seed, stream, index), before its first draw. It is valid until the next call."""
         self._key[1], self._counter[2] = stream, index  # the lower words of the counter count the draws
         self._bits.state = self._state
         return self._generator

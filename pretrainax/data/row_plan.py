@@ -1,7 +1,7 @@
 """Plans the rows of an epoch: the pieces of the corpus in each row.
 
-A plan is built once for a corpus, an objective and a length, and saved in the folder of the corpus. Each row is a
-lookup in the plan. Packed rows are thus a function of (seed, index), as windows are.
+A plan is built once per corpus, objective, packing and sequence length, and saved in the folder of the corpus. Each row
+is then a lookup in the plan. Packed rows are therefore a function of (seed, index), like windows.
 """
 
 import contextlib
@@ -30,10 +30,12 @@ from pretrainax.files.object_names import path_below
 _FORMAT = 4  # version of the files, and of the rules that cut, drop and count pieces
 _STATISTICS = "figures.json"
 
-PermutationKeys = Optional[tuple[int, ...]]  # of an epoch, see permutation.permute; None: in order
+PermutationKeys = Optional[tuple[int, ...]]  # keys of permutation.permute for an epoch; None: rows in order
 
 
 class Row(NamedTuple):
+    """The pieces of one row of a plan, and the bucket of the row."""
+
     pieces: list[tuple[int, int]]  # (start, length) in the corpus
     bucket: int = 0  # index of the length, for OneEach with buckets
 
@@ -47,14 +49,21 @@ class RowPlan:
     statistics: dict[str, float]  # counts of cut and dropped pieces
 
     def row(self, number: int, keys: PermutationKeys, offset: int) -> Row:
+        """Returns row `number` of an epoch.
+
+        Args:
+          keys: keys of the permutation of the epoch; None: the rows are in order.
+          offset: token offset of the first window of the epoch, below `offsets`; other plans ignore it.
+        """
         raise NotImplementedError
 
 
 class WindowPlan(RowPlan):
-    """Non-overlapping windows, each used once per epoch.
+    """Plans non-overlapping windows of `raw` tokens, each used once per epoch.
 
-    With `shuffle`, the first window starts at any offset below the window length. An epoch leaves less than two windows
-    of tokens unused; without `shuffle`, less than one window.
+    With `shuffle`, the first window of an epoch may start at any offset below the window length, and an epoch leaves
+    less than two windows of tokens unused. Without `shuffle`, the first window starts at offset 0, and an epoch leaves
+    less than one window unused.
     """
 
     def __init__(self, num_tokens: int, raw: int, shuffle: bool):
@@ -69,7 +78,10 @@ class WindowPlan(RowPlan):
 
 
 class TablePlan(RowPlan):
-    """Memory-mapped pieces, sorted by row, and the end of the pieces of each row. Pickles as its path."""
+    """A plan in files: the pieces of the corpus, sorted by row, and the end of the pieces of each row.
+
+    The files are memory-mapped. Pickles as its path.
+    """
 
     def __init__(self, directory: str):
         self.directory = directory
@@ -92,9 +104,9 @@ class TablePlan(RowPlan):
 
 
 class BucketPlan(TablePlan):
-    """One piece per row, sorted by bucket; all rows of a global batch are from the same bucket.
+    """A plan with one piece per row, sorted by bucket; all rows of a global batch are from the same bucket.
 
-    Each epoch drops the rows of a bucket that do not fill a batch, different rows in each shuffled epoch.
+    Each epoch drops the rows of a bucket that do not fill a batch. With shuffling, each epoch drops different rows.
     """
 
     def __init__(self, directory: str, batch_size: int):
@@ -123,7 +135,9 @@ class BucketPlan(TablePlan):
 def make_row_plan(
     corpus: Corpus, objective: Objective, packing: Packing, sequence_length: int, batch_size: int, shuffle: bool
 ) -> RowPlan:
-    """Returns the plan of a corpus; reads it from disk if an intact plan exists.
+    """Returns the row plan of a corpus: read from disk if an intact plan exists, otherwise built and saved.
+
+    Plans of windows are computed, not saved.
 
     Raises:
       UserError: the corpus does not fill a single row.
@@ -157,7 +171,7 @@ def make_row_plan(
 def _make_tables(
     corpus: Corpus, objective: Objective, packing: Packing, sequence_length: int
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Returns the tables of a TablePlan, by name, and its statistics."""
+    """Returns the tables of a TablePlan, by name, and the statistics of the plan."""
     for name in (ENDS, PARTS, NOTES, NOTE_ENDS):  # a plan is reused, so it must not be built from a damaged file
         corpus.check(name)
     lengths_of = [objective.lengths(length) for length in (*getattr(packing, "buckets", ()), sequence_length)]
@@ -204,9 +218,12 @@ def _make_tables(
 
 
 def _find_or_write(directory: str, make: Callable) -> str:
-    """Returns the directory of a plan; `make` builds the plan if no intact one exists.
+    """Returns the directory of an intact plan; calls `make` and saves its plan if no intact plan exists.
 
-    If the corpus is read-only, the plan is in a private folder of this user among the temporary files.
+    If the corpus is read-only, the plan is saved in a folder of temporary files that only this user can access.
+
+    Raises:
+      UserError: neither folder can be written.
     """
     private = os.path.join(tempfile.gettempdir(), f"pretrainax-{os.getuid()}")
     candidates = {directory: os.path.dirname(directory), os.path.join(private, os.path.basename(directory)): private}
@@ -231,7 +248,11 @@ def _find_or_write(directory: str, make: Callable) -> str:
 
 
 def _make_private(folder: str) -> None:
-    """Creates a private folder; raises PermissionError if a folder that others own or can access has its name."""
+    """Creates a folder that only this user can access.
+
+    Raises:
+      PermissionError: the path exists, and it belongs to another user or other users can access it.
+    """
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     if not _is_private(folder):
@@ -239,11 +260,13 @@ def _make_private(folder: str) -> None:
 
 
 def _is_private(folder: str) -> bool:
+    """Returns True if the path is a folder that belongs to this user and that no other user can access."""
     info = os.lstat(folder)
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
 
 
 def _write(directory: str, tables: dict[str, np.ndarray], statistics: dict[str, float]) -> None:
+    """Writes the tables and statistics of a plan, with checksums, into a folder."""
     for name, table in tables.items():
         np.save(_file(directory, name), table, allow_pickle=False)
     sums = {name: checksums.file_checksum(_file(directory, name)) for name in tables}
@@ -251,7 +274,7 @@ def _write(directory: str, tables: dict[str, np.ndarray], statistics: dict[str, 
 
 
 def _is_intact(directory: str) -> bool:
-    """Returns True if the files of a plan match their checksums."""
+    """Returns True if all files of a plan match their checksums."""
     try:
         stored = checksums.read_json(os.path.join(directory, _STATISTICS))
         return stored is not None and all(
@@ -267,6 +290,7 @@ def _file(directory: str, name: str) -> str:
 
 
 def _load(directory: str, name: str) -> np.ndarray:
+    """Returns a table of a plan; memory-mapped if it is large."""
     path = _file(directory, name)
     array = np.load(path, mmap_mode="r" if os.path.getsize(path) > 1 << 16 else None, allow_pickle=False)
     return array.view(np.ndarray)

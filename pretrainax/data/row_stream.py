@@ -1,4 +1,4 @@
-"""Produces the rows of one objective over one corpus."""
+"""Makes the rows of one objective over one corpus."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,28 +22,31 @@ from pretrainax.tokenization.base import TextTable, Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class RowOptions:
-    """Options for making rows from documents; equal for all streams of a run."""
+    """Options for making rows from documents, equal for all streams of a run."""
 
     sequence_length: int
     global_batch_size: int  # rows of a batch over all processes
-    seed: int  # of the order; also of the masks, if mask_seed is None
+    seed: int  # seed of the order of rows; also of the masks, if mask_seed is None
     mask_seed: Optional[int] = None
     shuffle: bool = True  # each epoch in a different order; False: in order
     packing: Optional[Packing] = None  # None: `default_packing`
-    text: Optional[TextTable] = None  # for counting text; None: no counts
+    text: Optional[TextTable] = None  # table to count text; None: text is not counted
     token_inputs: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # see `data/token_inputs.py`
     no_target_bytes: str = "target bytes are not counted"  # reason why the targets have no byte counts; "": they have
 
 
 def default_packing(objective: Objective) -> Packing:
-    """Returns the packing of an objective for configs that do not set one."""
+    """Returns the packing of an objective for configs that do not set a packing."""
     if objective.unit == "tokens":
         return Windows()
     return BestFit() if objective.packs else OneEach()
 
 
 def text_lengths(objectives: Sequence[Objective], packing: Optional[Packing], names: Iterable[str]) -> Example:
-    """Returns template arrays for segment lengths, if each row has one segment; otherwise none."""
+    """Returns template arrays for the lengths of segments, by name, if each row has one segment; otherwise {}.
+
+    names: names of the arrays of an example.
+    """
     if not all(
         objective.single_segment and (packing or default_packing(objective)).one_piece for objective in objectives
     ):
@@ -52,11 +55,11 @@ def text_lengths(objectives: Sequence[Objective], packing: Optional[Packing], na
 
 
 class RowStream:
-    """Provides the rows of one objective over one corpus: `examples(n, …)` returns the examples of row n.
+    """Makes the rows of one objective over one corpus: `examples(n, …)` returns the examples of row n.
 
     Args:
-      objective: bound to the tokenizer, and not a mixture.
-      number: of this stream in the run; each stream has its own random numbers.
+      objective: an objective that is bound to the tokenizer and is not a mixture.
+      number: index of this stream in the run; each stream has its own random numbers.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class RowStream:
         # Mixture weights count pairs, even if several share a row; for other text they count rows.
         self.examples_per_row = self.plan.pieces_per_row if objective.unit == "pairs" else 1.0
         self._across_documents = not packing.cuts
-        self.draws_text = objective.pairs_documents  # from other documents, while making an example
+        self.draws_text = objective.pairs_documents  # making an example draws text from other documents
         self._counter = options.text and TextCounter(
             options.text, bytes_per_spelled(options.text, corpus), vocabulary.separator, not options.no_target_bytes
         )
@@ -89,7 +92,10 @@ class RowStream:
             )
 
     def row(self, n: int) -> tuple[list[tuple[int, int]], Lengths]:
-        """Returns the pieces (start, length) of row n, and the lengths to which the row is padded."""
+        """Returns the pieces (start, length) of row n, and the lengths to which the row is padded.
+
+        Row numbers continue from epoch to epoch.
+        """
         epoch, place = divmod(n, self.plan.rows_per_epoch)
         if self.options.shuffle:
             seed = self.options.seed
@@ -102,21 +108,26 @@ class RowStream:
         return pieces, self.lengths[bucket]
 
     def prefetch(self, rows: Iterable[int]) -> None:
-        """Reads the text of some rows in one call, if it is only in a store."""
+        """Reads the text of some rows from the store in one call; does nothing if the corpus is on this machine."""
         if self.corpus.is_in_store:
             self.corpus.held = self.corpus.read(window for n in rows for window in self.row(n)[0])
 
     def examples(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
-        """Returns the examples of row n without padding. progress: of the training at this row, from 0 to 1."""
+        """Returns the examples of row n, without padding.
+
+        Args:
+          progress: training progress at this row, from 0 to 1.
+          draws: the random numbers of the masks.
+        """
         return [example for example, _ in self._make(n, progress, draws)]
 
     def counted(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
-        """Returns the same examples with the arrays that count text, if `options.text` is set."""
+        """Returns the examples of row n, with the arrays that count text if `options.text` is set."""
         items = self._make(n, progress, draws)
         return [self._counter.counted(*each) for each in items] if self._counter else [example for example, _ in items]
 
     def _make(self, n: int, progress: float, draws: CounterRng) -> Iterator[tuple[Example, np.ndarray]]:
-        """Yields each example of row n with the tokens of its text."""
+        """Yields each example of row n, together with the corpus tokens from which it is made."""
         pieces, _ = self.row(n)
         rng = draws.at(2 * self.number, n)
         for start, length in pieces:
@@ -127,6 +138,7 @@ class RowStream:
             yield with_token_inputs(example, self.options.token_inputs), text.tokens
 
     def _text(self, start: int, length: int, progress: float) -> Text:
+        """Returns the input of an example from the `length` tokens at offset `start` of the corpus."""
         corpus, unit = self.corpus, self.objective.unit
         if self._across_documents:
             return Text(*corpus.window(start, length), progress=progress)
@@ -144,20 +156,24 @@ class RowStream:
         return Text(corpus.tokens(start, length), np.ones(length, np.int32), parts, progress, elsewhere)
 
     def record(self, n: int) -> Text:
-        """Returns the record of row n."""
+        """Returns the record of row n, in a corpus of records, as the input of an example."""
         (start, length), *_ = self.row(n)[0]
         return self._text(start, length, progress=1.0)
 
     def note(self, n: int) -> Note:
-        """Returns the note of the record of row n."""
+        """Returns the metadata of the record of row n."""
         (start, _), *_ = self.row(n)[0]
         return self.corpus.note(self._document_at(start))
 
     def _document_at(self, start: int) -> int:
+        """Returns the index of the document that contains the token at offset `start`."""
         return int(self.corpus.document_ends.searchsorted(start, "right"))
 
     def _pair(self, start: int, length: int, progress: float) -> Text:
-        """Returns source and target, each truncated to its room but with its last token."""
+        """Returns the source and target of a pair, each truncated to its maximum length.
+
+        Truncation retains the last token of each.
+        """
         tokens = self.corpus.tokens(start, length)
         middle = int(self.corpus.part_ends[self.corpus.part_ends.searchsorted(start, "right")]) - start
         cut = []
@@ -169,10 +185,10 @@ class RowStream:
         return Text(tokens, np.ones(len(tokens), np.int32), np.cumsum([len(part) for part in cut]), progress)
 
     def _draw_elsewhere(self, start: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Draws start and length of a text from another document than the document at `start`.
+        """Draws a piece of a document other than the document at `start`; returns the start and length of the piece.
 
-        The text starts at a row start, moved back to the start of a sentence. The probability of a document is
-        proportional to its length.
+        The piece starts at a multiple of the row length in its document, moved back to the start of a sentence. The
+        probability of a document is proportional to its length.
         """
         ends, raw = self.corpus.document_ends, self.lengths[-1].raw
         first, last = _part_at(ends, start)
@@ -184,6 +200,9 @@ class RowStream:
 
 
 def _part_at(ends: np.ndarray, place: int) -> tuple[int, int]:
-    """Returns start and end of the part that contains `place`; parts end at `ends`."""
+    """Returns the start and end of the part that contains the token at offset `place`.
+
+    ends: the ends of all parts.
+    """
     number = int(ends.searchsorted(place, "right"))
     return int(ends[number - 1]) if number else 0, int(ends[number])

@@ -1,8 +1,8 @@
-"""Caches token shards from an object store on this machine, up to a number of bytes; reads the others by range.
+"""Caches token shards from an object store on this machine, up to a number of bytes.
 
-A range read fetches the tokens of one row. A shuffled epoch reads every shard in every batch, so the next row would
-need a shard that was evicted for the last row. The cache therefore retains the first shards, and deletes the least
-recently opened shards of other corpora.
+The tokens of all other shards are read from the store by byte range, one range per row. A shuffled epoch reads every
+shard in every batch. If the cache evicted the least recently used shard, the next row would need the evicted shard. The
+cache therefore retains the first shards, and deletes the least recently opened shards of other corpora.
 """
 
 import contextlib
@@ -16,10 +16,16 @@ from pretrainax.storage.mirror import Mirror
 
 
 class ShardCache:
-    """Selects the shards of corpora to store on this machine, and downloads them. On a disk all shards are local."""
+    """Selects the shards of corpora to store on this machine, and downloads them.
+
+    Corpora that are not in an object store are on a local disk; all their shards are selected.
+    """
 
     def __init__(self, corpora: Sequence[Corpus], limit: int):
-        """Selects shards up to `limit` bytes, and deletes other cached shards beyond it; the store has all of them."""
+        """Selects shards up to `limit` bytes in total, and deletes other cached shards that exceed the limit.
+
+        The store still has the deleted shards.
+        """
         left, self._selected = limit, set[str]()
         for corpus in corpora:
             for path, size in corpus.shard_sizes().items():
@@ -30,7 +36,7 @@ class ShardCache:
             self._trim(twin, left)
 
     def fetch(self, path: str) -> bool:
-        """Makes a file local and returns True; returns False for a shard that stays in the store."""
+        """Downloads a file if necessary and returns True; returns False for a shard that stays in the store."""
         if os.path.exists(path):
             return True
         if path.endswith(".tokens") and path not in self._selected:
@@ -40,7 +46,10 @@ class ShardCache:
         return True
 
     def _trim(self, twin: Mirror, room: int) -> None:
-        """Deletes cached shards that are not selected, except the last used ones within `room` bytes."""
+        """Deletes cached shards that are not selected, except the most recently opened ones up to `room` bytes.
+
+        twin: the local copy of a folder in the store.
+        """
         candidates = []
         for folder, _, names in os.walk(twin.root):
             for path in (os.path.join(folder, name) for name in names if name.endswith(".tokens")):

@@ -1,7 +1,7 @@
-"""Counts text in examples: tokens and bytes of the source text, text targets, and bytes of the targets.
+"""Counts text in examples: tokens and bytes of the source text, targets that are text, and bytes of the targets.
 
-Text excludes sentinels, end tokens and [SEP]. Text metrics are therefore comparable between objectives. Metrics per
-byte are also comparable between tokenizers, if the ids determine the text (`text_loss_reason`).
+Text excludes sentinels, EOS and [SEP]. Text metrics are therefore comparable between objectives. Metrics per byte are
+also comparable between tokenizers, if the ids determine the text (`text_loss_reason`).
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from pretrainax.data.batch import Example, predicts_tokens
 from pretrainax.data.corpus import Corpus
 from pretrainax.tokenization.base import TextTable, Tokenizer
 
-# Strings with equal numbers of bytes that some tokenizers do not distinguish.
+# Pairs of strings with equal numbers of bytes that some tokenizers do not distinguish.
 _ALIKE = (("A", "a"), ("\u00c9", "\u00e9"), ("a\nb", "a b"), ("a\tb", "a b"))
-_CUT = 1e-4  # fraction of bytes: documents above shards.BATCH are tokenized in pieces, each perhaps with an added space
+_CUT = 1e-4  # fraction of bytes: long documents (shards.BATCH) are tokenized in pieces, and each may get an added space
 
 
 def text_loss_reason(tokenizer: Tokenizer, corpora: Sequence[Corpus]) -> str:
-    """Returns the reason why the ids of corpora do not determine their text; "" if they do."""
+    """Returns the reason why the token ids of corpora do not determine their text; "" if they determine it."""
     vocabulary, table = tokenizer.vocabulary, tokenizer.text_table
     counts = np.sum([corpus.token_counts for corpus in corpora], axis=0)
     if vocabulary.unk is not None and counts[vocabulary.unk]:
@@ -36,26 +36,30 @@ def text_loss_reason(tokenizer: Tokenizer, corpora: Sequence[Corpus]) -> str:
 
 
 def bytes_per_spelled(table: TextTable, corpus: Corpus) -> float:
-    """Returns corpus bytes divided by the bytes that its ids spell; spreads added and lost bytes over the corpus."""
+    """Returns the bytes of a corpus divided by the bytes that its token ids spell.
+
+    A product with this ratio spreads added and lost bytes evenly over the corpus.
+    """
     return corpus.num_bytes / max(int(corpus.token_counts @ table.num_bytes), 1)
 
 
 class TextCounter:
-    """Adds to the examples of a corpus the arrays that count text.
+    """Adds the arrays that count text to the examples of a corpus.
 
     Args:
       ratio: `bytes_per_spelled` of the corpus.
       separator: the id after each document.
-      with_target_bytes: the loss is a likelihood of the text, and the ids determine the text.
+      with_target_bytes: counts the bytes of targets. This requires that the loss is a likelihood of the text, and that
+        the ids determine the text.
     """
 
     def __init__(self, table: TextTable, ratio: float, separator: Optional[int], with_target_bytes: bool):
         self._table, self._ratio, self._separator, self._with_target_bytes = table, ratio, separator, with_target_bytes
 
     def counted(self, example: Example, tokens: np.ndarray) -> Example:
-        """Returns `example` with "text_weights" [N], "text_tokens" [], "text_bytes" [] and maybe "target_bytes" [].
+        """Returns `example` with "text_weights" [N], "text_tokens" [], "text_bytes" [] and perhaps "target_bytes" [].
 
-        Examples that predict no tokens have no weights. tokens: of the source text, [raw].
+        Examples that predict no tokens get no "text_weights". tokens: the corpus tokens of the example, [raw].
         """
         is_text, num_bytes, adds_space = self._table
         spelled = int(num_bytes[tokens].sum())

@@ -1,4 +1,4 @@
-"""Model inputs in addition to token ids, each looked up by the id (ELMo: the characters of a word)."""
+"""Defines model inputs in addition to token ids, each looked up by the id (ELMo: the characters of a word)."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,7 +13,10 @@ _TABLES: list[tuple[type[ModelPart], str, MakeTable]] = []
 
 
 def register_token_input(part: type[ModelPart], name: str) -> Callable[[MakeTable], MakeTable]:
-    """Registers an input of models with a part; the function returns its table [V, …]. name: its array in a batch."""
+    """Returns a decorator that registers a token input, for all models that have the model part `part`.
+
+    The decorated function returns the table [V, …] of the input. name: name of the input in a batch.
+    """
 
     def register(make: MakeTable) -> MakeTable:
         _TABLES.append((part, name, make))
@@ -23,11 +26,11 @@ def register_token_input(part: type[ModelPart], name: str) -> Callable[[MakeTabl
 
 
 def token_inputs(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-    """Returns the input tables [V, …] of a model, by name in a batch; most models have none."""
+    """Returns the table [V, …] of each token input of a model, by its name in a batch; {} for most models."""
     return {name: make(tokenizer) for part, name, make in _TABLES if model.part(part) is not None}
 
 
 def with_token_inputs(batch: Mapping[str, np.ndarray], tables: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns an example or a batch with each missing input, [B, T, …] int32."""
+    """Returns an example or a batch with all token inputs; looks up each input that it lacks, [B, T, …] int32."""
     missing = {name: table for name, table in tables.items() if name not in batch}
     return {**batch, **{name: table[batch["tokens"]].astype(np.int32) for name, table in missing.items()}}

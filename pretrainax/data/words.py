@@ -1,4 +1,4 @@
-"""Finds words in a row of tokens: their starts, words of a list, and words of similar meaning."""
+"""Finds words in a row of tokens: the starts of words, the words of a list, and words of similar meaning."""
 
 import io
 import os
@@ -17,12 +17,16 @@ from pretrainax.tokenization.base import Tokenizer
 class Words:
     """Finds the starts of words in a row of tokens, for any tokenizer.
 
-    `Tokenizer.word_edges` defines words; each Chinese character is a word. With a list, characters that spell a word of
-    the list are one word. The search goes from left to right and takes the longest match.
+    `Tokenizer.word_edges` defines words; each Chinese character is a word. With a list of words, tokens that spell a
+    word of the list are one word. The search goes from left to right and takes the longest match.
     """
 
     def __init__(self, tokenizer: Tokenizer, word_list: Optional[str] = None):
-        """word_list: a file with one word per line; ignores text after white space (jieba's lists have frequencies)."""
+        """Reads the list of words, if there is one.
+
+        word_list: a file with one word per line. Text after white space is ignored (jieba's lists have frequencies
+        there).
+        """
         self._begins, self._ends = tokenizer.word_edges
         self._size = tokenizer.vocabulary.size
         # The list as an automaton: state * size + token -> the next state; state 0 is the start of a word.
@@ -34,7 +38,7 @@ class Words:
                     self._add(ids)
 
     def starts(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the word starts of tokens, [n] int32 -> [n] bool. The first token always starts a word."""
+        """Returns True for each token that starts a word, [n] int32 -> [n] bool; the first token starts a word."""
         starts = self._begins[tokens]
         starts[1:] |= self._ends[tokens[:-1]]
         starts[:1] = True
@@ -43,13 +47,14 @@ class Words:
         return starts
 
     def _add(self, ids: tuple[int, ...]) -> None:
+        """Adds the token ids of a word to the automaton."""
         state = 0
         for token in ids:
             state = self._next.setdefault(state * self._size + token, len(self._next) + 1)
         self._complete.add(state)
 
     def _join(self, tokens: list[int], starts: np.ndarray) -> None:
-        """Clears the starts inside words of the list."""
+        """Sets `starts` to False for the tokens inside words of the list, in place."""
         step, complete, size, end = self._next.get, self._complete, self._size, len(tokens)
         may_end = [*starts.tolist(), True]
         position = 0
@@ -70,7 +75,10 @@ class SimilarWords:
     """Maps the tokens of a word to words of similar meaning with the same number of tokens."""
 
     def __init__(self, tokenizer: Tokenizer, path: str):
-        """path: a JSON file, {word: [similar word, ...]}."""
+        """Reads the similar words; raises UserError if no word has a similar word with the same number of tokens.
+
+        path: a JSON file, {word: [similar word, ...]}.
+        """
         self._similar: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for word, others in _table(path).items():
             for ids, *candidates in zip(*(spellings(tokenizer, w) for w in (word, *others)), strict=True):
@@ -84,12 +92,12 @@ class SimilarWords:
             )
 
     def of(self, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Returns the similar words; empty if there are none."""
+        """Returns the token ids of each word that is similar to the word with token ids `ids`; [] if there are none."""
         return self._similar.get(ids, [])
 
 
 def spellings(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
-    """Returns the ids of a word at the start of a text, and after a space; the two may be equal."""
+    """Returns two tokenizations of a word: at the start of a text, and after a space. They may be equal."""
     bare, spaced = (tuple(ids.tolist()) for ids in tokenizer.encode_batch([word, f" {word}"]))
     space_ids = tokenizer.encode(" ").tolist()
     if len(space_ids) == 1 and bare[:1] == tuple(space_ids):  # SentencePiece may add a space at the start of a text
@@ -98,6 +106,7 @@ def spellings(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
 
 
 def _lines(path: str, field: str) -> Iterator[str]:
+    """Yields the lines of a text file that are not white space; raises UserError for a line that is not UTF-8."""
     for number, line in enumerate(io.BytesIO(read_bytes(local_path(os.path.expanduser(path)))), start=1):
         try:
             text = line.decode("utf-8-sig")
@@ -108,6 +117,7 @@ def _lines(path: str, field: str) -> Iterator[str]:
 
 
 def _table(path: str) -> dict[str, list[str]]:
+    """Returns the similar words of each word from a JSON file; raises UserError if the file has a different form."""
     field = "config.objective.similar_words"
     try:
         table = read_object(os.path.expanduser(path))

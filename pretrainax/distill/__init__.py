@@ -1,4 +1,4 @@
-"""Distillation: trains a student on the outputs and hidden states of a teacher."""
+"""Distillation: trains a model (the student) on the outputs and hidden states of another model (the teacher)."""
 
 from pretrainax.distill.distillation import DistilBERT, Distillation, MiniLM, TinyBERT
 from pretrainax.distill.distilled import MAPS, TEACHER, Compared, Distilled

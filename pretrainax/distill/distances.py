@@ -9,12 +9,12 @@ from pretrainax.layers.attention_mask import FORBIDDEN
 
 
 def squares(student: jax.Array, teacher: jax.Array) -> jax.Array:
-    """Returns the mean squared difference over the width, [B, T, D] -> [B, T] float32."""
+    """Returns the mean squared difference of two states, over the width D, [B, T, D] -> [B, T] float32."""
     return jnp.square(student.astype(jnp.float32) - teacher.astype(jnp.float32)).mean(-1)
 
 
 def cosine(student: jax.Array, teacher: jax.Array) -> jax.Array:
-    """Returns 1 - cosine similarity of states, [B, T, D] -> [B, T] float32."""
+    """Returns 1 - the cosine similarity of two states, [B, T, D] -> [B, T] float32."""
     student, teacher = student.astype(jnp.float32), teacher.astype(jnp.float32)
     product = (student * teacher).sum(-1)
     lengths = jnp.square(student).sum(-1) * jnp.square(teacher).sum(-1)
@@ -22,7 +22,7 @@ def cosine(student: jax.Array, teacher: jax.Array) -> jax.Array:
 
 
 def attention_squares(student: jax.Array, teacher: jax.Array) -> jax.Array:
-    """Returns the mean squared difference of attention logits over heads and the visible keys of a query.
+    """Returns the mean squared difference of attention logits, over the heads and over the keys that a query sees.
 
     [B, G, R, T, S] -> [B, T] float32 (Jiao et al. 2020, arXiv 1909.10351, equation 7).
     """
@@ -33,15 +33,16 @@ def attention_squares(student: jax.Array, teacher: jax.Array) -> jax.Array:
 
 
 def relations(student: jax.Array, teacher: jax.Array, heads: int, seen: jax.Array) -> jax.Array:
-    """Returns KL(teacher || student) of the self-attention relations of queries, keys or values, a mean over heads.
+    """Returns KL(teacher || student) of the self-attention relations of queries, keys or values, averaged over heads.
 
-    The relations of a relation head are softmax(x xᵀ / sqrt(width)) (Wang et al. 2021, arXiv 2012.15828, 3.1).
+    A relation head is a slice x of the concatenated attention heads. Its relations are softmax(x xᵀ / sqrt(width))
+    (Wang et al. 2021, arXiv 2012.15828, 3.1).
 
     Args:
       student: [B, T, H, K], queries, keys or values of the student.
-      teacher: the same of the teacher; H and K may differ.
-      heads: number of relation heads, which split the concatenated heads of the vectors.
-      seen: [B, T, T] bool, True if a token (axis 1) sees another (axis 2).
+      teacher: the queries, keys or values of the teacher; H and K may differ from the student's.
+      heads: number of relation heads.
+      seen: [B, T, T] bool, True if a token (axis 1) attends to another token (axis 2).
 
     Returns:
       [B, T] float32.
@@ -58,15 +59,16 @@ def relations(student: jax.Array, teacher: jax.Array, heads: int, seen: jax.Arra
 def over_layers(
     distance: Callable[[jax.Array, jax.Array], jax.Array], student: jax.Array, teacher: jax.Array
 ) -> jax.Array:
-    """Returns the sum of a distance over the M student layers, [M, B, …] and [N, B, …] -> [B, T].
+    """Returns the sum of a distance over the layers of the student, [M, B, …] and [N, B, …] -> [B, T].
 
-    Student layer m, from 1, is compared with teacher layer m · N / M.
+    The student has M layers and the teacher has N. Student layer m, counted from 1, is compared with teacher layer
+    m · N / M.
     """
     step = len(teacher) // len(student)
     return jax.vmap(distance)(student, teacher[step - 1 :: step]).sum(0)
 
 
 def divergence(student: jax.Array, teacher: jax.Array) -> jax.Array:
-    """Returns KL(teacher || student) of log-probabilities over the last axis, […, V] -> […] float32."""
+    """Returns KL(teacher || student) over the last axis, from log-probabilities, […, V] -> […] float32."""
     probabilities = jnp.exp(teacher)
     return jnp.where(probabilities > 0, probabilities * (teacher - student), 0.0).sum(-1)

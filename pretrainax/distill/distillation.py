@@ -1,4 +1,4 @@
-"""The configs of distillation: the loss terms that compare student and teacher, and their weights."""
+"""The configs of distillation: the loss terms that compare the student with the teacher, and their weights."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -19,11 +19,12 @@ class Distillation(kinds.DistillConfig):
 
     The loss is own · loss + soft · soft_loss + hidden · hidden_loss + embeddings · embedding_loss
     + attention · attention_loss + relations · relation_loss. Each term is a mean over predictions or tokens. The
-    defaults, the student's own loss and soft targets, are the defaults of the fine-tuning code of DistilBERT.
+    default weights, for the student's own loss and for soft targets, are the defaults of DistilBERT's fine-tuning code.
 
-    soft_loss: T² · KL(teacher || student) of softmax(logits / T), for the targets or for the labels of a task (Hinton
-      et al. 2015, arXiv 1503.02531, section 2).
-    hidden_loss, embedding_loss: distances of states; a learned linear map joins different widths.
+    soft_loss: T² · KL(teacher || student) of softmax(logits / T), for the target tokens or for the labels of a task
+      (Hinton et al. 2015, arXiv 1503.02531, section 2).
+    hidden_loss, embedding_loss: distances of hidden states and of embeddings. If the widths differ, a learned linear
+      layer projects the states of the student to the width of the teacher.
     attention_loss: mean squared difference of the attention logits, summed over layers (Jiao et al. 2020).
     relation_loss: KL divergence of the relations of queries, keys and values in one layer (Wang et al. 2021).
     """
@@ -34,20 +35,21 @@ class Distillation(kinds.DistillConfig):
     temperature: float = 2.0  # T of both softmaxes; a higher T gives unlikely outputs more weight
     hidden: float = 0.0  # weight of the distance of hidden states
     distance: Literal["cosine", "squares"] = (
-        "squares"  # of hidden states: 1 - cosine similarity, or mean squared difference
+        "squares"  # distance of hidden states: 1 - cosine similarity, or mean squared difference
     )
-    # last: the input of the heads | all: student layer m of M with teacher layer m · N / M, summed over layers
+    # which hidden states are compared. last: the input of the heads | all: student layer m of M with teacher layer
+    # m · N / M, summed over layers
     hidden_layers: Literal["last", "all"] = "all"
     embeddings: float = 0.0  # weight of the mean squared difference of the inputs of the first layers
-    attention: float = 0.0  # weight of the distance of self-attention logits; layers as with `hidden_layers="all"`
+    attention: float = 0.0  # weight of the distance of self-attention logits, of the layers of `hidden_layers="all"`
     relations: float = 0.0  # weight of the self-attention relations in the student's last layer
-    relation_heads: int = 0  # number of relation heads; 0: the teacher's number of attention heads
-    relation_layer: int = 0  # layer of the teacher, from 1; 0: the last layer
+    relation_heads: int = 0  # number of relation heads; 0: as many as the teacher has attention heads
+    relation_layer: int = 0  # layer of the teacher for the relations, counted from 1; 0: the last layer
 
     def wrap(self, experiment: Experiment, train: TrainConfig, teacher: Optional[ModelConfig]) -> Distilled:
         assert teacher is not None  # every distillation has a teacher
         compute = compute_for(train)
-        if self.attention:  # other kernels do not materialize the logits
+        if self.attention:  # only this attention backend materializes the logits
             compute = dataclasses.replace(compute, attention="xla")
         student_model, teacher_model = (
             cast(Model, models.build(model, compute)) for model in (experiment.model, teacher)
@@ -56,7 +58,7 @@ class Distillation(kinds.DistillConfig):
 
     @property
     def compares_states(self) -> bool:
-        """Returns True if a loss term compares states, not only outputs."""
+        """Returns True if a loss term compares intermediate states of student and teacher, not only their outputs."""
         return any((self.hidden, self.embeddings, self.attention, self.relations))
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -94,7 +96,10 @@ class Distillation(kinds.DistillConfig):
         yield from self._state_problems(experiment.model, "config.model")
 
     def _state_problems(self, model: ModelConfig, name: str) -> Iterator[str]:
-        """Yields the reasons for which the states of a model cannot be compared."""
+        """Yields the reasons why the intermediate states of a model cannot be compared.
+
+        name: of the model, for the messages.
+        """
         if self.compares_states and model.enhanced_mask_decoder:
             yield (
                 f"{name} has enhanced_mask_decoder, whose last layer runs twice, so its states cannot be compared: set "
@@ -116,7 +121,7 @@ class Distillation(kinds.DistillConfig):
             )
 
     def teacher_problems(self, student: ModelConfig, teacher: ModelConfig) -> Iterator[str]:
-        """Yields the reasons for which a student cannot learn from this teacher."""
+        """Yields the reasons why the student cannot learn from the teacher with this config."""
         name = f"the teacher {self.teacher}"
         if teacher.family != student.family:
             yield (
@@ -176,7 +181,7 @@ class Distillation(kinds.DistillConfig):
                     f"config.distill.relation_heads is {parts}, which does not divide the widths {uneven} of queries "
                     f"or keys: set it to a divisor of all widths of student and teacher"
                 )
-                break  # one line is enough; a problem of the other stack appears after a fix
+                break  # one line is enough; after a fix, the next check shows a problem of the other stack
 
     def _head_problems(self, student: ModelConfig, teacher: ModelConfig, name: str) -> Iterator[str]:
         if not self.soft:
@@ -192,7 +197,7 @@ class Distillation(kinds.DistillConfig):
 
 
 def _task(model: ModelConfig) -> str:
-    """Describes the properties of a task head that student and teacher must share."""
+    """Returns a text with the properties of a model's task head that must be equal for student and teacher."""
     if isinstance(model.head, Classify):
         return f"{model.head.num_labels} labels, kind={model.head.kind}"
     return f"{model.head.num_labels} labels" if isinstance(model.head, Tag) else ""
@@ -200,31 +205,31 @@ def _task(model: ModelConfig) -> str:
 
 @dataclasses.dataclass
 class DistilBERT(Distillation):
-    """The loss of DistilBERT: soft targets, the masked LM, and the cosine distance of the last hidden states.
+    """The loss of DistilBERT: soft targets, masked language modelling, and the cosine distance of last hidden states.
 
     The weights are from the released training commands (Sanh et al. 2019, arXiv 1910.01108, section 3).
 
-    NOTE The released code has soft targets for all tokens; here only the masked tokens have logits and soft targets.
+    NOTE The released code has soft targets for all tokens. Here only the predicted tokens have logits and soft targets.
     """
 
-    own: float = 2.0  # alpha_mlm
-    soft: float = 5.0  # alpha_ce
+    own: float = 2.0  # weight of the student's own loss, alpha_mlm
+    soft: float = 5.0  # weight of soft targets, alpha_ce
     temperature: float = 2.0  # of both softmaxes
-    hidden: float = 1.0  # alpha_cos
+    hidden: float = 1.0  # weight of the distance of hidden states, alpha_cos
     distance: Literal["cosine", "squares"] = "cosine"  # of hidden states
     hidden_layers: Literal["last", "all"] = "last"  # the input of the heads
 
 
 @dataclasses.dataclass
 class TinyBERT(Distillation):
-    """The loss of TinyBERT's Transformer distillation: attention, hidden states and embeddings, without outputs.
+    """The loss of TinyBERT's Transformer distillation: attention, hidden states and embeddings, but no outputs.
 
-    From Jiao et al. 2020, arXiv 1909.10351, section 3.1. The second stage for a task, with outputs only, is
-    `Distillation(own=0.0, soft=1.0, temperature=1.0)`, from the model of the first stage.
+    From Jiao et al. 2020, arXiv 1909.10351, section 3.1. The second stage trains on the outputs for a task:
+    `Distillation(own=0.0, soft=1.0, temperature=1.0)`, initialized from the model of the first stage.
     """
 
     own: float = 0.0  # the first stage does not train on outputs
-    soft: float = 0.0  # nor on soft targets
+    soft: float = 0.0  # the first stage does not train on soft targets
     temperature: float = 1.0  # of both softmaxes
     hidden: float = 1.0  # equation 8, and equation 11 with lambda 1
     embeddings: float = 1.0  # equation 9

@@ -1,7 +1,8 @@
-"""A student with its teacher. It is used like the student, and in training it also computes the teacher's loss terms.
+"""A student with its teacher: used like the student, and in training it also computes the loss terms of the teacher.
 
-Learned maps between states of different widths are in MAPS of "params", next to the student's parameters. The
-teacher's parameters are the collection TEACHER, which no update changes.
+If student and teacher have different widths, learned linear layers project the student's states. Their parameters are
+in params[MAPS], next to the student's parameters. The teacher's parameters are the Flax collection TEACHER, which no
+update changes.
 """
 
 import dataclasses
@@ -30,13 +31,13 @@ from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import add_partition_rules
 from pretrainax.training.wrapped import Frozen, Wrapped
 
-if TYPE_CHECKING:  # circular: it builds these models
+if TYPE_CHECKING:  # circular: `distillation` builds `Distilled`
     from pretrainax.distill.distillation import Distillation
     from pretrainax.training.run import Run
 
 
-TEACHER = "teacher"  # collection of the teacher's parameters
-MAPS = "distillation"  # learned maps, among the trained parameters
+TEACHER = "teacher"  # name of the Flax collection of the teacher's parameters
+MAPS = "distillation"  # name of the projections among the trained parameters
 declare(
     Metric(
         "distillation_loss",
@@ -60,21 +61,27 @@ class Part:
     """A loss term that compares the student with its teacher."""
 
     value: jax.Array  # [] float32, sum over predictions or tokens
-    unit: str = flax.struct.field(pytree_node=False)  # its count: the name of a head's loss, or TOKENS
+    unit: str = flax.struct.field(pytree_node=False)  # name of the count: a head's loss, or TOKENS
     weight: float = flax.struct.field(pytree_node=False)
 
 
 @flax.struct.dataclass
 class Compared(Outputs):
-    """The outputs of a student, with the loss terms of its teacher."""
+    """The outputs of a student, with the loss terms that compare it with its teacher."""
 
     own: float = flax.struct.field(pytree_node=False, default=1.0)  # weight of the student's own losses
-    parts: dict[str, Part] = flax.struct.field(default_factory=dict)  # by metric name
+    parts: dict[str, Part] = flax.struct.field(default_factory=dict)  # loss terms by metric name
 
-    def joined(
+    def combined_objective(
         self, own: jax.Array, counts: Mapping[str, jax.Array], total_counts: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, Sums]:
-        """Returns the loss with the terms of the teacher, and the sum and count of each term."""
+        """Returns the total loss, and the (sum, count) of each loss term of the teacher.
+
+        Args:
+          own: the student's own loss.
+          counts: the numbers of predictions or tokens of this part of the batch, by unit.
+          total_counts: the same numbers for the whole batch, by unit.
+        """
         shares = [part.weight * part.value / total_counts[part.unit] for part in self.parts.values()]
         total = functools.reduce(jnp.add, shares)
         sums = {name: (part.value, counts[part.unit]) for name, part in self.parts.items()}
@@ -83,22 +90,25 @@ class Compared(Outputs):
 
 
 class _Pair(NamedTuple):
-    """The states of the same stack of both models."""
+    """The states of one stack (encoder or decoder), of the student and of the teacher."""
 
     student: States
     teacher: States
     real: jax.Array  # [B, T] float32, 1 for tokens, 0 for padding
-    seen: jax.Array  # [B, T, T] bool, True if a token (axis 1) sees another (axis 2)
+    seen: jax.Array  # [B, T, T] bool, True if a token (axis 1) attends to another (axis 2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Distilled(Wrapped):
-    """A student with its teacher, used like the student. Deterministic calls (validation) run only the student."""
+    """A student with its teacher, used like the student.
+
+    Calls with deterministic=True (validation) run only the student.
+    """
 
     student: Model
     teacher: Model
     distillation: "Distillation"
-    chunk: int  # tokens per device whose logits exist at a time
+    chunk: int  # tokens per device whose logits are in memory at a time
 
     @property
     def plain(self) -> AnyModel:
@@ -109,7 +119,7 @@ class Distilled(Wrapped):
         return self.teacher.config
 
     def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
-        """Returns {"params": student and maps, TEACHER: teacher} with random parameters."""
+        """Returns random parameters: {"params": of the student and the projections, TEACHER: of the teacher}."""
         params = self.student.init(rngs, batch, deterministic=deterministic)["params"]
         teacher = self.teacher.init(rngs, batch, deterministic=deterministic)["params"]
         return {"params": self.start(params, rngs["params"]), TEACHER: teacher}
@@ -127,7 +137,7 @@ class Distilled(Wrapped):
         """Returns None: the teacher's parameters do not follow from the student's parameters."""
 
     def merged(self, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
-        """Returns the student and its parameters without maps."""
+        """Returns the student and its parameters, without the projections."""
         return self.plain, without_maps(params)
 
     def counted(self, params: PyTree, frozen: Frozen) -> PyTree:
@@ -211,7 +221,7 @@ class Distilled(Wrapped):
         return distances.over_layers(distance, _mapped(ours, maps, "hidden"), theirs)
 
     def _relations(self, pair: _Pair) -> jax.Array:
-        """Returns the sum over queries, keys and values, [B, T]."""
+        """Returns the relation distances of one stack, summed over queries, keys and values, [B, T]."""
         layer = (self.distillation.relation_layer or len(pair.teacher.hidden)) - 1
         heads = self.distillation.relation_heads or pair.teacher.vectors["query"].shape[-2]
         kinds = [
@@ -224,22 +234,28 @@ class Distilled(Wrapped):
 def _attention(pair: _Pair) -> jax.Array:
     assert (
         pair.student.logits is not None and pair.teacher.logits is not None
-    )  # captured if config.distill.attention is set
+    )  # they are captured if config.distill.attention is not 0
     return distances.over_layers(distances.attention_squares, pair.student.logits, pair.teacher.logits)
 
 
 def _mapped(x: jax.Array, maps: PyTree, name: str) -> jax.Array:
-    """Maps states to the width of the teacher, […, D] -> […, D'] float32; unchanged without a map."""
+    """Returns states projected to the width of the teacher, […, D] -> […, D'] float32; unchanged without a projection.
+
+    Args:
+      x: states of the student.
+      maps: the projections.
+      name: of the projection, "hidden" or "embedded".
+    """
     return x if name not in maps else jnp.einsum("...D,DE->...E", x.astype(jnp.float32), maps[name]["kernel"])
 
 
 def without_maps(params: PyTree) -> PyTree:
-    """Returns the parameters of the student alone."""
+    """Returns the parameters of the student, without the projections of the distillation."""
     return {name: tree for name, tree in params.items() if name != MAPS}
 
 
 def _stack_masks(batch: Batch, config: ModelConfig) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Returns, for each stack, the mask of tokens [B, T] float32 and the attention mask [B, T, T] bool."""
+    """Returns two lists, with an array per stack: masks of tokens [B, T] float32, attention masks [B, T, T] bool."""
     ids = [batch[name] for name in ("encoder_segment_ids", "segment_ids") if name in batch]
     causal = [config.family != "encoder"] if len(ids) == 1 else [False, True]
     masks = [Mask(c, i, i, prefix=batch.get("prefix_mask") if c else None) for c, i in zip(causal, ids, strict=True)]

@@ -1,4 +1,4 @@
-"""Soft targets: divergences between the outputs of student and teacher heads (Hinton et al. 2015)."""
+"""Soft-target losses: divergences between the outputs of student and teacher heads (Hinton et al. 2015)."""
 
 import dataclasses
 import math
@@ -19,11 +19,11 @@ from pretrainax.models.heads.tag import TaggerOutput, real_words
 from pretrainax.sharding.axes import BATCH_AXES
 from pretrainax.sharding.mesh import axis_size
 
-_LEAST = 1e-30  # smallest marginal, so that its logarithm is finite
+_LEAST = 1e-30  # smallest marginal probability, so that its logarithm is finite
 
 
 def softened(student: jax.Array, teacher: jax.Array, temperature: float) -> jax.Array:
-    """Returns T² · KL(teacher || student) of softmax(logits / T), […, V] -> […] float32."""
+    """Returns T² · KL(teacher || student) of softmax(logits / T), from logits, […, V] -> […] float32."""
     logs = [jax.nn.log_softmax(logits / temperature, axis=-1) for logits in (student, teacher)]
     return temperature**2 * divergence(*logs)
 
@@ -31,9 +31,11 @@ def softened(student: jax.Array, teacher: jax.Array, temperature: float) -> jax.
 def token_loss(
     student: LanguageModelOutput, teacher: LanguageModelOutput, batch: Batch, temperature: float, chunk: int
 ) -> jax.Array:
-    """Returns the weighted sum over the targets of a batch, computed in chunks to limit the memory for logits.
+    """Returns the soft-target loss of language model heads, a weighted sum over the targets of a batch.
 
-    chunk: tokens per device whose logits exist at a time.
+    The sum is computed in chunks to limit the memory for logits.
+
+    chunk: tokens per device whose logits are in memory at a time.
     """
     weights = batch["loss_weights"]  # [B, N]
     rows, length = weights.shape
@@ -57,7 +59,10 @@ def token_loss(
 def label_loss(
     student: ClassifierOutput, teacher: ClassifierOutput, batch: Batch, temperature: float, chunk: int
 ) -> jax.Array:
-    """Returns the sum over the rows. Multi-label rows average over labels; regressions have squared differences."""
+    """Returns the soft-target loss of `Classify` heads, summed over rows.
+
+    Multi-label losses are means over labels. Regression uses the squared differences of the outputs.
+    """
     del chunk
     ours, theirs = student.logits, teacher.logits
     if student.kind in ("single", "choice"):
@@ -70,13 +75,16 @@ def label_loss(
 
 
 def of_pairs(student: jax.Array, teacher: jax.Array, batch: Batch, temperature: float, chunk: int) -> jax.Array:
-    """Returns the sum over the rows, for logits [B, 2]."""
+    """Returns the soft-target loss of heads for pairs of segments, summed over rows; logits are [B, 2]."""
     del chunk
     return (softened(student, teacher, temperature) * non_empty_rows(batch)).sum()
 
 
 def of_words(student: TaggerOutput, teacher: TaggerOutput, batch: Batch, temperature: float, chunk: int) -> jax.Array:
-    """Returns the sum over the words of a batch. A CRF compares the marginals of its tags, at this temperature."""
+    """Returns the soft-target loss of `Tag` heads, summed over the words of a batch.
+
+    With a CRF (conditional random field), it compares the marginal probabilities of the tags, at this temperature.
+    """
     del chunk
     real = real_words(batch)
 
@@ -93,21 +101,27 @@ def of_words(student: TaggerOutput, teacher: TaggerOutput, batch: Batch, tempera
 def of_spans(
     student: ExtractorOutput, teacher: ExtractorOutput, batch: Batch, temperature: float, chunk: int
 ) -> jax.Array:
-    """Returns the sum over the rows of the mean over the begin and the end of the answer."""
+    """Returns the soft-target loss of `Extract` heads, summed over rows.
+
+    The loss of a row is the mean of the losses for the first and for the last token of the answer.
+    """
     del chunk
     ours, theirs = (output.logits.swapaxes(1, 2) for output in (student, teacher))  # [B, T, 2] -> [B, 2, T]
     return (softened(ours, theirs, temperature).mean(1) * non_empty_rows(batch)).sum()
 
 
 def of_passages(student: EmbedOutput, teacher: EmbedOutput, batch: Batch, temperature: float, chunk: int) -> jax.Array:
-    """Returns the sum over the queries; the passages of the batch are the classes, so the widths may differ."""
+    """Returns the soft-target loss of `Embed` heads, summed over queries.
+
+    The classes are the passages of the batch, so the embeddings of student and teacher may differ in width.
+    """
     del chunk
     ours, theirs = (scores(output, batch).reshape(len(output.vectors), -1) for output in (student, teacher))
     return jnp.where(batch["texts"] > 0, softened(ours, theirs, temperature), 0.0).sum()
 
 
-# head name -> function (student output, teacher output, batch, temperature, chunk) -> sum over the items that the
-# head's `count` counts
+# head name -> function (student output, teacher output, batch, temperature, chunk) that returns the soft-target loss,
+# summed over the items that the `count` of the head counts
 SOFT_TARGETS: dict[str, Callable[..., jax.Array]] = {
     "lm": token_loss,
     "pair": of_pairs,

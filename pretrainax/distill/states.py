@@ -1,7 +1,7 @@
 """Captures intermediate values of a model: embeddings, hidden states, queries, keys, values, attention logits.
 
-The models are unchanged. A Flax interceptor sows the values from inside the modules, so that scans over layers stack
-them, also under rematerialization.
+The models are unchanged. A Flax interceptor stores the values with `sow` from inside the modules, so that scans over
+layers stack the values, also with rematerialization.
 """
 
 import functools
@@ -26,8 +26,8 @@ class States(NamedTuple):
     """The intermediate values of one stack of L layers for B rows of T tokens."""
 
     embedded: jax.Array  # [B, T, D], input of the first layer
-    hidden: jax.Array  # [L, B, T, D], outputs of the layers; the last has its norm, as the heads read it
-    vectors: dict[str, jax.Array]  # "query", "key", "value": [L, B, T, H, K]; empty if not captured
+    hidden: jax.Array  # [L, B, T, D], outputs of the layers; the last one after the final norm, as the heads read it
+    vectors: dict[str, jax.Array]  # {"query", "key", "value": [L, B, T, H, K]}; {} if not captured
     logits: Optional[jax.Array]  # [L, B, G, R, T, T] float32, of self-attention; None if not captured
 
 
@@ -41,9 +41,10 @@ def run_with_states(
     deterministic: bool,
     rngs: Optional[dict[str, jax.Array]] = None,
 ) -> tuple[Outputs, list[States]]:
-    """Applies a model to a batch. Returns its outputs and the states of its stacks, the encoder first.
+    """Applies a model to a batch. Returns the outputs of the model and the states of its stacks, the encoder first.
 
-    vectors, logits: also capture queries, keys and values, or attention logits.
+    vectors: True also captures queries, keys and values.
+    logits: True also captures attention logits.
     """
     with nn.intercept_methods(_Sower(vectors, logits)):
         outputs, sown = model.apply(
@@ -56,7 +57,10 @@ def run_with_states(
 
 def _states(stack: PyTree, embedded: jax.Array) -> States:
     def layers(rank: int, *path: str) -> jax.Array:
-        """Returns the sown values of all layers, [L, …]; they are [L, 1, …] if the layers share their parameters."""
+        """Returns the captured values at `path` of all layers, [L, …].
+
+        rank: number of axes of the value of one layer. Layers with shared parameters have captured [L, 1, …].
+        """
 
         def of_blocks(blocks: PyTree) -> jax.Array:
             (sown,) = functools.reduce(dict.__getitem__, path, blocks)
@@ -75,11 +79,11 @@ def _states(stack: PyTree, embedded: jax.Array) -> States:
 
 
 class _Sower:
-    """A Flax interceptor, called around each method of each module."""
+    """A Flax interceptor that captures states; Flax calls it instead of each method of each module."""
 
     def __init__(self, vectors: bool, logits: bool):
         self.vectors, self.logits = vectors, logits
-        self.inside: dict[str, jax.Array] = {}  # outputs by module name, inside the current attention
+        self.inside: dict[str, jax.Array] = {}  # outputs of the modules inside the current attention module, by name
 
     def __call__(self, call, args, kwargs, context):
         module = context.module
@@ -95,7 +99,7 @@ class _Sower:
         if isinstance(module, (Linear, Norm)) and module.name is not None:
             self.inside.setdefault(
                 module.name, result
-            )  # keeps the first output: positions may call the query projection again
+            )  # keeps the first output, because positions may call the query projection again
         return result
 
     def _attention(self, module: MultiHeadAttention, call, x, source, mask, positions, *of_cache):

@@ -35,8 +35,8 @@ VALIDATION_FIELDS = (
     *("data.drop_duplicates", "data.near_duplicates", "objective", "mesh", "evaluate.batches", "evaluate.objective"),
     *(f"train.{name}" for name in "global_batch_size dtype attention scan_unroll loss_chunk".split()),
 )
-TEXT_SCORE_FIELDS = ("mesh", "train.dtype")  # fields that affect scores of other text
-# Fields that affect the metrics of a task on other records.
+TEXT_SCORE_FIELDS = ("mesh", "train.dtype")  # fields that affect the scores of a model on the text of --source
+# Fields that affect the metrics of a task on the records of --source.
 RECORD_SCORE_FIELDS = (
     *TEXT_SCORE_FIELDS,
     "objective",
@@ -50,13 +50,16 @@ class Evaluation:
     def __init__(self, asked: dict[str, flags.FlagHolder]):
         self._flags = asked
         self.directory, self.origins, self.of_task = "", [], False
-        self.kept = ""  # folder for the results: the directory, or its URL in an object store
+        self.kept = ""  # path or URL of the folder of the model, in which the results are written
 
     def __getitem__(self, flag: str):
         return self._flags[flag].value
 
     def config(self) -> Optional[Experiment]:
-        """Finds the checkpoints. Returns their config, or None for a Hugging Face directory without a task."""
+        """Finds the checkpoints to evaluate, and returns their config.
+
+        Returns None for a Hugging Face directory whose model has no task head.
+        """
         if self["from"] and cli.WORKDIR.value:
             raise UserError("--from and --workdir mean the same here: leave one of them out")
         name = self["from"] or cli.WORKDIR.value
@@ -93,7 +96,7 @@ class Evaluation:
         return 0
 
     def _check_flags(self) -> None:
-        """Raises UserError for flags that change nothing."""
+        """Raises UserError for flags that have no effect on the selected evaluation."""
         experiment, in_validation = cli.CONFIG.value, VALIDATION_FIELDS
         if experiment is not None and experiment.evaluate.objective is not None:
             in_validation = tuple(
@@ -133,7 +136,7 @@ class Evaluation:
                 raise UserError(f"--{names[0]} is for --{flag}: set --{flag} too, or leave it out")
 
     def _results(self) -> Iterator[tuple[Origin, list[Result]]]:
-        """Yields the results of each checkpoint."""
+        """Yields each checkpoint with its results."""
         if not self.of_text:
             return validations(self.directory, self.origins)
         tasks = load_tasks(self["tasks"] or ())  # before the slow loading of the model
@@ -154,13 +157,13 @@ class Evaluation:
                 print(visible(f"wrote {with_urls(drawn)}"))
 
     def _folder(self) -> str:
-        """Returns the folder for results: next to the model, or for a hub model a local folder with its name."""
+        """Returns the folder for results: inside the folder of the model or, for a hub model, a local folder."""
         if name := hub_name(self.directory):
             return os.path.join("evaluations", name.repository.replace("/", "--"))
         return os.path.join(self.kept, "evaluations")
 
     def _name(self) -> str:
-        """Returns a file name for the results, which depends on the checkpoints and the flags."""
+        """Returns the file name for the results without extension, which depends on the checkpoints and the flags."""
         given = {name: flag.value for name, flag in self._flags.items() if name not in ("from", "output")}
         given["config"] = {path: str(config_lib.validation.get(cli.CONFIG.value, path)) for path in cli.overrides()}
         digest = hashlib.blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=4).hexdigest()
@@ -174,9 +177,10 @@ class Evaluation:
 
 
 def _every_origin(directory: str, parameters: str) -> list[Origin]:
-    """Returns the saved checkpoints of a run, in order of their steps. Prints a line for each invalid checkpoint.
+    """Returns all saved checkpoints of a run, in order of their steps. Prints a line for each invalid checkpoint.
 
-    parameters: "", EMA or AS_TRAINED, as in a name for `find_origin`.
+    parameters: the parameters to load, as in a name for `find_origin`: EMA (moving average), AS_TRAINED, or "" for the
+      parameters that the run validates.
     """
     newest = find_origin(directory)
     if not newest.steps:

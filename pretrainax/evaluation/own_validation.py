@@ -1,4 +1,4 @@
-"""Repeats the run's own validation for its checkpoints."""
+"""Repeats the validation of a run, with its validation split and objective, for the checkpoints of this run."""
 
 import contextlib
 import functools
@@ -30,7 +30,12 @@ _GIVE_TEXT = "set a data source, such as --source=\"TextFiles(path='my/folder')\
 
 
 def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Origin, list[Result]]]:
-    """Yields the metrics of each checkpoint of a run; for a single checkpoint also prints them, and samples."""
+    """Yields each checkpoint of a run with the metrics of its validation.
+
+    Prints the metrics and samples of a single checkpoint.
+
+    directory: the folder of the run.
+    """
     if not origins[0].steps:
         raise UserError(f"{directory} is a Hugging Face directory, without a validation split: {_GIVE_TEXT}")
     if isinstance(cli.CONFIG.value.data.source, NoSource):
@@ -63,14 +68,20 @@ def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Ori
 
 
 def evaluate_fully(experiment: Experiment, overridden: Collection[str]) -> None:
-    """Evaluates a task fully, also metrics that are too slow during training, unless flags override the objective."""
+    """Changes the objective of a task so that all metrics are evaluated, also those that are too slow during training.
+
+    overridden: config fields that flags override. If the objective is one of them, it stays unchanged.
+    """
     task = experiment.objective
     if isinstance(task, Task) and not any(path.partition(".")[0] == "objective" for path in overridden):
         experiment.objective = task.evaluated()
 
 
 def _show(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:
-    """Prints the metrics of one checkpoint, and samples. All processes of the run call it; one prints."""
+    """Prints the metrics of one checkpoint, and samples.
+
+    All processes of the run must call this function. The primary process prints.
+    """
     say = (lambda line: print(visible(line))) if run.is_primary else lambda line: None
     batches, whole = run.validation.sizes
     rows = [
@@ -85,7 +96,7 @@ def _show(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:
 
 
 def _note(run: Run, line: str) -> None:
-    """Prints a line to stderr. All processes of the run call it; one prints."""
+    """Prints a line to stderr in the primary process of the run; does nothing in the other processes."""
     if run.is_primary:
         print(visible(line), file=sys.stderr)
 

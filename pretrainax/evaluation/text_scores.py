@@ -1,4 +1,4 @@
-"""Scores models on any text, on records of their task, and on tasks without training."""
+"""Scores models on any text, on labelled records of the model's task, and on tasks that need no training."""
 
 import dataclasses
 import functools
@@ -23,22 +23,23 @@ from pretrainax.scoring.spans import difference_results, documents_of_source, sc
 from pretrainax.scoring.tasks.run import LoadedTask, run_tasks
 from pretrainax.sharding.mesh import make_mesh
 
-FlagValues = Mapping[str, object]  # the values of flags
+FlagValues = Mapping[str, object]  # the values of flags, by name
 
 
 def score_texts(
     asked: FlagValues, origins: Sequence[Origin], tasks: Sequence[LoadedTask], of_task: bool
 ) -> Iterator[tuple[Origin, list[Result]]]:
-    """Yields the results of each model, on text, spans, records of its task, or tasks without training.
+    """Yields each model with its results on text, spans, records of its task, or tasks that need no training.
 
     Args:
       asked: the values of the flags of `pretrainax.evaluate`.
+      origins: the models or checkpoints.
       tasks: the tasks of --tasks.
-      of_task: True if the models have the head of a task.
+      of_task: True if the models have a task head.
     """
     if is_multi_process():
         raise UserError("--source and --tasks run in one process: start this command without other processes")
-    host.cached_across_checkpoints((DataConfig if cli.CONFIG.value is None else cli.CONFIG.value.data).cache_dir)
+    host.enable_compilation_cache((DataConfig if cli.CONFIG.value is None else cli.CONFIG.value.data).cache_dir)
     host.start_devices()
     previous = None
     for origin in origins:
@@ -50,7 +51,7 @@ def score_texts(
 
 
 def _load(origin: Origin) -> LoadedModel:
-    """Loads a model with the dtype and mesh of the flags. ELECTRA gives its generator, which predicts tokens."""
+    """Loads a model with the dtype and mesh of the flags; for ELECTRA, its generator, which predicts tokens."""
     experiment, overridden = cli.CONFIG.value, cli.overrides()
     dtype = experiment.train.dtype if "train.dtype" in overridden and experiment.train.dtype != "auto" else None
     mesh = make_mesh(experiment.mesh) if any(path.startswith("mesh") for path in overridden) else None
@@ -61,7 +62,7 @@ def _load(origin: Origin) -> LoadedModel:
 
 
 def _scores(loaded: LoadedModel, asked: FlagValues, tasks: Sequence[LoadedTask], of_task: bool) -> list[Result]:
-    """Returns all results that the flags select for a model."""
+    """Computes all results that the flags select for a model."""
     results = []
     if of_task:
         experiment = cli.CONFIG.value
@@ -79,7 +80,7 @@ def _scores(loaded: LoadedModel, asked: FlagValues, tasks: Sequence[LoadedTask],
 
 
 def _span_results(loaded: LoadedModel, asked: FlagValues) -> list[Result]:
-    """Returns the scores of a model on spans, and the differences to the model of --beside."""
+    """Returns the scores of a model on spans, and their differences from the scores of the model of --beside."""
     choice = SpanChoice(asked["span-share"], asked["span-bytes"], asked["span-context"], asked["seed"] or 0)
     source, watch = read_source(asked["source"], loaded.experiment), functools.partial(_watched, unit=" spans")
     texts = list(documents_of_source(source, asked["split"], asked["documents"]))
@@ -92,5 +93,5 @@ def _span_results(loaded: LoadedModel, asked: FlagValues) -> list[Result]:
 
 
 def _watched(items: Iterable, unit: str = " documents") -> Iterable:
-    """Shows the number of documents on a terminal."""
+    """Yields the items, and shows their number on a terminal."""
     return tqdm(items, desc="scoring", unit=unit, leave=False, disable=not sys.stderr.isatty())

@@ -1,1 +1,4 @@
-"""The lowest package: one-line errors, names and paths, JSON, and atomic writes."""
+"""Contains utilities for files: one-line errors, checks of names and paths, JSON, and atomic writes.
+
+This package imports no other package of PretrainAX.
+"""

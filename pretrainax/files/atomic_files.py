@@ -1,4 +1,4 @@
-"""Atomic writes: files and folders appear under their name only when they are complete."""
+"""Writes files and folders atomically: they get their final name only when they are complete."""
 
 import contextlib
 import os
@@ -11,15 +11,18 @@ from typing import BinaryIO
 
 from pretrainax.files.errors import UserError
 
-_UNFINISHED = re.compile(r".+\.tmp-(.+)-(\d{1,10})", re.DOTALL)  # names from `_temporary`
+_UNFINISHED = re.compile(r".+\.tmp-(.+)-(\d{1,10})", re.DOTALL)  # names from `_temporary`: host name and PID
 _DAY = 86_400.0  # seconds
 
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[BinaryIO]:
-    """Yields a temporary file that is renamed to `path` at the end, or removed after an exception.
+    """Yields a temporary binary file, which is renamed to `path` on exit, or removed after an exception.
 
-    The name of the file names the machine and the process: several may write the same `path` at once.
+    The temporary name contains the host name and the PID, so several processes can write the same `path` at once.
+
+    Raises:
+      UserError: `path` is a folder.
     """
     temporary = _temporary(path)
     try:
@@ -38,9 +41,13 @@ def replacing(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def replacing_folder(path: str) -> Iterator[str]:
-    """Yields a temporary folder that is renamed to `path` at the end; an existing folder of a faster process stays."""
+    """Yields a temporary folder, which is renamed to `path` on exit, or removed after an exception.
+
+    If another process has created the folder `path` in the meantime, that folder remains and the temporary folder is
+    removed.
+    """
     temporary = _temporary(path)
-    shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process with the same PID
+    shutil.rmtree(temporary, ignore_errors=True)  # from a killed process with the same PID
     try:
         os.makedirs(temporary)
         yield temporary
@@ -60,16 +67,16 @@ def _temporary(path: str) -> str:
 
 
 def remove_leftovers(folder: str) -> None:
-    """Deletes unfinished writes of killed processes in a folder, not those of running processes.
+    """Deletes the temporary files and folders of killed processes in a folder.
 
-    A process of this machine is checked by its PID. Files of other machines count as unfinished after a day without
-    a change.
+    Files of running processes remain. The PID in the name shows if a process of this machine runs. Files of other
+    machines are deleted if they have not changed for a day.
     """
     with os.scandir(folder) as found:
         for entry in found:
             if (match := _UNFINISHED.fullmatch(entry.name)) is None:
                 continue
-            with contextlib.suppress(OSError):  # already gone, or not ours to delete
+            with contextlib.suppress(OSError):  # deleted already, or this user may not delete it
                 is_here, pid = match[1] == socket.gethostname(), int(match[2])
                 if pid == os.getpid() or not _is_alive(pid) if is_here else time.time() - entry.stat().st_mtime > _DAY:
                     shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.remove(entry.path)
@@ -86,6 +93,6 @@ def _is_alive(pid: int) -> bool:
 
 
 def write_atomically(path: str, content: str | bytes) -> None:
-    """Writes a file, text as UTF-8; readers see either the old or the new content."""
+    """Writes bytes, or text as UTF-8, to a file; readers see either the complete old or the complete new content."""
     with replacing(path) as f:
         f.write(content.encode() if isinstance(content, str) else content)

@@ -1,33 +1,36 @@
-"""User errors, reported in one line."""
+"""Defines the errors that commands print as one line, and helpers to format their messages."""
 
 import difflib
 import typing
 
 
 class UserError(Exception):
-    """Invalid config or input. Commands print one line without a traceback and exit with status 2."""
+    """Raised for an invalid config or input. Commands print its message as one line and exit with status 2."""
 
     exit_code = 2
 
 
 class RunFailed(UserError):
-    """A run that failed without an invalid field. Commands print one line and exit with status 1."""
+    """Raised if a run fails with a valid config. Commands print its message as one line and exit with status 1."""
 
     exit_code = 1
 
 
 def printable(text: str) -> str:
-    """Returns a text as one line without control characters."""
+    """Returns a string as one line: whitespace becomes single spaces, other unprintable characters become U+FFFD."""
     return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
 
 
 def shortened(text: str) -> str:
-    """Returns a user's text for an error line; a very long one is truncated."""
+    """Returns a string of a user for an error message; cuts strings of more than 200 characters to 100 characters."""
     return text if len(text) <= 200 else f"{text[:100]}… ({len(text):,} characters)"
 
 
 def nearest(name: str, allowed: typing.Iterable[str]) -> str:
-    """Returns the end of an error line: the nearest allowed names, or all; `nearest("stpes", ["steps"])`."""
+    """Returns the end of an error message for an unknown name: the most similar allowed names, or else all names.
+
+    `nearest("stpes", ["steps"])` is "did you mean 'steps'?".
+    """
     allowed = sorted(allowed)
     close = difflib.get_close_matches(name, allowed, n=3, cutoff=0.6)
     if close:

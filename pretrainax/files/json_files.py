@@ -1,4 +1,4 @@
-"""Reads untrusted JSON files; every fault raises a UserError that names the file."""
+"""Reads untrusted JSON files; every fault raises a UserError that contains the path of the file."""
 
 import json
 from typing import Any, TypeAlias
@@ -6,11 +6,11 @@ from typing import Any, TypeAlias
 from pretrainax.files.errors import UserError
 from pretrainax.files.regular_files import read_bytes
 
-JsonObject: TypeAlias = dict[str, Any]  # the values are JSON values
+JsonObject: TypeAlias = dict[str, Any]  # the values are JSON values: dicts, lists, strings, numbers, booleans or None
 
 
 def read_object(path: str) -> JsonObject:
-    """Reads a JSON object.
+    """Reads a file that contains a JSON object, and returns the object as a dict.
 
     Raises:
       UserError: the file is missing, not a regular file, too large, not UTF-8, not JSON, nested too deeply, or not an

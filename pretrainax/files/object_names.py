@@ -1,19 +1,19 @@
-"""Maps untrusted file names to paths below a folder; no other code does this.
+"""Converts untrusted file names to paths below a folder; no other code does this.
 
-The author of a list chooses its names: objects in a bucket, files in a manifest, shards in an index. Joined to a folder
-without checks, `../../.bashrc` is a file outside the folder.
+Names are untrusted if they come from a list that someone else has written: objects in a bucket, files in a manifest,
+shards in an index. Without checks, the name `../../.bashrc` would be a file outside the folder.
 """
 
 import os
 
 from pretrainax.files.errors import UserError, shortened
 
-_LONGEST_PART = 255  # bytes of a file's name, on every file system in use
-_LONGEST_PATH = 4095  # bytes, PATH_MAX of Linux without its zero
+_LONGEST_PART = 255  # maximum bytes of a file name on common file systems
+_LONGEST_PATH = 4095  # maximum bytes of a path: PATH_MAX of Linux without the terminating zero byte
 
 
 def name_problem(name: str) -> str:
-    """Returns why a slash-separated name is invalid for a file below a folder; "" if it is valid."""
+    """Returns the reason why a slash-separated name is invalid for a file below a folder; "" if the name is valid."""
     if "\0" in name:
         return "it contains a zero byte, which paths cannot"
     try:
@@ -32,14 +32,14 @@ def name_problem(name: str) -> str:
 
 
 def path_below(root: str, name: str) -> str:
-    """Returns the path of a file below a folder.
+    """Returns the path of the file `name` below the folder `root`.
 
     Args:
-      root: the folder.
-      name: the file's name relative to it, as another machine or program lists it.
+      root: path of the folder.
+      name: untrusted name of the file, relative to the folder.
 
     Raises:
-      UserError: the name leads out of the folder, or no file can have it.
+      UserError: the path would be outside the folder, or no file can have the name.
     """
     problem = name_problem(name)
     path = os.path.join(root, name)

@@ -1,4 +1,4 @@
-"""Validates paths in flags and fields before anything is read or created there."""
+"""Validates the paths in flags and config fields, before files are read or created at these paths."""
 
 import os
 import re
@@ -11,38 +11,39 @@ from pretrainax.files.object_names import name_problem
 _SCHEME = re.compile(r"([A-Za-z][\w+.-]*):/(?=/)")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)")
 _CREDENTIALS = re.compile(r":.*@")
-STORES = {"gs": "gcs", "s3": "s3", "az": "azure", "abfs": "azure", "memory": "test"}  # scheme -> extra
-HUB = "hf:"  # prefix of Hugging Face Hub models
+# URL scheme of a supported object store -> pip extra that installs its client: pretrainax[gcs]
+STORES = {"gs": "gcs", "s3": "s3", "az": "azure", "abfs": "azure", "memory": "test"}
+HUB = "hf:"  # prefix of paths that name a model on the Hugging Face Hub
 _HUB_NAME = re.compile(rf"{HUB}([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w.-]+(?:/[\w.-]+)*))?", re.ASCII)
 
 
 class HubName(NamedTuple):
-    """Hugging Face Hub model: hf:org/name or hf:org/name@revision."""
+    """The parsed name of a model on the Hugging Face Hub: hf:org/name or hf:org/name@revision."""
 
-    repository: str
+    repository: str  # org/name, or name alone
     revision: Optional[str]  # branch, tag or commit; None: the main branch
 
 
 def is_hub(path: str) -> bool:
-    """Returns True if a path names a Hugging Face Hub model; ./hf:a is a folder."""
+    """Returns True if a path names a model on the Hugging Face Hub (hf:org/name); ./hf:a is a local path."""
     return path.startswith(HUB)
 
 
 def hub_name(path: str) -> Optional[HubName]:
-    """Parses a hub path; None for an invalid model name."""
+    """Parses hf:org/name@revision; returns None if the name or the revision is invalid."""
     match = _HUB_NAME.fullmatch(path)
     return HubName(match[1], match[2]) if match and ".." not in path else None
 
 
 def is_url(path: str) -> bool:
-    """Returns True if a path is an object-store URL such as gs://bucket/runs/a."""
+    """Returns True if a path is the URL of a supported object store, such as gs://bucket/runs/a."""
     return bool((match := _URL.match(path)) and match[1] in STORES)
 
 
 def path_problem(path: str, takes_hub: bool = False) -> str:
-    """Returns why a path is invalid for a file or folder; "" if it is valid.
+    """Returns the reason why a path is invalid; "" if the path is valid. Does not check if the path exists.
 
-    takes_hub: accepts names of Hugging Face Hub models too.
+    takes_hub: if True, models on the Hugging Face Hub (hf:org/name) are valid; if False, they are invalid.
     """
     if is_hub(path):
         if not takes_hub:
@@ -68,7 +69,10 @@ def path_problem(path: str, takes_hub: bool = False) -> str:
 
 
 def _url_problem(rest: str) -> str:
-    """Returns why a store URL is invalid after its scheme; "" if it is valid."""
+    """Returns the reason why the URL of an object store is invalid; "" if it is valid.
+
+    rest: the part of the URL after gs:// or another scheme: bucket/name.
+    """
     bucket, name = rest.partition("/")[0], rest.rstrip("/")
     if not bucket:
         return "it names no bucket"
@@ -81,7 +85,10 @@ def _url_problem(rest: str) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Returns True if a string is valid UTF-8; Python stores other command-line bytes as surrogates."""
+    """Returns True if a string can be encoded as UTF-8.
+
+    Python represents bytes on the command line that are not UTF-8 as surrogates, which cannot be encoded.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -89,7 +96,7 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-flags.disclaim_key_flags()  # flags belong to the callers of `define_path`
+flags.disclaim_key_flags()  # absl then lists flags under the modules that call `define_path`
 
 
 class _PathParser(flags.ArgumentParser):
@@ -104,15 +111,16 @@ class _PathParser(flags.ArgumentParser):
 
 
 def is_path(flag: flags.Flag) -> bool:
-    """Returns True if `define_path` defined a flag."""
+    """Returns True if `define_path` has defined the flag."""
     return isinstance(flag.parser, _PathParser)
 
 
 def define_path(
     name: str, default: Optional[str], help: str, takes_hub: bool = False
 ) -> flags.FlagHolder[Optional[str]]:
-    """Defines a path flag with ~ expansion; otherwise like `flags.DEFINE_string`.
+    """Defines a flag for a path, with validation and ~ expansion; otherwise like `flags.DEFINE_string`.
 
-    takes_hub: accepts names of Hugging Face Hub models too, which `storage.places.local_path` downloads.
+    takes_hub: if True, the flag accepts models on the Hugging Face Hub (hf:org/name); `storage.places.local_path`
+      downloads them.
     """
     return flags.DEFINE(_PathParser(takes_hub), name, default, help)

@@ -1,4 +1,4 @@
-"""Folders that only the current user can read or write, for files that a program trusts."""
+"""Creates folders that only the current user can read or write, for files that the program trusts."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from pretrainax.files.errors import UserError
 
 
 def private_folder(path: str) -> str:
-    """Creates or restricts a folder to the current user (mode 0700) and returns it.
+    """Creates a folder, or restricts an existing folder, with mode 0700 (only this user); returns its path.
 
     Raises:
       UserError: the path is not a folder, belongs to another user, or cannot be created.

@@ -1,7 +1,8 @@
 """Reads untrusted files: only regular files, and only up to a size limit.
 
 A file in an untrusted model directory may be a link to /dev/zero, which would fill the memory, or a FIFO without a
-writer, which would block forever. Links to regular files are allowed, because the Hugging Face cache has them.
+writer, which would block forever. Links to regular files are allowed, because the Hugging Face cache contains such
+links.
 """
 
 import os
@@ -9,7 +10,7 @@ import stat
 
 from pretrainax.files.errors import UserError
 
-MOST_BYTES = 1 << 27  # size limit of files that are read whole: configs, tokenizers, word lists
+MOST_BYTES = 1 << 27  # size limit of files that are read into memory: configs, tokenizers, word lists
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -20,7 +21,7 @@ _KINDS = (
 
 
 def check_regular(path: str) -> None:
-    """Raises UserError unless a path is a regular file or a link to one; OSError if it does not exist."""
+    """Raises UserError unless a path is a regular file or a link to a regular file; OSError if it does not exist."""
     mode = os.stat(path).st_mode
     for is_kind, name in _KINDS:
         if is_kind(mode):
@@ -28,7 +29,12 @@ def check_regular(path: str) -> None:
 
 
 def read_bytes(path: str, most: int = MOST_BYTES) -> bytes:
-    """Reads a regular file; UserError for other kinds of files, or for more than `most` bytes."""
+    """Returns the content of a regular file.
+
+    Raises:
+      UserError: the path is not a regular file, or the file has more than `most` bytes.
+      OSError: the file does not exist or cannot be read.
+    """
     check_regular(path)
     with open(path, "rb") as f:
         content = f.read(most + 1)

@@ -1,1 +1,1 @@
-"""Inference: loads trained models, and generates, fills in, embeds and classifies text with them."""
+"""Inference with trained models: loading, text generation, filling holes, embeddings and task predictions."""

@@ -1,9 +1,10 @@
-"""Beam search with K beams per prompt; returns the K best sequences, best first.
+"""Beam search with K beams per prompt; returns the K best sequences of each prompt, best first.
 
-Each step extends the K most likely unfinished sequences of a prompt. The score of a finished one is its total
-log-probability divided by length ** `length_penalty` (Wu et al. 2016, arXiv 1609.08144, section 7, in the common simple
-form). A prompt ends when K sequences are finished and the best unfinished one would score lower at its current length
-than the worst finished one. This matches transformers' `early_stopping=False` token for token.
+Each step extends the K most likely unfinished sequences of a prompt by one token. The score of a finished sequence is
+its total log-probability divided by length ** `length_penalty`. This is the common simple form of Wu et al. 2016, arXiv
+1609.08144, section 7. The search for a prompt ends when K sequences are finished and the score of the best unfinished
+sequence at its current length is at most the score of the worst finished sequence. The results match transformers'
+`early_stopping=False` token for token.
 """
 
 from typing import NamedTuple
@@ -16,33 +17,33 @@ from pretrainax.inference.sampling import History, Rules, history_of, processed_
 from pretrainax.inference.stepper import State, Stepper
 from pretrainax.sharding.param_paths import PyTree
 
-_NEVER = -1e9  # score of an empty beam, below all other scores
+_NEVER = -1e9  # score of a beam without a sequence, far below the score of any sequence
 
 
 class BeamSequences(NamedTuple):
-    """K sequences for each of B prompts, with room for N tokens."""
+    """K sequences for each of B prompts, with room for N tokens per sequence."""
 
     tokens: jax.Array  # [B, K, N]
-    log_probs: jax.Array  # [B, K, N] float32, of each token under the model itself
-    scores: jax.Array  # [B, K]
-    lengths: jax.Array  # [B, K] tokens; 0: no sequence
+    log_probs: jax.Array  # [B, K, N] float32, from the logits of the model before penalties
+    scores: jax.Array  # [B, K] total log-probability; of finished sequences, divided by length ** length_penalty
+    lengths: jax.Array  # [B, K] number of tokens; 0: there is no sequence
 
     def take(self, places: jax.Array) -> "BeamSequences":
-        """Returns the sequences at indices [B, K'] of each prompt."""
+        """Returns the sequences of each prompt at the indices `places` [B, K']."""
         pick = lambda x: jnp.take_along_axis(x, places.reshape(places.shape + (1,) * (x.ndim - 2)), axis=1)  # noqa: E731
         return jax.tree.map(pick, self)
 
 
 class Beams(NamedTuple):
-    """The state of the search; `ended` marks prompts whose result is final."""
+    """The state of the search for B prompts: K running sequences and up to K finished sequences per prompt."""
 
-    state: State  # of B · K rows
+    state: State  # state of the decoder, with B · K rows
     history: History
     limits: jax.Array  # [B] maximum tokens of a sequence
     count: jax.Array  # [] number of tokens of each running sequence
     running: BeamSequences
     finished: BeamSequences  # best first
-    ended: jax.Array  # [B] bool
+    ended: jax.Array  # [B] bool: True for prompts whose result is final
 
 
 def begin(
@@ -56,7 +57,12 @@ def begin(
     beams: int,
     room: int,
 ) -> Beams:
-    """Reads prompts [B, T] and generates the first token of K = `beams` sequences each; limits: [B], at most `room`."""
+    """Reads prompts [B, T] and generates the first token of K = `beams` sequences per prompt.
+
+    Args:
+      limits: maximum number of tokens per sequence of each prompt, [B].
+      room: N, at least the maximum of `limits`.
+    """
     logits, state = stepper.start(params, batch, room)
     count = len(logits)
     rows = jnp.repeat(jnp.arange(count), beams)
@@ -64,7 +70,7 @@ def begin(
     tokens, lengths = jnp.zeros((count, beams, room), jnp.int32), jnp.zeros((count, beams), jnp.int32)
     scores = jnp.full((count, beams), _NEVER)
     empty = BeamSequences(tokens, jnp.zeros(tokens.shape), scores, lengths)
-    running = empty._replace(scores=scores.at[:, 0].set(0.0))  # all beams of a prompt are still equal
+    running = empty._replace(scores=scores.at[:, 0].set(0.0))  # all beams of a prompt are equal, so one is enough
     search = Beams(stepper.take(state, rows), history, limits, jnp.zeros((), jnp.int32), running, empty, limits <= 0)
     return _extend(stepper, search, logits[rows], rules, length_penalty)
 
@@ -82,9 +88,9 @@ def go_on(stepper: Stepper, params: PyTree, search: Beams, rules: Rules, length_
 
 
 def _extend(stepper: Stepper, search: Beams, logits: jax.Array, rules: Rules, length_penalty: float) -> Beams:
-    """Extends sequences by one token: the best continuations of each prompt stay running or finish."""
+    """Extends the running sequences by one token; the best continuations of each prompt stay running or finish."""
     prompts, beams = search.running.scores.shape
-    parents, candidates = _candidates(search, logits, rules)  # [B, 2K]: K remain even if K end here
+    parents, candidates = _candidates(search, logits, rules)  # [B, 2K]: K remain even if K sequences end in this step
     new = jnp.take_along_axis(candidates.tokens, (candidates.lengths - 1)[..., None], axis=-1)[..., 0]
     ends = (new == rules.end) | (candidates.lengths >= search.limits[:, None])
 
@@ -118,7 +124,11 @@ def _extend(stepper: Stepper, search: Beams, logits: jax.Array, rules: Rules, le
 
 
 def _candidates(search: Beams, logits: jax.Array, rules: Rules) -> tuple[jax.Array, BeamSequences]:
-    """Returns the parent beams [B, 2K] and the 2K most likely sequences that are one token longer, best first."""
+    """Returns the 2K most likely sequences per prompt that are one token longer, best first.
+
+    Returns:
+      The indices of their parent beams [B, 2K], and the sequences.
+    """
     prompts, beams = search.running.scores.shape
     flat = lambda x: x.reshape(prompts, -1)  # [B · K, V] -> [B, K · V]  # noqa: E731
     log_probs = jax.nn.log_softmax(logits)

@@ -1,6 +1,6 @@
-"""Generation with a KV cache: a prefill of the prompt, then steps of one token.
+"""Text generation with a KV cache: prefill reads the prompts, then each step reads one token per row.
 
-This is the only file of the package that depends on the KV cache of the models.
+This is the only file of the package `inference` that depends on the KV cache of the models.
 """
 
 import dataclasses
@@ -25,23 +25,24 @@ from pretrainax.sharding.rules import named_sharding, tree_shardings
 
 @flax.struct.dataclass
 class State:
-    """The KV cache and the position of each row. `step` does not change the shapes."""
+    """The KV cache, and the position and segment of the last token of each row."""
 
     memory: KVCache
-    positions: jax.Array  # [B] int32, position of the last token in its text
-    segment_ids: jax.Array  # [B] int32, segment of that text
-    encoded_segment_ids: Optional[jax.Array] = None  # [B, S] int32
+    positions: jax.Array  # [B] int32, position of the last token in its document
+    segment_ids: jax.Array  # [B] int32, segment of the last token
+    encoded_segment_ids: Optional[jax.Array] = None  # [B, S] int32, segments of the encoder input; None: decoder
 
 
 @dataclasses.dataclass(frozen=True)
 class CachedModel:
     """A decoder or an encoder-decoder with a KV cache; implements `Stepper`.
 
-    Call `start`, `step` and `take` within `jax.jit`, under `jax.set_mesh(loaded.mesh)`. Donate a state that you pass
-    from one jitted function to the next; otherwise JAX copies it.
+    Call `start`, `step` and `take` within `jax.jit`, under `jax.set_mesh(loaded.mesh)`. If one jitted function passes a
+    state to the next, donate the state; otherwise JAX copies it.
 
     Raises:
-      UserError: the model does not generate, or its positions need more than keys and values.
+      UserError: the model cannot generate text, a token needs more of the previous tokens than keys and values, or the
+        mesh shards the length or the layers.
     """
 
     loaded: LoadedModel
@@ -74,9 +75,10 @@ class CachedModel:
 
     @functools.cached_property
     def params(self) -> PyTree:
-        """Returns the sharded parameters for `start` and `step`, cached in addition to the loaded parameters.
+        """Returns the sharded parameters in the layout for `start` and `step`; caches them in additional memory.
 
-        Matrices have the dtype of activations, layers are unstacked, and tied output matrices [D, V] are separate.
+        Matrices have the dtype of the activations, the layers of a stack are separate arrays, and tied output matrices
+        are stored as separate arrays [D, V].
         """
         config, compute, mesh = self.loaded.model.config, self.loaded.model.compute, self.loaded.mesh
         shardings = tree_shardings(mesh, self.loaded.params)
@@ -92,7 +94,7 @@ class CachedModel:
         return params
 
     def _unstacked(self, stack: PyTree, shardings: PyTree) -> PyTree:
-        """Returns the parameters of a stack with unstacked layers."""
+        """Returns the parameters of a stack of layers, with separate arrays for each layer."""
         mesh, dtype = self.loaded.mesh, self.loaded.model.compute.dtype
         of_layer = jax.tree.map(lambda s: named_sharding(mesh, P(*s.spec[1:])), shardings["blocks"])
         out_shardings = (of_layer,) * len(jax.tree.leaves(stack["blocks"])[0])
@@ -101,12 +103,12 @@ class CachedModel:
         return {**stack, **parts, "blocks": unstack(stack["blocks"])}
 
     def start(self, params: PyTree, batch: Batch, room: int) -> tuple[jax.Array, State]:
-        """Returns the logits after the last token of each prompt, [B, V] float32, and the state.
+        """Reads prompts; returns the logits after the last token of each prompt, [B, V] float32, and the state.
 
         Args:
           params: `self.params`.
           batch: prompts without targets, in the format of data/batch.py, padded on the right with segment 0.
-          room: maximum number of further tokens.
+          room: maximum number of tokens that are read after the prompts.
         """
         config = self.loaded.model.config
         length = batch["tokens"].shape[1]
@@ -131,7 +133,7 @@ class CachedModel:
         return logits, state
 
     def step(self, params: PyTree, state: State, tokens: jax.Array) -> tuple[jax.Array, State]:
-        """Reads one more token of each row, [B]; returns the next logits, [B, V] float32, and the state."""
+        """Reads the next token of each row, `tokens` [B]; returns the next logits [B, V] float32 and the new state."""
         positions = state.positions + 1
         batch = {"tokens": tokens, "positions": positions, "segment_ids": state.segment_ids}
         ids = state.encoded_segment_ids
@@ -140,7 +142,7 @@ class CachedModel:
         return logits, state.replace(memory=memory, positions=positions)
 
     def take(self, state: State, rows: jax.Array) -> State:
-        """Returns the state of `rows` [B'], indices into B that may repeat."""
+        """Returns the state of the rows with indices `rows` [B']. Indices may repeat."""
         of_rows = lambda x: jnp.take(x, rows, axis=0, mode="clip")  # noqa: E731
         return state.replace(
             memory=state.memory.take(rows),
@@ -152,7 +154,7 @@ class CachedModel:
     def _decode(
         self, params: PyTree, batch: Batch, encoded: Optional[EncoderOutput], memory: KVCache
     ) -> tuple[jax.Array, KVCache]:
-        """Returns the logits at the single requested position, [B, V] float32, and the KV cache.
+        """Returns the logits at the single position that `batch` requests per row, [B, V] float32, and the KV cache.
 
         The vocabulary axis of the logits is not sharded.
         """
@@ -166,7 +168,7 @@ class CachedModel:
 
 
 def _in_dtype(params: PyTree, dtype: str) -> PyTree:
-    """Casts matrices to the dtype of matrix products, except those of routers."""
+    """Returns parameters with all matrices in the dtype of matrix products, except the matrices of routers."""
 
     def cast(path, x):
         *_, module, name = (key.key for key in path)

@@ -1,7 +1,7 @@
-"""Constrains the next token with automata over tokens, stored as tables on the device.
+"""Constrains the next token with automata over tokens, which are stored as transition tables on the device.
 
-Strings do not end at token boundaries, so an automaton is first built over bytes. The bytes of each token then give the
-automaton over tokens.
+A constrained string may begin or end within a token. Therefore an automaton is first built over bytes. The automaton
+over tokens then follows from the bytes of each token.
 """
 
 import base64
@@ -21,39 +21,42 @@ from pretrainax.inference.prompts import ids_of
 from pretrainax.runtime.confined import Confined
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
-FORBIDDEN = -1
+FORBIDDEN = -1  # in a transition table: the token is not allowed in this state
 _REGEX_STATES = os.path.join(os.path.dirname(__file__), "regex_states.py")
-# Limits for a regular expression. Expressions of published JSON schemas take seconds and 100 states.
+# Limits for the compilation of a regular expression. Published JSON schemas need a few seconds and about 100 states.
 _SECONDS, _GIB = 60.0, 6.0
-_LARGEST = 1 << 29  # bytes of the table on the device: 1,000 states of 128,256 tokens
+_LARGEST = 1 << 29  # maximum bytes of the table on the device: about 1,000 states with 128,256 tokens
 
 
 class Automaton(NamedTuple):
-    """A transition table of S states over V tokens. The initial state is 0."""
+    """A transition table of S states over the V ids of the model. The initial state is 0."""
 
-    moves: jax.Array  # [S, V] int32, the next state; FORBIDDEN: the state does not allow the token
+    moves: jax.Array  # [S, V] int32: the next state; FORBIDDEN: the token is not allowed in the state
 
     def step(self, states: jax.Array, tokens: jax.Array) -> jax.Array:
-        """Returns the states [B] after allowed tokens [B]."""
+        """Returns the states [B] that follow the states `states` [B] after the allowed tokens `tokens` [B]."""
         return self.moves[states, tokens]
 
 
 def allowed_next(automaton: Automaton, states: jax.Array) -> jax.Array:
-    """Returns the mask of allowed tokens in states [B], [B, V] bool."""
+    """Returns the mask of the tokens that are allowed in each of the states [B], bool [B, V]."""
     return automaton.moves[states] != FORBIDDEN
 
 
 def allowed_ids(
     allowed: Sequence[Union[int, str]], banned: Sequence[Union[int, str]], tokenizer: Tokenizer, rows: int
 ) -> np.ndarray:
-    """Returns the mask of ids that a model may generate, [rows] bool; False for padding rows after the vocabulary.
+    """Returns the mask of the ids that a model may generate, bool [rows].
+
+    The mask is False for the embedding rows after the vocabulary, which are padding.
 
     Args:
-      allowed: ids, or texts whose tokens are all allowed; () allows all ids. Otherwise the end token is added.
-      banned: ids, or texts of one token.
+      allowed: ids, or strings, all of whose tokens are allowed; (): all ids are allowed. The end token is always added.
+      banned: ids, or strings of one token.
+      rows: number of ids of the model, with padding.
 
     Raises:
-      UserError: an id is outside the vocabulary, a banned text has several tokens, or no id remains.
+      UserError: an id is outside the vocabulary, a banned string has several tokens, or no id remains.
     """
     vocabulary = tokenizer.vocabulary
     mask = np.zeros(rows, bool)
@@ -82,11 +85,11 @@ def _tokens(option: str, token: Union[int, str], tokenizer: Tokenizer) -> list[i
 
 
 def without_strings(banned: Sequence[str], spellings: Sequence[bytes], vocabulary: Vocabulary, rows: int) -> Automaton:
-    """Returns the automaton of texts that do not contain any `banned` string, at any token boundaries.
+    """Returns the automaton that forbids the `banned` strings, at any token boundaries.
 
     Args:
       spellings: bytes of each id, from `Tokenizer.spellings`.
-      rows: V, ids of the model; ids after the vocabulary are forbidden.
+      rows: V, number of ids of the model. Ids after the vocabulary are forbidden.
     """
     moves = over_tokens(_without([text.encode() for text in banned]), spellings)
     moves[:, list(vocabulary.special_ids)] = 0  # a special token separates the text before and after it
@@ -95,16 +98,17 @@ def without_strings(banned: Sequence[str], spellings: Sequence[bytes], vocabular
 
 
 def matching(pattern: str, spellings: Sequence[bytes], vocabulary: Vocabulary, rows: int) -> Automaton:
-    """Returns the automaton of texts that fully match a regular expression.
+    """Returns the automaton that allows only text that fully matches a regular expression.
 
-    It allows the end token only after a full match. `regex_states` computes it in a separate process with limits on
-    time and memory.
+    The automaton allows the end token only after a full match. Other special tokens are never allowed. The module
+    `regex_states` computes the automaton in a separate process with limits on time and memory.
 
     Args:
-      spellings, rows: as in `without_strings`. Special tokens never match.
+      spellings, rows: as in `without_strings`.
 
     Raises:
-      UserError: the expression is invalid, the tokens cannot match it, it exceeds a limit, or the library is missing.
+      UserError: the expression is invalid, the tokens cannot match it, it exceeds a limit, the vocabulary has no end
+        token, or the library outlines-core is not installed.
     """
     if importlib.util.find_spec("outlines_core") is None:
         raise UserError("regex needs the library outlines-core: pip install 'pretrainax[regex]'")
@@ -131,11 +135,14 @@ def matching(pattern: str, spellings: Sequence[bytes], vocabulary: Vocabulary, r
 
 
 def over_tokens(table: np.ndarray, spellings: Sequence[bytes]) -> np.ndarray:
-    """Returns the transitions [S, V] of tokens with these `spellings` from a table [S, 256] over bytes.
+    """Returns a transition table over tokens, int32 [S, V], from a table over bytes [S, 256].
 
-    FORBIDDEN is absorbing.
+    A token is FORBIDDEN in a state if any of its bytes leads to FORBIDDEN.
+
+    Args:
+      spellings: bytes of each of the V tokens.
     """
-    table = np.concatenate([table, np.full((1, 256), FORBIDDEN, np.int32)])  # the last row, -1, is FORBIDDEN's
+    table = np.concatenate([table, np.full((1, 256), FORBIDDEN, np.int32)])  # the last row has index -1, FORBIDDEN
     lengths = np.array([len(spelling) for spelling in spellings])
     moves = np.repeat(np.arange(len(table) - 1, dtype=np.int32)[:, None], len(spellings), axis=1)
     for position in range(lengths.max(initial=0)):
@@ -146,11 +153,12 @@ def over_tokens(table: np.ndarray, spellings: Sequence[bytes]) -> np.ndarray:
 
 
 def _without(banned: Sequence[bytes]) -> np.ndarray:
-    """Returns the automaton of Aho and Corasick (1975) over bytes, [S, 256]; complete strings are FORBIDDEN.
+    """Returns the automaton of Aho and Corasick (1975) over bytes, [S, 256], which forbids the `banned` strings.
 
-    A state is the longest suffix of the text so far that is a prefix of some string.
+    A state stands for the longest suffix of the text so far that is a proper prefix of a banned string. The byte that
+    completes a banned string leads to FORBIDDEN.
     """
-    states = sorted({text[:n] for text in banned for n in range(len(text))}, key=len)  # b"" is the first
+    states = sorted({text[:n] for text in banned for n in range(len(text))}, key=len)  # b"" is state 0
     index = {state: i for i, state in enumerate(states)}
     table = np.zeros((len(states), 256), np.int32)
     for state in states:

@@ -1,7 +1,8 @@
 """Generates text after prompts with a decoder or an encoder-decoder.
 
-The device generates in chunks of tokens. Between chunks the host looks for stop strings and streams new text. The
-output depends on the prompt and its number alone, not on the batch or the chunk size.
+The device generates tokens in chunks. Between two chunks, the host searches for stop strings and streams new text. The
+output for a prompt depends only on the prompt, its index and the options. It does not depend on the other prompts of
+the batch or on the chunk size.
 """
 
 import dataclasses
@@ -31,33 +32,33 @@ from pretrainax.sharding.axes import BATCH_AXES
 from pretrainax.sharding.param_paths import PyTree
 
 Ended = Literal["eos", "stop", "length", "context"]
-OnText = Callable[[int, str], None]  # called with the number of a prompt and its new text
+OnText = Callable[[int, str], None]  # called with the index of a prompt and the new text
 
 _CHUNK = 64  # tokens per chunk
 _CHUNK_WITH_STOPS = 16  # tokens per chunk with stop strings
 _CHUNK_STREAMED = 4  # tokens per chunk when streaming
-_CONTEXT = 8  # prompt ids decoded with a text: they determine the spelling of its first word
+_CONTEXT = 8  # prompt ids decoded together with a generated text: its first word may continue a word of the prompt
 
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """One generated text."""
+    """One generated text, with its ids and their log-probabilities."""
 
-    prompt: int  # number of the prompt
+    prompt: int  # index of the prompt
     text: str  # without the prompt, the end token and the stop string
     ids: tuple[int, ...]  # all generated ids, including the end token or the stop string
-    log_probs: tuple[float, ...]  # of each id, in nats: under the model itself, before any sampling options
+    log_probs: tuple[float, ...]  # of each id, in nats, from the logits of the model before penalties, temperature etc.
     ended: Ended  # eos: end token; stop: stop string; length: max_new_tokens; context: maximum length of the model
-    score: Optional[float] = None  # of beam search; sorts the sequences of a prompt
+    score: Optional[float] = None  # score in beam search; None: no beam search
 
 
 @dataclasses.dataclass
 class Rates:
-    """Accumulates the device time of prefill and of decoding steps."""
+    """Numbers of tokens and seconds of device time, for prefill and for decoding steps; `generate` adds to them."""
 
     prompt_tokens: int = 0
     prefill_seconds: float = 0.0  # including compilation
-    step_tokens: int = 0  # tokens of all sequences, except the first token of each
+    step_tokens: int = 0  # generated tokens of all sequences, except the first token of each sequence
     steps: int = 0
     step_seconds: float = 0.0
 
@@ -71,15 +72,17 @@ def generate(
     batch_size: int = 16,
     rates: Optional[Rates] = None,
 ) -> list[Generated]:
-    """Generates `sampling.num_return` sequences for each prompt, in the order of the prompts, best first.
+    """Generates `sampling.num_return` sequences for each prompt, in the order of the prompts.
 
-    Prompts may contain special tokens: "The <extra_id_0> walks".
+    With beam search, the sequences of a prompt are sorted by score, best first. Prompts may contain special tokens:
+    "The <extra_id_0> walks".
 
     Args:
-      on_text: called with each new piece of text, unless a prompt has several sequences.
-      first: number of the first prompt; seeds the random numbers.
-      batch_size: prompts on the device at a time.
-      rates: accumulates the device time.
+      on_text: called with the index of a prompt and each new piece of its text. It is not called for samples if
+        `sampling.num_return` is above 1. With beam search, it is called once per prompt with the best sequence.
+      first: index of the first prompt. Sampled texts depend on the index of their prompt.
+      batch_size: number of prompts that are on the device at the same time.
+      rates: device times are added to it; None: they are not returned.
 
     Raises:
       UserError: an option is out of range, a prompt is invalid or too long, or the model is an encoder.
@@ -106,7 +109,7 @@ def generate_examples(
     batch_size: int = 16,
     rates: Optional[Rates] = None,
 ) -> list[Generated]:
-    """Does the same as `generate` for prompts in the form of model inputs: examples without targets."""
+    """Generates text like `generate`, for prompts in the form of model inputs: examples without targets."""
     texts = []
     with jax.set_mesh(loaded.mesh):
         for start in range(0, len(examples), batch_size):
@@ -116,7 +119,7 @@ def generate_examples(
 
 
 class Generator:
-    """The compiled generation functions of a model, shared by all checkpoints of a run."""
+    """The jitted generation functions of a model. All checkpoints of a run share them."""
 
     def __init__(self, loaded: LoadedModel):
         stepper = CachedModel(loaded)
@@ -133,12 +136,12 @@ class Generator:
 
 
 def stepping_params(loaded: LoadedModel) -> PyTree:
-    """Returns the parameters in the form that the functions of a `Generator` take."""
+    """Returns the parameters of a model in the layout that the functions of a `Generator` take."""
     return CachedModel(loaded).params
 
 
 class _Job:
-    """A batch of prompts and its options, on the device."""
+    """A batch of prompts on the device, with the options of the generation."""
 
     def __init__(self, loaded: LoadedModel, prompts: Sequence[Example], sampling: Sampling, first: int):
         self.loaded, self.prompts, self.sampling, self.first = loaded, prompts, sampling, first
@@ -149,13 +152,13 @@ class _Job:
         most = loaded.experiment.model.position.max_length
         limits = [min(sampling.max_new_tokens, room_after(p, loaded) or sampling.max_new_tokens) for p in prompts]
         self.room = bucket(max(limits))
-        rows = -len(prompts) % math.prod(loaded.mesh.shape[axis] for axis in BATCH_AXES)  # padding for the devices
+        rows = -len(prompts) % math.prod(loaded.mesh.shape[axis] for axis in BATCH_AXES)  # extra rows for the devices
         self.limits = np.array(limits + [0] * rows, np.int32)
         batch = batch_of([*prompts, *[prompts[-1]] * rows], vocabulary.pad or 0, most)
         self.batch = put_batch(batch, loaded.mesh)
 
     def generate_examples(self, on_text: Optional[OnText], rates: Rates) -> list[Generated]:
-        """Generates greedily or by sampling."""
+        """Generates greedily or by sampling; streams text to `on_text` if there is one sequence per prompt."""
         sampling = self.sampling
         copies = sampling.num_return
         numbers = np.arange(len(self.limits) * copies)
@@ -180,14 +183,14 @@ class _Job:
             over = np.array([text.is_over for text in texts] + [True] * (len(limits) - len(texts)))
             if over.all():
                 return [text.generated(log_probs[row], int(limits[row])) for row, text in enumerate(texts)]
-            if (over != ended).any():  # a stop string ended some rows
+            if (over != ended).any():  # some rows ended at a stop string, which the device does not detect
                 written = written._replace(ended=jax.device_put(over, written.ended.sharding))
             if count == 1:
                 written = clock.compiled(self.writer.go_on(params, written, self.rules, 0))
             written = self.writer.go_on(params, written, self.rules, chunk)
 
     def search(self, on_text: Optional[OnText], rates: Rates) -> list[Generated]:
-        """Generates with beam search, without streaming."""
+        """Generates with beam search; passes the best text of each prompt to `on_text` after the search."""
         sampling = self.sampling
         clock = _Clock(rates, sum(map(tokens_of, self.prompts)))
         penalty, beams = sampling.length_penalty, sampling.num_beams
@@ -220,7 +223,7 @@ class _Job:
 
 
 class _Text:
-    """Tracks one text during generation: stop strings and streamed characters."""
+    """The state of one text during generation; detects stop strings and streams new characters."""
 
     def __init__(self, job: _Job, number: int, on_text: Optional[OnText]):
         self.job, self.number, self.on_text = job, job.first + number, on_text
@@ -230,7 +233,12 @@ class _Text:
         self.is_over, self.stopped, self._shown = False, False, 0
 
     def read(self, ids: list[int], is_over: bool) -> None:
-        """Updates the ids of the text and streams the new characters."""
+        """Updates the text to the ids generated so far, and passes new characters to `on_text`.
+
+        Args:
+          ids: all ids of the text so far.
+          is_over: True if the device has ended the text.
+        """
         if self.is_over:
             return
         stops = self.job.sampling.stop
@@ -249,7 +257,7 @@ class _Text:
         return text[: find_stop(text, self.job.sampling.stop)] if self.stopped else text
 
     def _text_of(self, ids: Sequence[int]) -> str:
-        """Decodes ids without the end token, in the context of the last prompt ids."""
+        """Decodes ids without the end token, as a continuation of the last ids of the prompt."""
         decode = self.job.loaded.tokenizer.decode
         ids = [i for i in ids if i != self.job.end]
         return decode([*self.before, *ids])[len(decode(self.before)) :]
@@ -265,14 +273,19 @@ class _Text:
 
 
 class _Clock:
-    """Adds the times between device reads to `Rates`; the first interval is the prefill."""
+    """Adds the times between reads from the device to `Rates`. The first interval is the prefill."""
 
     def __init__(self, rates: Rates, prompt_tokens: int):
         rates.prompt_tokens += prompt_tokens
         self.rates, self.last, self.count, self.tokens = rates, time.perf_counter(), 0, 0
 
     def tick(self, count: int, tokens: int) -> None:
-        """Records that each row has `count` tokens, and all rows have `tokens` after their first tokens."""
+        """Records the end of a chunk in `Rates`.
+
+        Args:
+          count: number of tokens generated so far per row that has not ended.
+          tokens: number of tokens generated so far in all rows, except the first token of each row.
+        """
         now, rates = time.perf_counter(), self.rates
         if self.count == 0:
             rates.prefill_seconds += now - self.last
@@ -283,7 +296,14 @@ class _Clock:
         self.last, self.count, self.tokens = now, count, tokens
 
     def compiled(self, written: PyTree) -> PyTree:
-        """Returns the result of a call with zero steps, and counts its compilation time as prefill."""
+        """Waits for a call that compiles a function and executes zero steps, and adds its time to the prefill.
+
+        Args:
+          written: result of the call.
+
+        Returns:
+          `written`.
+        """
         written, now = jax.block_until_ready(written), time.perf_counter()
         self.rates.prefill_seconds += now - self.last
         self.last = now
@@ -291,7 +311,7 @@ class _Clock:
 
 
 def rules_of(loaded: LoadedModel, sampling: Sampling) -> Rules:
-    """Returns the device form of the options; raises UserError for tokens outside the vocabulary."""
+    """Returns the sampling options as arrays for the device; raises UserError for tokens outside the vocabulary."""
     tokenizer, rows = loaded.tokenizer, loaded.experiment.model.vocab_size
     automata = []
     if sampling.banned_strings or sampling.regex:

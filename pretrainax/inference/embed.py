@@ -1,4 +1,4 @@
-"""Embeds texts: pools the last hidden states of their tokens."""
+"""Computes embeddings of documents: pools the last hidden states of their tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, Optional
@@ -16,7 +16,7 @@ from pretrainax.models.encoder import Encoder
 from pretrainax.sharding.param_paths import PyTree
 
 Pooling = Literal["mean", "cls", "last", "max"]
-# take the hidden states [T, D] of a text with its special tokens
+# Functions from the hidden states of a text and its special tokens, [T, D], to one vector [D].
 _POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean": lambda states: states.mean(axis=0),
     "cls": lambda states: states[0],
@@ -28,20 +28,20 @@ _POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def embed(
     loaded: LoadedModel, texts: Sequence[str], pooling: Optional[Pooling] = None, truncate: bool = False
 ) -> np.ndarray:
-    """Returns a vector for each text, [n, d_model] float32, from the hidden states after the last block and its norm.
+    """Returns the embedding of each text: pooled hidden states after the last block and its norm, float32 [n, d_model].
 
-    An encoder-decoder reads the texts with its encoder, a run of ELECTRA with its discriminator. Texts get the special
-    tokens of training, which are pooled too, as in sentence-transformers. Padding is not pooled, so a vector does not
-    depend on the other texts.
+    An encoder-decoder reads a text with its encoder. A run of ELECTRA reads it with its discriminator. A text gets the
+    special tokens of training, and pooling includes these tokens, as in sentence-transformers. Padding is not pooled,
+    so the embedding of a text does not depend on other rows of the batch.
 
     Args:
-      pooling: "mean" over all tokens, "max" of each dimension over all tokens, "cls" for the first token if it is
-        [CLS], or "last" for the last token (in an encoder, the [SEP] or </s> after the text). None: the pooling and
-        normalization to length 1 of a model trained for retrieval; otherwise mean.
-      truncate: cuts long texts; otherwise a long text is an error.
+      pooling: "mean" or "max" over all tokens, in each dimension. "cls": the first token, which must be [CLS]. "last":
+        the last token (in an encoder, the [SEP] or </s> after the text). None: for a model trained for retrieval, the
+        pooling of its head, with normalization to length 1 if the head has it. For other models, None is "mean".
+      truncate: True cuts a text that is too long. False raises UserError for such a text.
 
     Raises:
-      UserError: the pooling is unknown or does not fit the model, or a text has no tokens or too many.
+      UserError: the pooling is unknown or does not fit the model, or a text has no tokens or too many tokens.
     """
     head = loaded.experiment.model.head
     if pooling is None and isinstance(head, Embed):
@@ -57,13 +57,17 @@ def embed(
 
 
 def pooled(loaded: LoadedModel, rows: Sequence[np.ndarray], pooling: Pooling) -> np.ndarray:
-    """Returns a vector for each row of ids with special tokens: n arrays [t] -> [n, d_model] float32."""
+    """Returns the embedding of each row of token ids, float32 [n, d_model].
+
+    Args:
+      rows: n arrays of ids [t], including special tokens.
+    """
     loaded.check_plain("give embeddings")
     vectors = np.empty((len(rows), loaded.experiment.model.stream_width), np.float32)
     examples = [read_example(loaded, row) for row in rows]
     for numbers, batch in batches(examples, loaded.mesh, longest(loaded), loaded.tokenizer.vocabulary.pad):
         hidden = np.asarray(loaded.run(last_hidden, batch), np.float32)
-        for number, states in zip(numbers, hidden, strict=False):  # extra rows repeat the last example
+        for number, states in zip(numbers, hidden, strict=False):  # `hidden` may have extra rows
             vectors[number] = _POOLINGS[pooling](states[: len(rows[number])])
     return vectors
 
@@ -71,7 +75,7 @@ def pooled(loaded: LoadedModel, rows: Sequence[np.ndarray], pooling: Pooling) ->
 def last_hidden(model: AnyModel, params: PyTree, batch: Batch) -> jax.Array:
     """Returns the hidden states [B, T, D] after the last block and its norm, from the stack that reads the text.
 
-    The mask decoder of DeBERTa is for pretraining only and is skipped, as in transformers.
+    The mask decoder of DeBERTa is skipped, as in transformers, because it is for pretraining only.
     """
     config, family = model.config, model.config.family
     if family == "encoder_decoder":

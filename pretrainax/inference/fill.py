@@ -18,23 +18,23 @@ from pretrainax.inference.rows import batches
 from pretrainax.models import Outputs
 from pretrainax.models.heads import HEADS
 
-_SPAN = 16  # default maximum tokens of a span
+_SPAN = 16  # default maximum number of tokens per span
 Order = Literal["most_certain", "left_to_right", "at_once"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A candidate for a hole."""
+    """A candidate for a hole, with its probability."""
 
-    text: str  # whole words: for a mask within a word, the complete word
+    text: str  # for a mask that is a part of a word: the complete word
     probability: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Filled:
-    """A text with filled holes."""
+    """A text with filled holes, and the candidates for each hole."""
 
-    text: str  # with the most likely candidate in each hole
+    text: str  # the text, with the most likely candidate in each hole
     holes: tuple[tuple[Candidate, ...], ...]  # candidates of each hole, most likely first
 
 
@@ -45,23 +45,24 @@ def fill(
     order: Optional[Order] = None,
     max_new_tokens: Optional[int] = None,
 ) -> Filled:
-    """Returns `text` with its holes filled in, and the most likely candidates for each hole.
+    """Returns `text` with its holes filled, and the most likely candidates for each hole.
 
-    A hole is [MASK] for every model, or the mask or sentinel of its tokenizer: <mask>, <extra_id_0>. An encoder fills a
-    hole with one token. An encoder-decoder fills holes from left to right with spans of any length, by beam search. A
-    decoder trained with fill-in-the-middle fills one hole. Probabilities are those of the model at the time of filling;
-    the probability of a span covers all its tokens and its end.
+    A hole is written as [MASK] for every model, or as a mask or sentinel of the tokenizer: <mask>, <extra_id_0>. An
+    encoder fills each hole with one token. An encoder-decoder fills holes from left to right with spans of any length,
+    by beam search. A decoder that was trained to fill in the middle fills one hole. The probability of a candidate
+    depends on the holes that were filled before. The probability of a span includes all its tokens and the token that
+    ends it.
 
     Args:
       top: maximum number of candidates per hole.
-      order: for encoders. most_certain fills one mask per forward pass, the most certain mask first, so that the parts
-        of a word fit; left_to_right does the same from left to right; at_once fills all masks after one forward pass.
-        None: most_certain.
-      max_new_tokens: for other models, maximum tokens per span; None: 16.
+      order: for encoders. "most_certain" fills one mask per forward pass: the mask with the most certain prediction. In
+        this order, the tokens of a word fit together. "left_to_right" also fills one mask per pass. "at_once" fills all
+        masks after one forward pass. None: "most_certain".
+      max_new_tokens: for other models, maximum number of tokens per span; None: 16.
 
     Raises:
       UserError: the text has no hole, an unsupported hole, or too many tokens; the model cannot fill holes; an option
-        is out of range or does not apply.
+        is out of range or has no effect on this model.
     """
     _check_options(loaded, top, order, max_new_tokens)
     holes = Holes(loaded.tokenizer, text)
@@ -100,7 +101,7 @@ def _check_options(loaded: LoadedModel, top: int, order: Optional[Order], max_ne
 
 
 def _fill_masks(loaded: LoadedModel, holes: Holes, top: int, order: Order) -> Filled:
-    """Fills each mask with one token, after one forward pass for all masks or one pass per mask."""
+    """Fills each mask of a text with one token of an encoder, in the given order."""
     holes.check_masks()
     row, positions = _masked_row(loaded, holes)
     check_length(loaded, len(row), "the text")
@@ -122,7 +123,7 @@ def _fill_masks(loaded: LoadedModel, holes: Holes, top: int, order: Order) -> Fi
 
 
 def _masked_row(loaded: LoadedModel, holes: Holes) -> tuple[np.ndarray, list[int]]:
-    """Returns the input row, [t] int32, and the positions of its masks."""
+    """Returns the input of an encoder, int32 [t], and the positions of its masks."""
     (before, after), positions = frame_of(loaded), []
     first, *rest = (part.tolist() for part in holes.ids())
     row = [*before, *first]
@@ -133,7 +134,7 @@ def _masked_row(loaded: LoadedModel, holes: Holes) -> tuple[np.ndarray, list[int
 
 
 def _probabilities(loaded: LoadedModel, row: np.ndarray, positions: Sequence[int]) -> np.ndarray:
-    """Returns the probability of each id at each position, [K, V] float32; 0 for special tokens."""
+    """Returns the probability of each id at each of K positions, float32 [K, V]; 0 for special tokens."""
     vocabulary = loaded.tokenizer.vocabulary
     example = read_example(loaded, row) | {"masked_positions": np.array(positions, np.int32)}
     ((_, batch),) = batches([example], loaded.mesh, longest(loaded), vocabulary.pad)
@@ -148,7 +149,7 @@ def _logits(outputs: Outputs, batch: Batch) -> jax.Array:
 
 
 def _word(words: Words, holes: Holes, row: np.ndarray, position: int, i: int) -> str:
-    """Returns the complete word that contains id `i` at this position of the row."""
+    """Returns the complete word that results if id `i` is at `position` of the row."""
     row = row.copy()
     row[position] = i
     edges = np.append(np.flatnonzero(words.starts(row)), len(row))

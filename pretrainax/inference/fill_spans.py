@@ -1,7 +1,7 @@
 """Fills holes with spans of any length by beam search: with T5, BART, or a decoder trained to fill in the middle.
 
-The training objective determines the end of a span: the sentinel of the next span (T5), the next token of the given
-text (BART), or the end-of-text token (fill in the middle). The score of a span includes this token.
+The training objective determines the token that ends a span: the sentinel of the next span (T5), the next token of the
+given text (BART), or the end-of-text token (fill in the middle). The score of a span includes this token.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,25 +24,29 @@ from pretrainax.inference.rows import batches, bucket
 from pretrainax.inference.sampling import Rules
 from pretrainax.sharding.arrays import put_batch
 
-_BEAMS = 8  # at least
+_BEAMS = 8  # minimum number of beams
 
 Ids: TypeAlias = list[int]
 
 
 class SpanPrompt(NamedTuple):
-    """The model input for the next hole, and the id that ends its span."""
+    """The model input that asks for the span in the next hole, and the id that ends this span."""
 
     example: Example
     end: int
 
 
-Ask: TypeAlias = Callable[[Sequence[Ids]], SpanPrompt]  # takes the spans of the previous holes
+Ask: TypeAlias = Callable[[Sequence[Ids]], SpanPrompt]  # a function of the ids of the spans in the previous holes
 
 
 def find_spans(loaded: LoadedModel, holes: Holes, top: int, longest_span: int) -> list[list[tuple[Ids, float]]]:
-    """Returns the most likely spans of each hole as ids with their probabilities, best first.
+    """Returns the `top` most likely spans for each hole, best first, as pairs of token ids and probability.
 
     Holes are filled from left to right, with the best span in each previous hole.
+
+    Args:
+      top: maximum number of spans per hole.
+      longest_span: maximum number of tokens per span.
 
     Raises:
       UserError: the model was not trained to fill such holes, or the text is too long.
@@ -59,10 +63,14 @@ def find_spans(loaded: LoadedModel, holes: Holes, top: int, longest_span: int) -
 
 
 def _search(loaded: LoadedModel, example: Example, end: int, beams: int, limit: int) -> BeamSequences:
-    """Returns the most likely continuations of an example: ordinary tokens, then `end`, at most `limit` tokens."""
+    """Returns the most likely continuations of a prompt: tokens that are not special, followed by the id `end`.
+
+    Args:
+      limit: maximum number of tokens of a continuation, including `end`.
+    """
     vocabulary, max_length = loaded.tokenizer.vocabulary, longest(loaded)
     if max_length is not None:
-        limit = min(limit, max_length - len(example["tokens"]) + 1)  # the last token is never read
+        limit = min(limit, max_length - len(example["tokens"]) + 1)  # the model never reads the last generated token
     if limit < 1:
         raise UserError(f"the text leaves no room to write in the {max_length:,} tokens of {loaded.origin}: shorten it")
     rules = _spans_until(end, limit, loaded)
@@ -76,11 +84,15 @@ def _search(loaded: LoadedModel, example: Example, end: int, beams: int, limit: 
 
 
 def _spans_until(end: int, limit: int, loaded: LoadedModel) -> Rules:
-    """Returns decoding rules for one span: ordinary tokens, then `end`; at most `limit` tokens with `end`."""
+    """Returns the generation rules for one span: only tokens that are not special, and then the id `end`.
+
+    Args:
+      limit: maximum number of tokens, including `end`.
+    """
     vocabulary, rows = loaded.tokenizer.vocabulary, loaded.experiment.model.vocab_size
     allowed = np.arange(rows) < vocabulary.size
     allowed[list(vocabulary.special_ids)] = False
-    count = np.arange(limit, dtype=np.int32)[:, None]  # tokens so far
+    count = np.arange(limit, dtype=np.int32)[:, None]  # the state is the number of tokens generated so far
     moves = np.where(allowed & (count < limit - 1), count + 1, np.int32(FORBIDDEN))
     moves[:, end], allowed[end] = 0, True
     return Rules(jnp.asarray(allowed), end, (Automaton(jnp.asarray(moves)),))
@@ -90,7 +102,7 @@ def _spans_until(end: int, limit: int, loaded: LoadedModel) -> Rules:
 
 
 def _layout(loaded: LoadedModel, holes: Holes) -> Ask:
-    """Returns the function that builds the inputs of this model, according to its training objective."""
+    """Returns the function that builds the input for each hole, in the format of the model's training objective."""
     objective = _span_objective(loaded)
     if objective is not None:
         return _with_sentinels(loaded, holes, objective)
@@ -108,7 +120,7 @@ def _layout(loaded: LoadedModel, holes: Holes) -> Ask:
 
 
 def _span_objective(loaded: LoadedModel) -> Optional[Objective]:
-    """Returns the span-corruption objective with sentinels, bound to the tokenizer; None if there is none."""
+    """Returns the model's objective with span corruption, bound to the tokenizer; None if there is none."""
     parts = [part for _, part in loaded.experiment.objective.components()]
     for part in parts:
         inner = part.objective if isinstance(part, DecoderOnly) else part
@@ -118,11 +130,11 @@ def _span_objective(loaded: LoadedModel) -> Optional[Objective]:
 
 
 def _with_sentinels(loaded: LoadedModel, holes: Holes, objective: Objective) -> Ask:
-    """Builds the inputs of T5: it reads `A <X> D <Y> F </s>` and generates `<X> B C <Y> E <Z> </s>`."""
+    """Builds inputs for T5, which reads `A <X> D <Y> F </s>` and generates `<X> B C <Y> E <Z> </s>`."""
     vocabulary, parts, marks = loaded.tokenizer.vocabulary, holes.ids(), holes.sentinels()
     prompt = objective.prompt(with_marks(parts, marks), vocabulary)
     ends = [*vocabulary.sentinels[1 : len(marks) + 1], vocabulary.eos][: len(marks)]
-    if not len(parts[-1]):  # no text follows, so training has no further sentinel
+    if not len(parts[-1]):  # no text follows the last hole, and in training no sentinel follows its span
         ends[-1] = vocabulary.eos
 
     def ask(spans: Sequence[Ids]) -> SpanPrompt:
@@ -133,7 +145,7 @@ def _with_sentinels(loaded: LoadedModel, holes: Holes, objective: Objective) -> 
 
 
 def _with_masks(loaded: LoadedModel, holes: Holes, objective: Denoising) -> Ask:
-    """Builds the inputs of BART: it reads `<s> A _ D _ F </s>` and generates `<s> A B C D E F </s>`."""
+    """Builds inputs for BART, which reads `<s> A _ D _ F </s>` and generates `<s> A B C D E F </s>`."""
     vocabulary, parts = loaded.tokenizer.vocabulary, holes.ids()
     holes.check_masks()
     if not all(map(len, parts[1:-1])):
@@ -150,7 +162,7 @@ def _with_masks(loaded: LoadedModel, holes: Holes, objective: Denoising) -> Ask:
 
 
 def _with_both_sides(loaded: LoadedModel, holes: Holes, objective: FillInTheMiddle) -> Ask:
-    """Builds the inputs of fill-in-the-middle decoders: they read `<PRE> A <SUF> D <MID>` and generate `B C <eot>`."""
+    """Builds the input for fill-in-the-middle decoders, which read `<PRE> A <SUF> D <MID>` and generate `B C <eot>`."""
     vocabulary = loaded.tokenizer.vocabulary
     holes.sentinels()  # raises UserError if the holes do not match the sentinels of training
     if len(holes) > 1:
@@ -162,7 +174,7 @@ def _with_both_sides(loaded: LoadedModel, holes: Holes, objective: FillInTheMidd
 
 
 def _continued(prompt: Example, ids: Sequence[int]) -> Example:
-    """Returns a prompt with `ids` as the generated text so far."""
+    """Returns a prompt with `ids` appended to the tokens of the decoder, as the text generated so far."""
     tokens = np.append(prompt["tokens"], np.array(ids, np.int32))
     example = prompt | {
         "tokens": tokens,

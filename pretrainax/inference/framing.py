@@ -1,4 +1,4 @@
-"""Adds the special tokens of training around a text, so that inputs at inference match the training data."""
+"""Adds the special tokens of training around a text, so that inputs at inference have the training format."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Optional, TypeVar
@@ -15,18 +15,22 @@ from pretrainax.inference.loaded import LoadedModel
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
 Kind = TypeVar("Kind", bound=Objective)
-_TEXT = -1  # placeholder for a text; not a token id
+_TEXT = -1  # placeholder for the ids of a text; not a token id
 
 
 class Frame(NamedTuple):
-    """The special tokens before and after a text."""
+    """The ids of the special tokens before and after an input text."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
 
 def frame_of(loaded: LoadedModel) -> Frame:
-    """Returns the special tokens around an input text: [CLS] and [SEP], or the special tokens around a prompt."""
+    """Returns the special tokens that the model expects around an input text.
+
+    Encoders and models with a task head get the frame of their training documents, such as [CLS] and [SEP]. Other
+    models get the special tokens that surround a prompt.
+    """
     model = loaded.experiment.model
     if model.family == "encoder" or model.head is not None:  # any family with a task head
         frame = frame_of_texts(model.family, loaded.tokenizer.vocabulary)
@@ -38,9 +42,10 @@ def frame_of(loaded: LoadedModel) -> Frame:
 
 
 def framed_prompt(ids: np.ndarray, experiment: Experiment, tokenizer: Tokenizer) -> Example:
-    """Returns the input of a decoder or an encoder-decoder for the ids [n] of a text: an example without targets.
+    """Returns the model input for a prompt of n token ids [n]: an example without targets.
 
-    In a mixture, the first objective determines the format, without its mode token.
+    This function is for decoders and encoder-decoders. If the model was trained with a mixture of objectives, the first
+    objective determines the format, but the token that marks this objective in training (the mode token) is left out.
     """
     objectives = [objective for _, objective in experiment.objective.components()]
     objective = objectives[0].adapted(experiment).bind(tokenizer) if len(objectives) == 1 else objectives[0]
@@ -50,16 +55,16 @@ def framed_prompt(ids: np.ndarray, experiment: Experiment, tokenizer: Tokenizer)
 
 
 def before_text(experiment: Experiment, vocabulary: Vocabulary, is_needed: bool) -> list[int]:
-    """Returns the ids before a text that a causal decoder reads: one id, or none.
+    """Returns the ids that a causal decoder reads before a text: a list of one id, or an empty list.
 
-    A decoder trained here has read each document after the separator of the previous document, unless its rows hold
-    pieces of documents or attention is masked between documents. An imported decoder reads the BOS token that its
-    tokenizer adds.
+    A decoder that was trained with this package has usually read each document after the separator of the previous
+    document. It gets this separator, except if its training rows contained pieces of documents, or if attention was
+    masked between documents. An imported decoder gets the BOS token, unless BOS and EOS are the same token.
 
     Args:
-      is_needed: the first token of the text needs a token before it, as for scoring or for an empty prompt. Imported
-        models then also read <|endoftext|>. This token ends each document of their training data, and transformers
-        does not add it before prompts.
+      is_needed: True if the first token of the text needs a token before it, as for scoring or for an empty prompt. An
+        imported model without a separate BOS token then reads its separator, such as <|endoftext|>. This token ends
+        each document of its training data, and transformers does not add it before prompts.
     """
     if isinstance(experiment.data.source, NoSource):
         if is_needed:
@@ -72,7 +77,7 @@ def before_text(experiment: Experiment, vocabulary: Vocabulary, is_needed: bool)
 
 
 def _reads_on(experiment: Experiment) -> bool:
-    """Returns True if the model was trained on documents that follow the end of another document."""
+    """Returns True if the model was trained on rows in which a document can follow the end of another document."""
     return any(
         isinstance(objective, CausalLM)
         and not objective.mask_documents
@@ -82,13 +87,13 @@ def _reads_on(experiment: Experiment) -> bool:
 
 
 def trained_by(loaded: LoadedModel, kind: type[Kind]) -> Optional[Kind]:
-    """Returns the training objective of this kind, alone or from a mixture; None if there is none."""
+    """Returns the training objective of class `kind`, alone or as part of a mixture; None if there is none."""
     parts = (part for _, part in loaded.experiment.objective.components())
     return next((part for part in parts if isinstance(part, kind)), None)
 
 
 def longest(loaded: LoadedModel) -> Optional[int]:
-    """Returns the maximum input length in tokens, with special tokens; None if the positions set no limit."""
+    """Returns the maximum input length in tokens, including special tokens; None if the model has no maximum length."""
     model, tuning = loaded.experiment.model, loaded.experiment.tuning
     return model.position.max_length if tuning is None else min(tuning.limits(model).values(), default=None)
 
@@ -96,11 +101,13 @@ def longest(loaded: LoadedModel) -> Optional[int]:
 def check_length(
     loaded: LoadedModel, tokens: int, what: str, remedy: str = "shorten it", special: Optional[int] = None
 ) -> None:
-    """Raises UserError if `what` exceeds the maximum input length.
+    """Raises UserError if an input is longer than the maximum input length of the model.
 
     Args:
-      tokens: length of `what`, including special tokens.
-      special: number of special tokens in it; None: those of `special_token_frame`.
+      tokens: length of the input in tokens, including special tokens.
+      what: name of the input in the error message, such as "the prompt".
+      remedy: suggestion in the error message.
+      special: number of special tokens in the input; None: the number of tokens in `frame_of(loaded)`.
     """
     limit = longest(loaded)
     if limit is not None and tokens > limit:
@@ -115,13 +122,14 @@ def check_length(
 def framed_rows(
     loaded: LoadedModel, texts: Sequence[str], truncate: bool = False, remedy: str = "shorten it"
 ) -> list[np.ndarray]:
-    """Returns the input ids of each text with their special tokens, n arrays int32 [t].
+    """Returns the input ids of each text with the special tokens around them, as a list of arrays int32 [t].
 
     Args:
-      truncate: cuts long texts at the end; otherwise a long text raises an error that suggests `remedy`.
+      truncate: True cuts a text that exceeds the maximum input length at the end. False raises UserError.
+      remedy: suggestion in the message of this error.
 
     Raises:
-      UserError: a text has no tokens or too many, or `texts` is a string.
+      UserError: a text has no tokens or too many tokens, or `texts` is a single string.
     """
     if isinstance(texts, str):
         raise UserError("texts is one string, it must be a list of strings: write [text]")
@@ -139,7 +147,7 @@ def framed_rows(
 
 
 def read_example(loaded: LoadedModel, tokens: np.ndarray) -> Example:
-    """Returns an example of the ids [n]; an encoder-decoder reads them with its encoder."""
+    """Returns a model input with the ids [n] as one document; for an encoder-decoder, as the input of its encoder."""
     prefix = "encoder_" if loaded.experiment.model.family == "encoder_decoder" else ""
     example = {
         f"{prefix}tokens": tokens.astype(np.int32),

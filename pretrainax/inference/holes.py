@@ -1,4 +1,4 @@
-"""Parses texts with holes, "The [MASK] walks in <extra_id_1> park", and fills in model outputs."""
+"""Parses text with holes, such as "The [MASK] walks in <extra_id_1> park", and inserts the outputs of a model."""
 
 import re
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ import numpy as np
 from pretrainax.config import UserError
 from pretrainax.tokenization.base import Tokenizer
 
-PLAIN = "[MASK]"  # supported for every model, in addition to the mask of its tokenizer
+PLAIN = "[MASK]"  # a hole for every model, in addition to the mask and the sentinels of its tokenizer
 _SENTINEL = re.compile("<extra_id_([0-9]+)>")
-_GUARD = "|"  # rarely part of a longer token
+_GUARD = "|"  # precedes a text in `_encode_after`; a character that is rarely part of a longer token
 
 
 class Holes:
-    """The parts of a text between its holes, and the notation of each hole."""
+    """A text with holes: `parts` are the strings between the holes, `marks` the notation of each hole."""
 
     def __init__(self, tokenizer: Tokenizer, text: str):
-        """Raises UserError if `text` has no hole."""
+        """Parses a text; raises UserError if the text has no hole."""
         self.tokenizer = tokenizer
         pieces = re.split(f"({_holes_pattern(tokenizer)})", text)
         self.parts, self.marks = pieces[::2], pieces[1::2]
@@ -34,10 +34,13 @@ class Holes:
         return len(self.marks)
 
     def sentinels(self) -> list[int]:
-        """Returns the sentinel id of each hole, for a model that fills in spans; a mask counts as the next sentinel.
+        """Returns the sentinel id of each hole, for models that fill in spans.
+
+        A hole that is written as a mask gets the next sentinel.
 
         Raises:
-          UserError: the vocabulary lacks a sentinel, or sentinels are not in the order of training.
+          UserError: the vocabulary has too few sentinels, or the sentinels of the text are not in the order of
+            training.
         """
         available = self.tokenizer.vocabulary.sentinels
         for number, mark in enumerate(self.marks):
@@ -53,22 +56,22 @@ class Holes:
         return list(available[: len(self)])
 
     def check_masks(self) -> None:
-        """Raises UserError if a hole is a sentinel; for models that fill in masks."""
+        """Raises UserError if a hole is written as a sentinel, for models that were trained to fill in masks."""
         if sentinel := next(filter(_SENTINEL.fullmatch, self.marks), None):
             raise UserError(f"the text has {sentinel}, which the model was not trained to fill in: write {PLAIN}")
 
     def ids(self) -> list[np.ndarray]:
-        """Returns the ids of the parts before, between and after the holes, encoded as one text."""
+        """Returns the ids of the parts before, between and after the holes, tokenized as parts of one text."""
         return ids_between(self.tokenizer, self.parts, [self._takes_space] * len(self))
 
     def spelled(self, ids: Sequence[int]) -> str:
-        """Decodes ids, and retains a leading space that belongs to the first token."""
+        """Decodes ids to text, including a leading space that belongs to the first token."""
         pieces = self.tokenizer.special_pieces
         parts = [pieces[i].encode() if i in pieces else self._spellings[i] for i in ids]
         return b"".join(parts).decode("utf-8", "replace")
 
     def filled(self, spans: Sequence[Sequence[int]]) -> str:
-        """Returns the text with a span of ids in each hole; the rest of the text is unchanged."""
+        """Returns the text with the decoded ids of `spans` in its holes; the rest of the text is unchanged."""
         text = self.parts[0]
         for span, part in zip(spans, self.parts[1:], strict=True):
             text = self._joined(text, self.spelled(span)) + part
@@ -77,20 +80,20 @@ class Holes:
     def _joined(self, text: str, span: str) -> str:
         if not self._takes_space:
             return text + span
-        if not span.startswith(" "):  # continues the last word
+        if not span.startswith(" "):  # the span continues the last word
             return text.removesuffix(" ") + span
         has_space = not text or text[-1].isspace()
-        # A tokenizer whose ids ignore spaces encodes "(paris" and "( paris" alike.
+        # Some tokenizers ignore spaces, and encode "(paris" and "( paris" to the same ids.
         return text + span[1:] if has_space or not (self._keeps_space or text[-1].isalnum()) else text + span
 
 
 def has_hole(tokenizer: Tokenizer, text: str) -> bool:
-    """Returns True if a text contains a mask or a sentinel."""
+    """Returns True if a text contains [MASK], the mask of the tokenizer or a sentinel."""
     return re.search(_holes_pattern(tokenizer), text) is not None
 
 
 def _holes_pattern(tokenizer: Tokenizer) -> str:
-    """Returns the regular expression of holes, without groups."""
+    """Returns the regular expression that matches a hole, without groups."""
     sentinel = _SENTINEL.pattern.replace("(", "(?:")
     return "|".join([sentinel, *map(re.escape, filter(None, {PLAIN, _mask_of(tokenizer)}))])
 
@@ -104,15 +107,18 @@ def _mask_of(tokenizer: Tokenizer) -> Optional[str]:
 
 
 def takes_space(spellings: Sequence[bytes]) -> bool:
-    """Returns True if tokens include the space before a word, as in " park", so that it belongs to the hole."""
+    """Returns True if tokens include the space before a word, such as " park".
+
+    In this case, the space before a hole belongs to the hole.
+    """
     return any(spelling[:1] == b" " and spelling.strip() for spelling in spellings)
 
 
 def ids_between(tokenizer: Tokenizer, parts: Sequence[str], trimmed: Sequence[bool]) -> list[np.ndarray]:
-    """Returns the ids of the parts of a text before, between and after marks, encoded as one text.
+    """Returns the ids of the parts of a text before, between and after marks, tokenized as parts of one text.
 
     Args:
-      trimmed: for each mark, True if it absorbs the space before it; one fewer than parts.
+      trimmed: for each mark, True if the mark replaces the space before it. There is one mark fewer than parts.
     """
     spaced = (part.removesuffix(" ") if trim else part for part, trim in zip(parts, trimmed, strict=False))
     first, *rest = [*spaced, parts[-1]]
@@ -120,7 +126,7 @@ def ids_between(tokenizer: Tokenizer, parts: Sequence[str], trimmed: Sequence[bo
 
 
 def with_marks(parts: Sequence[np.ndarray], marks: Sequence[int]) -> np.ndarray:
-    """Joins the ids of the parts of a text with a mark between adjacent parts, int32 [n]."""
+    """Returns the ids of all parts of a text with the id of a mark between adjacent parts, int32 [n]."""
     row = list(parts[0])
     for mark, part in zip(marks, parts[1:], strict=True):
         row += [mark, *part]
@@ -128,7 +134,7 @@ def with_marks(parts: Sequence[np.ndarray], marks: Sequence[int]) -> np.ndarray:
 
 
 def _encode_after(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """Encodes a continuation, without the leading space that some tokenizers add to a text."""
+    """Returns the ids of a text that continues another text, without the leading space that some tokenizers add."""
     guard, guarded = tokenizer.encode(_GUARD), tokenizer.encode(_GUARD + text)
     follows = len(guard) <= len(guarded) and bool((guarded[: len(guard)] == guard).all())
     return guarded[len(guard) :] if follows else _encode(tokenizer, text)

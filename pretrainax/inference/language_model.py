@@ -1,4 +1,4 @@
-"""The Python API of a loaded model: `LanguageModel`, which `pretrainax.load` returns."""
+"""The Python API of a loaded model: the class `LanguageModel`, which `pretrainax.load` returns."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -28,29 +28,30 @@ if TYPE_CHECKING:
 class LanguageModel(LoadedModel):
     """A trained model for inference; docs/use.md shows each method.
 
-    `model(batch)` returns the outputs for a batch in the format of data/batch.py; `encode` creates batches from texts.
+    `model(batch)` returns the model outputs for a batch in the format of data/batch.py. The method `encode` creates
+    such a batch from strings.
     """
 
-    generator: Optional["LanguageModel"] = None  # the masked LM of ELECTRA, if this model is its discriminator
+    generator: Optional["LanguageModel"] = None  # for the discriminator of ELECTRA: its masked LM
 
     @property
     def config(self) -> ModelConfig:
-        """The model config; `experiment` has the complete config.json of the run."""
+        """Returns the model config; the field `experiment` has the complete config of the run."""
         return self.experiment.model
 
     @property
     def parameters(self) -> dict[str, jax.Array]:
-        """All parameters by path, float32, sharded over the mesh."""
+        """Returns all parameters by path, as float32 arrays that are sharded over the mesh."""
         return dict(zip(parameter_names(self.params), jax.tree.leaves(self.params), strict=True))
 
     def encode(self, texts: Sequence[str]) -> HostBatch:
-        """Tokenizes texts to a batch of int32 arrays [B, T], padded on the right to one of few lengths.
+        """Tokenizes strings to a batch of int32 arrays [B, T], padded on the right to one of few lengths.
 
-        Texts get the special tokens of training. The encoder of an encoder-decoder reads the texts; its decoder reads a
-        start token [B, 1].
+        Each string gets the special tokens of training. An encoder-decoder reads the strings with its encoder, and the
+        decoder input is the start token [B, 1].
 
         Raises:
-          UserError: a text has no tokens, or more tokens than the model reads.
+          UserError: a string has no tokens, or more tokens than the maximum input length.
         """
         examples = [read_example(self, row) for row in framed_rows(self, texts)]
         if self.config.family == "encoder_decoder":
@@ -65,10 +66,11 @@ class LanguageModel(LoadedModel):
         on_text: Optional[OnText] = None,
         **sampling: Any,
     ) -> list[Generated]:
-        """Generates texts after one or more prompts, in the order of the prompts.
+        """Generates text after one or more prompts; returns the results in the order of the prompts.
 
         Args:
-          on_text: called with each new piece of text.
+          prompts: a string, or a list of strings.
+          on_text: called with the index of a prompt and each new piece of its text.
           sampling: fields of `inference.request.Sampling`, such as max_new_tokens=40, temperature=0.8, stop=("\\n",).
 
         Raises:
@@ -83,22 +85,23 @@ class LanguageModel(LoadedModel):
     def fill(
         self, text: str, top: int = 5, order: Optional[Order] = None, max_new_tokens: Optional[int] = None
     ) -> Filled:
-        """Returns a text with its holes filled in, and the `top` candidates for each hole; see `inference.fill.fill`.
+        """Returns a text with its holes filled, and the `top` candidates for each hole; see `inference.fill.fill`.
 
-        A hole is [MASK]. ELECTRA uses its generator.
+        A hole is written as [MASK]. ELECTRA uses its generator.
         """
         return fill(self.generator or self, text, top, order, max_new_tokens)
 
     def embed(self, texts: Sequence[str], pooling: Optional[Pooling] = None, truncate: bool = False) -> np.ndarray:
-        """Returns a vector for each text, [n, d_model] float32; see `inference.embed.embed`."""
+        """Returns the embedding of each text, float32 [n, d_model]; see `inference.embed.embed`."""
         return embed(self, texts, pooling, truncate)
 
     def predict(self, records: Sequence[Union[str, Mapping]], batch_size: int = 32) -> list[JsonObject]:
-        """Returns the predictions of a model with a task head, {"prediction": …, "probabilities": …} per record.
+        """Returns the prediction of a model with a task head for each record: {"prediction": …, "probabilities": …}.
 
         Args:
-          records: the fields that the task reads, without a label; or strings, for a task of one text.
-          batch_size: rows per batch.
+          records: the fields that the task reads, without a label. For a task that reads one text, a record may be a
+            string.
+          batch_size: maximum rows per batch.
 
         Raises:
           UserError: the model has no task head, or a record lacks a field.
@@ -119,10 +122,10 @@ class LanguageModel(LoadedModel):
         by_word: bool = False,
         seed: Optional[int] = None,
     ) -> list["Score"]:
-        """Returns the nats, tokens and bytes of each text; see `scoring.likelihood.score`.
+        """Returns the score of each text: its negative log-likelihood in nats, and its tokens and bytes.
 
-        ELECTRA uses its generator.
+        The function `scoring.likelihood.score` documents the options. ELECTRA uses its generator.
         """
-        from pretrainax.scoring.likelihood import score  # scoring imports this package
+        from pretrainax.scoring.likelihood import score  # not at the top of the file: scoring imports this package
 
         return score(self.generator or self, texts, context=context, stride=stride, by_word=by_word, seed=seed)

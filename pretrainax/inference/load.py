@@ -1,4 +1,4 @@
-"""Loads trained models: `load("runs/mine")` returns config, parameters and tokenizer."""
+"""Loads trained models for inference: `load("runs/mine")` returns config, parameters and tokenizer."""
 
 import dataclasses
 import os
@@ -27,28 +27,29 @@ from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
 
 DType = Literal["float32", "bfloat16"]
-_SHARE = 0.5  # maximum share of a device's memory for replicated parameters
+_SHARE = 0.5  # replicated parameters may take at most this share of the memory of a device
 
 
 def load(
     directory: str | os.PathLike[str], dtype: Optional[DType] = None, mesh: Optional[jax.sharding.Mesh] = None
 ) -> LanguageModel:
-    """Loads the model of a directory, ready for inference.
+    """Loads a trained model for inference.
 
-    A run of ELECTRA gives the discriminator; its `generator` is the masked LM.
+    A run of ELECTRA gives the discriminator. The field `generator` of the result is the masked LM.
 
     Args:
       directory: a run, an export, a Hugging Face directory, or a model of the Hugging Face Hub ("hf:org/name",
-        "hf:org/name@revision"). For a run, "runs/mine" is the newest checkpoint that verifies, with the parameters
-        that validation uses; "runs/mine@2000" is the checkpoint of a step; "runs/mine@best" has the best validation
-        loss; "runs/mine@average" is the mean of all saved checkpoints; "runs/mine@ema" has the moving average of the
-        parameters, and "runs/mine@trained" the trained parameters.
-      dtype: of activations and matrix products; None: the dtype of the run, by default float32 on CPU and bfloat16
-        elsewhere. Parameters are float32.
-      mesh: the devices that share the parameters, from `sharding.mesh.make_mesh`; None: see `default_mesh`.
+        "hf:org/name@revision"). For a run, "runs/mine" is the newest checkpoint that verifies, with the parameters that
+        validation uses; "runs/mine@2000" is the checkpoint of step 2000; "runs/mine@best" is the checkpoint with the
+        best validation metric; "runs/mine@average" is the mean of saved checkpoints; "runs/mine@ema" has the moving
+        average of the parameters, and "runs/mine@trained" the trained parameters. The module `interop.origin` has all
+        details.
+      dtype: dtype of activations and matrix products; None: the dtype of the run, by default float32 on CPU and
+        bfloat16 on other devices. Parameters are float32.
+      mesh: the devices that hold the parameters, from `sharding.mesh.make_mesh`; None: `default_mesh`.
 
     Raises:
-      UserError: the directory cannot be used; one line with the reason.
+      UserError: the directory cannot be used; the message has the reason.
     """
     return load_origin(find_origin(os.fspath(directory)), dtype, mesh)
 
@@ -56,14 +57,14 @@ def load(
 def load_origin(
     origin: Origin, dtype: Optional[DType] = None, mesh: Optional[jax.sharding.Mesh] = None
 ) -> LanguageModel:
-    """Loads the model of a resolved origin, like `load`."""
+    """Loads the model of a resolved origin for inference; `load` documents `dtype` and `mesh`."""
     if dtype is not None and dtype not in typing.get_args(DType):
         raise UserError(f"dtype is {dtype!r}, {nearest(str(dtype), typing.get_args(DType))}")
     experiment, tokenizer, params, mesh = (_load_run if origin.steps else _load_huggingface)(origin, mesh)
     compute = _compute(experiment, dtype, mesh)
 
     def model(config: ModelConfig, params: PyTree, generator: Optional[LanguageModel] = None) -> LanguageModel:
-        if config.experts is not None:  # outputs for a text must not depend on texts that need the same expert
+        if config.experts is not None:  # without a capacity, outputs for a row do not depend on other rows
             config = dataclasses.replace(config, experts=dataclasses.replace(config.experts, capacity=None))
         described = dataclasses.replace(experiment, model=config)
         built = models.build(config, compute)
@@ -78,7 +79,7 @@ def load_origin(
 
 
 def experiment_of(origin: Origin) -> Experiment:
-    """Returns the config of a resolved origin, without reading its parameters.
+    """Returns the config of a run or a Hugging Face directory, without reading parameters.
 
     Raises:
       UserError: a Hugging Face directory cannot be used.
@@ -104,7 +105,7 @@ def _load_run(
     params = start.load_run(origin.directory, experiment, origin.steps, mesh, origin.folder)
     experiment.distill = None
     if experiment.tuning is not None and cast(Tuning, experiment.tuning).is_mergeable:
-        experiment.tuning = None  # `load_run` has merged the parameters into those of a plain model
+        experiment.tuning = None  # `load_run` has merged the tuned parameters into a plain model
     return experiment, tokenizer, params, mesh
 
 
@@ -123,17 +124,20 @@ def _load_huggingface(
 
 
 def default_mesh(params: PyTree, devices: Sequence[Device], room: Optional[int] = None) -> jax.sharding.Mesh:
-    """Returns the default mesh for loading a model.
+    """Returns the default mesh for loading a model on these devices.
 
-    If the parameters fit into half of the memory of a device, each device holds all parameters and a share of the rows
-    of a batch. A larger model is sharded over all devices: along `tensor` if its sizes allow this, otherwise `fsdp`.
+    If the parameters fit into half of the memory of one device, each device holds all parameters and processes a part
+    of the rows of each batch. Otherwise the parameters are sharded over all devices: along `tensor` if the number of
+    devices divides the sizes of the model, and along `fsdp` if it does not.
 
     Args:
       params: arrays or shapes.
-      room: memory of a device in bytes; None: as reported by the device, or unlimited if it reports nothing (CPU).
+      room: memory of one device in bytes; None: the size that the device reports, or unlimited if it reports none
+        (CPU).
 
     Raises:
-      UserError: the model is too large for one device, and the devices do not divide its sizes; lists the fields.
+      UserError: the model is too large for one device, and the devices do not divide its sizes; the message has the
+        fields.
     """
     if room is None:
         room = (devices[0].memory_stats() or {}).get("bytes_limit")
@@ -151,7 +155,11 @@ def default_mesh(params: PyTree, devices: Sequence[Device], room: Optional[int] 
 
 
 def _compute(experiment: Experiment, dtype: Optional[DType], mesh: jax.sharding.Mesh) -> Compute:
-    """Returns the compute settings for this machine, independent of the machine of the training."""
+    """Returns the compute settings for the current devices, independent of the devices that trained the model.
+
+    Args:
+      dtype: dtype of activations; None: the dtype of the run.
+    """
     with jax.set_mesh(mesh):
         train = resolve_auto(experiment.train)
     return Compute(dtype=dtype or train.dtype, scan_unroll=train.scan_unroll)

@@ -1,4 +1,4 @@
-"""A model that is ready for inference: config, parameters and tokenizer, on a mesh."""
+"""A model that is ready for inference: config, parameters and tokenizer, on a mesh of devices."""
 
 import dataclasses
 import functools
@@ -30,30 +30,31 @@ Answer = TypeVar("Answer")
 class LoadedModel:
     """A model with its config, parameters, tokenizer and mesh.
 
-    `load` creates it from a directory; a run creates it from the model in training.
+    `inference.load.load` creates it from a directory. A run creates it from the model that it trains, for evaluation
+    during training.
     """
 
-    experiment: Experiment  # config of the run or of the import; "auto" fields of its `model` have values
-    model: AnyModel  # both encoders of an ELECTRA run; `load` separates them
+    experiment: Experiment  # config of the run or of the imported model; fields of `model` are not "auto"
+    model: AnyModel  # in an ELECTRA run, discriminator and generator; `load` separates them
     params: PyTree  # float32, sharded
     tokenizer: Tokenizer
     mesh: jax.sharding.Mesh
-    origin: str  # for messages: "runs/mine, step 2,000"
+    origin: str  # description for messages: "runs/mine, step 2,000"
 
     def __repr__(self) -> str:
-        """Returns a line with the origin, family, size and devices of the model."""
+        """Returns a line with the class, origin, family, parameter count, vocabulary size and devices."""
         model, devices = self.experiment.model, f"{self.mesh.size} × {self.mesh.devices.flat[0].device_kind}"
         numbers = sum(x.size for x in jax.tree.leaves(self.params))
         shape = f"{model.family}, {large_number(numbers)} parameters, {model.vocab_size:,} ids"
         return f"{type(self).__name__}({self.origin}: {shape}, {devices})"
 
     def __call__(self, batch: Mapping[str, np.ndarray], hidden: bool = False) -> Outputs:
-        """Returns the model outputs for a batch, without dropout; compiled once per set of shapes.
+        """Returns the model outputs for a batch, without dropout; compiled once per set of array shapes.
 
         Args:
-          batch: in the format of data/batch.py.
-          hidden: adds `.hidden`, the residual stream after each block of each stack, [L, B, T, D]. This needs a model
-            that is one encoder, decoder or encoder-decoder.
+          batch: arrays in the format of data/batch.py.
+          hidden: True adds `.hidden` to the outputs: the residual stream after each block of each stack, [L, B, T, D].
+            This needs a model that is one encoder, decoder or encoder-decoder.
 
         Returns:
           Outputs with `.logits`, [B, N, V] float32.
@@ -63,20 +64,23 @@ class LoadedModel:
         return self.run(_with_hidden, batch) if hidden else self.ask(_outputs, batch)
 
     def ask(self, question: Callable[[Outputs, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
-        """Returns `question(outputs, batch)`, compiled together with the model, so that only its result is stored.
+        """Returns `question(outputs, batch)`, where `outputs` are the model outputs for the batch.
+
+        The model and `question` are jitted together, so that only the result of `question` is stored in device memory.
 
         Args:
-          question: a module-level function; compiled once per set of shapes.
+          question: a module-level function of outputs and batch. It is compiled once per set of array shapes.
+          batch: arrays in the format of data/batch.py.
         """
         return self.run(_with_outputs(question), batch)
 
     def run(self, work: Callable[[AnyModel, PyTree, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
-        """Returns `work(model, params, batch)`, compiled like `ask`; for results that are not part of the outputs."""
+        """Returns `work(model, params, batch)`, jitted as in `ask`; for results that are not in the outputs."""
         with jax.set_mesh(self.mesh):
             return self._compiled(work)(self.params, self._put(with_token_inputs(batch, self._token_inputs)))
 
     def keep(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
-        """Returns `make(self)` from a cache of this model, such as parameters in another layout."""
+        """Returns `make(self)`, such as parameters in another layout; computed once per model and then cached."""
         return cast(Answer, self._cache(make))
 
     @functools.cached_property
@@ -84,9 +88,10 @@ class LoadedModel:
         return functools.cache(lambda make: make(self))
 
     def cached_across_checkpoints(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
-        """Returns `make(model)` from a cache that all checkpoints of a run share.
+        """Returns `make(model)` from a cache that is shared by all checkpoints of a run.
 
-        `make` gets this model without parameters and returns compiled functions that take the parameters.
+        `make` gets this model with `params=None`. It returns compiled functions that take the parameters as an
+        argument.
         """
         return cast(Answer, self._shared_cache(make))
 
@@ -96,16 +101,20 @@ class LoadedModel:
         return functools.cache(lambda make: make(bare))
 
     def forget(self) -> None:
-        """Clears the cache of `keep`, which is as large as the parameters once the model has generated text."""
+        """Clears the cache of `keep`. After text generation, this cache holds a copy of the parameters."""
         self.__dict__.pop("_cache", None)
 
     def share_compiled(self, other: Self) -> Self:
-        """Returns this model with the compiled functions of `other`, another checkpoint of the same run."""
+        """Returns this model, which now uses the compiled functions of `other`, another checkpoint of the same run."""
         self.__dict__["_compiled"], self.__dict__["_shared_cache"] = other._compiled, other._shared_cache
         return self
 
     def check_plain(self, purpose: str) -> None:
-        """Raises UserError if a tuning wraps the model, because its parameters do not fit a plain model."""
+        """Raises UserError if the model has a parameter-efficient tuning that cannot be merged into a plain model.
+
+        Args:
+          purpose: operation that needs a plain model, for the message: "write text".
+        """
         if isinstance(self.model, Adapted):
             raise UserError(
                 f"{self.origin} is a model with {self.model.tuning}, which supports evaluate, score and predict; it "
@@ -113,7 +122,7 @@ class LoadedModel:
             )
 
     def _put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Shards the rows over the mesh; replicates them if the mesh does not divide their number."""
+        """Returns the batch on the devices: rows are sharded, or replicated if the mesh does not divide them."""
         if len(next(iter(batch.values()))) % axis_size(BATCH_AXES):
             return jax.device_put(dict(batch), NamedSharding(self.mesh, PartitionSpec()))
         return put_batch(batch, self.mesh)
@@ -124,7 +133,7 @@ class LoadedModel:
 
     @functools.cached_property
     def _compiled(self) -> Callable[[Callable[..., PyTree]], Callable[..., PyTree]]:
-        model = self.model  # not `self`: `share_compiled` would hold its parameters in memory
+        model = self.model  # not `self`: models that share the functions would keep the parameters of `self` in memory
         return functools.cache(lambda work: jax.jit(functools.partial(work, model)))
 
 
@@ -138,7 +147,7 @@ def _outputs(outputs: Outputs, batch: Batch) -> Outputs:
 
 
 def _with_hidden(model: AnyModel, params: PyTree, batch: Batch) -> Outputs:
-    module = cast(nn.Module, model)  # not `Electra`, which has two encoders
+    module = cast(nn.Module, model)  # not `Electra`, which consists of two encoders
     outputs, state = module.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
     return outputs.replace(hidden=hidden_states(state["intermediates"]))
 

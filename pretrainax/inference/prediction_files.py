@@ -1,4 +1,4 @@
-"""Reads records for prediction and writes predictions: JSON lines, TSV and CSV."""
+"""Reads records for prediction (JSON lines, TSV, CSV), and writes predictions (JSON lines, CSV)."""
 
 import collections
 import contextlib
@@ -23,15 +23,15 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.visible import visible
 from pretrainax.tasks import Task
 
-STANDARD = files.STANDARD_INPUT  # as a path: standard input or output
-_NAMED = 20  # maximum number of bad records in the log
+STANDARD = files.STANDARD_INPUT  # the path of standard input and standard output
+_NAMED = 20  # maximum number of invalid records that are logged
 _READERS = {reader.__name__: reader for reader in (JsonLines, Tsv, Csv)}
 
 
 class InputRecord(NamedTuple):
-    """An input record."""
+    """A record of the input file, with its location and its parsed form for the task."""
 
-    where: str  # file and line
+    where: str  # file and line, for messages
     fields: JsonObject  # all fields of the record
     record: Record  # the part that the task reads
 
@@ -39,8 +39,10 @@ class InputRecord(NamedTuple):
 class Input:
     """The records of --input, in order.
 
+    The attribute `bad` is the number of invalid records so far that were left out, with --skip_bad.
+
     Raises:
-      UserError: the file does not exist or has another format.
+      UserError: the file does not exist or has an unsupported format.
     """
 
     def __init__(self, given: str, experiment: Experiment, skip_bad: bool):
@@ -53,7 +55,13 @@ class Input:
             self._paths = files.find_files(self._source, "train", self._source.endings)
 
     def records(self, task: Task) -> Iterator[InputRecord]:
-        """Yields the records; a bad record raises UserError with file and line, or is logged and counted in `bad`."""
+        """Yields the records of all files.
+
+        With --skip_bad, invalid records are logged, left out and counted in `bad`.
+
+        Raises:
+          UserError: a record is invalid, without --skip_bad; the message has the file and the line.
+        """
         for path in self._paths:
             shard = files.FileShard(path, 0, None)
             for number, row in self._source.rows(shard):
@@ -79,7 +87,10 @@ class Input:
 
 
 def _source_of(given: str) -> RecordLines:
-    """Returns the data source of --input: a config expression, or the source for the file extension."""
+    """Returns the data source for --input, which is a config expression of a source, or a path.
+
+    The file extension of a path determines the class of the source. The default is JsonLines.
+    """
     if re.fullmatch(r"\w+\(.*\)", given, re.DOTALL):
         source = Source.parse(given)
     else:
@@ -98,14 +109,21 @@ _FORMATS = "give JSON lines (- for standard input), .tsv, .csv, or \"Csv(path='F
 
 
 class Output:
-    """Writes one line of predictions per record."""
+    """Writes one line per record: the fields of the record and its prediction."""
 
     def __init__(self, file: BinaryIO, format: str):
         self._file, self._format = file, format
-        self._columns: Optional[list[str]] = None  # of a table: the columns of the first record
+        self._columns: Optional[list[str]] = None  # columns of the first record, for CSV; None: before the first record
 
     def add(self, asked: InputRecord, said: JsonObject) -> None:
-        """Writes the fields of a record together with its prediction."""
+        """Writes a line with the fields of a record and its prediction.
+
+        Args:
+          said: prediction of the record.
+
+        Raises:
+          UserError: the record has a field with the name of an output field, or the fields of the records differ (CSV).
+        """
         if duplicates := [name for name in said if name in asked.fields]:
             raise UserError(
                 f"{asked.where}: the record has a field {duplicates[0]!r} already, which is an output field: rename it"
@@ -131,10 +149,13 @@ class Output:
 
 @contextlib.contextmanager
 def writing(path: str, format: str) -> Iterator[Output]:
-    """Yields an output file that is created atomically at the end; "-" is the standard output.
+    """Yields an output file, which replaces the file at `path` atomically on success; "-" is the standard output.
+
+    Args:
+      format: "csv"; any other value: JSON lines.
 
     Raises:
-      UserError: the folder is not writable.
+      UserError: the file cannot be written.
     """
     if path == STANDARD:
         try:
@@ -162,7 +183,7 @@ def _cell(value: object) -> str:
 
 
 def _harmless(cell: str) -> str:
-    """Prefixes a cell with ' if a spreadsheet would run it as a formula (OWASP, CSV Injection).
+    """Returns a CSV cell with the prefix ' if a spreadsheet would interpret it as a formula (OWASP, CSV Injection).
 
     Numbers are unchanged.
     """
@@ -171,6 +192,6 @@ def _harmless(cell: str) -> str:
 
 def _table_line(cells: list[str]) -> str:
     line = io.StringIO()
-    # csv quotes cells with any character of its line end, \r\n, so both characters are safe within a cell.
+    # The csv writer quotes cells that contain a character of its line end, \r\n, so cells may contain both characters.
     csv.writer(line).writerow(map(_harmless, cells))
     return line.getvalue().removesuffix("\r\n")

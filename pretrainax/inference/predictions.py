@@ -1,4 +1,4 @@
-"""Applies a model with a task head to records, and converts its outputs to predictions."""
+"""Applies a model with a task head to records, and converts the outputs of the head to predictions."""
 
 import itertools
 import math
@@ -26,15 +26,15 @@ _SORTED_BATCHES = 16  # number of batches whose records are sorted by length tog
 
 
 class TaskOutputs(NamedTuple):
-    """The model outputs for a record."""
+    """The outputs of the task head for one record."""
 
-    answers: PyTree  # of its d documents, NumPy arrays [d, …]
-    notes: list[Note]  # of its documents
-    is_cut: bool  # True if a text was truncated
+    answers: PyTree  # outputs for the d documents of the record, NumPy arrays [d, …]
+    notes: list[Note]  # metadata of the d documents
+    is_cut: bool  # True if a text of the record was truncated
 
 
 class _Documents(NamedTuple):
-    """The examples of a record."""
+    """The model inputs for one record, with their metadata. A task may need several documents per record."""
 
     examples: list[Example]
     notes: list[Note]
@@ -46,13 +46,13 @@ class _Documents(NamedTuple):
 
 
 def task_in(experiment: Experiment, origin: str) -> Task:
-    """Returns the task of the model's head.
+    """Returns the task of the model's head, from the objective of `experiment`.
 
     Args:
-      origin: of the model, for messages.
+      origin: description of the model for error messages.
 
     Raises:
-      UserError: the model has no task head, or its task does not fit.
+      UserError: the model has no task head, or the task does not match the head or the config.
     """
     task, head = experiment.objective, experiment.model.head
     if isinstance(task, WritingTask):
@@ -72,17 +72,21 @@ def task_in(experiment: Experiment, origin: str) -> Task:
 
 
 def task_of(loaded: LoadedModel, experiment: Optional[Experiment] = None) -> Task:
-    """Returns the task of a model, ready to create examples; raises UserError as `task_in` does.
+    """Returns the task of a model, bound to the tokenizer; raises UserError for the same reasons as `task_in`.
 
     Args:
-      experiment: defines the objective and the sequence length; None: the experiment of the model.
+      experiment: config with the objective and the sequence length; None: the config of the model.
     """
     experiment = experiment or loaded.experiment
     return task_in(experiment, loaded.origin).adapted(experiment).bind(loaded.tokenizer)
 
 
 def predict(loaded: LoadedModel, task: Task, records: Iterable[Mapping], batch_size: int = 32) -> Iterator[JsonObject]:
-    """Yields the prediction for each record, in order, as fields to add to the record.
+    """Yields the prediction for each record, in order, as a JSON object with the fields to add to the record.
+
+    Args:
+      records: fields of each record; labels are not needed.
+      batch_size: maximum rows of a batch, as in `task_outputs`.
 
     Raises:
       ValueError: a record is invalid.
@@ -94,13 +98,13 @@ def predict(loaded: LoadedModel, task: Task, records: Iterable[Mapping], batch_s
 def task_outputs(
     loaded: LoadedModel, task: Task, records: Iterable[Record], batch_size: int = 32, even: bool = False
 ) -> Iterator[TaskOutputs]:
-    """Yields the model outputs for each record, in order; consumes the records lazily.
+    """Yields the outputs of the task head for each record, in order; consumes the records lazily.
 
     Args:
       task: from `task_of`.
-      batch_size: maximum rows of a batch; rounded up to a multiple of the devices.
-      even: pads all rows to the maximum length of the task, so that all outputs have the same shape. Otherwise rows
-        are padded per batch.
+      batch_size: maximum rows of a batch, rounded up to a multiple of the number of devices that share the rows.
+      even: True pads all rows to the maximum length of the task, so that the outputs for all records have the same
+        shape. False pads the rows of each batch to a common length.
 
     Raises:
       UserError: a record has no tokens.
@@ -122,7 +126,7 @@ def task_outputs(
 
 
 def _documents(loaded: LoadedModel, task: Task, record: Record) -> _Documents:
-    """Returns the examples of a record, without labels if the record has none."""
+    """Returns the model inputs for a record; they have no labels if the record has none."""
     examples, notes, is_cut = [], [], False
     for encoded in task.encode(record, loaded.tokenizer):
         tokens = np.concatenate(encoded.parts).astype(np.int32)
@@ -139,7 +143,7 @@ def _documents(loaded: LoadedModel, task: Task, record: Record) -> _Documents:
 
 
 def _groups(documents: Sequence[_Documents], rows: int) -> Iterator[list[int]]:
-    """Yields groups of record numbers of similar length, with at least `rows` documents per group."""
+    """Yields lists of indices of records with similar length; each list but the last has at least `rows` documents."""
     group, size = [], 0
     for number in sorted(range(len(documents)), key=lambda number: documents[number].length):
         group.append(number)
@@ -152,7 +156,12 @@ def _groups(documents: Sequence[_Documents], rows: int) -> Iterator[list[int]]:
 
 
 def _ask(loaded: LoadedModel, examples: Sequence[Example], rows: int, length: int) -> PyTree:
-    """Returns the outputs of the head for examples, arrays [n, …], in batches of at most `rows` rows of this length."""
+    """Returns the outputs of the task head for n examples, as arrays [n, …].
+
+    Args:
+      rows: maximum number of examples per batch.
+      length: tokens per row, with padding.
+    """
     parts = math.prod(loaded.mesh.shape[axis] for axis in BATCH_AXES)
     pad, outputs = loaded.tokenizer.vocabulary.pad or 0, []
     for start in range(0, len(examples), rows):

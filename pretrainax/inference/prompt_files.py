@@ -1,4 +1,4 @@
-"""Reads files of prompts and writes files of generated text, which an interrupted command resumes."""
+"""Reads files of prompts and writes files of generated text; an interrupted command continues its output file."""
 
 import dataclasses
 import json
@@ -14,10 +14,10 @@ from pretrainax.inference.decoding import Generated
 
 
 def read_prompts(path: str) -> list[str]:
-    """Reads the prompts of a JSON lines file; each line is a string or an object with "prompt".
+    """Returns the prompts of a JSON lines file; each line is a string or an object with a field "prompt".
 
     Raises:
-      UserError: the file cannot be read, or a line is invalid; gives the line number.
+      UserError: the file cannot be read, or a line is invalid; the message has the line number.
     """
     try:
         check_regular(path)
@@ -39,10 +39,17 @@ def read_prompts(path: str) -> list[str]:
 
 
 class Outputs:
-    """A JSON lines file with one line per prompt, in order, and a second file with the settings.
+    """A JSON lines file with one line of generated text per prompt, in order, and a second file with the settings.
+
+    The attribute `done` is the number of prompts that the file contains.
+
+    Args:
+      path: the output file. It may exist, with the output for the first prompts.
+      settings: the generation settings.
+      prompts: all prompts of the input.
 
     Raises:
-      UserError: an existing file has other settings or other prompts.
+      UserError: an existing file has different settings or different prompts, or the file cannot be written.
     """
 
     def __init__(self, path: str, settings: JsonObject, prompts: Sequence[str]):
@@ -74,7 +81,11 @@ class Outputs:
             )
 
     def _done(self, prompts: Sequence[str]) -> int:
-        """Returns the number of finished prompts; truncates an incomplete last line."""
+        """Returns the number of complete lines in the file, and truncates an incomplete last line.
+
+        Raises:
+          UserError: a line has a different prompt than the corresponding line of the input.
+        """
         self.file.seek(0)
         content = self.file.read()
         end = content.rfind(b"\n") + 1
@@ -94,7 +105,13 @@ class Outputs:
         return len(lines)
 
     def add(self, prompts: Sequence[str], texts: Sequence[Generated], log_probs: bool) -> None:
-        """Writes a line with the texts of each of the next prompts."""
+        """Writes one line with the generated text for each of the next prompts, and flushes the file to disk.
+
+        Args:
+          prompts: the next prompts in order.
+          texts: the generated sequences for these prompts.
+          log_probs: True adds the token ids and their log-probabilities.
+        """
         for number, prompt in enumerate(prompts, self.done):
             described = [described_as_json(text, log_probs) for text in texts if text.prompt == number]
             self.file.write(json.dumps({"prompt": prompt, "texts": described}, ensure_ascii=False).encode() + b"\n")
@@ -104,7 +121,11 @@ class Outputs:
 
 
 def described_as_json(text: Generated, log_probs: bool) -> JsonObject:
-    """Returns the JSON object of a text; `log_probs` includes its tokens and their log-probabilities."""
+    """Returns a generated text as a JSON object, without its prompt index.
+
+    Args:
+      log_probs: True adds the token ids and their log-probabilities.
+    """
     fields = dataclasses.asdict(text)
     hidden = {"prompt"} | (set() if log_probs else {"ids", "log_probs"}) | ({"score"} if text.score is None else set())
     return {name: value for name, value in fields.items() if name not in hidden}

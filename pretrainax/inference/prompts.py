@@ -1,8 +1,8 @@
-"""Converts prompts to batches: parses special tokens and adds the special tokens of training.
+"""Converts prompts to batches: parses special tokens in the text, and adds the special tokens of training.
 
-A decoder continues the text, so its prompt starts as its training texts do: with the separator of the previous document
-if documents were concatenated, or with the BOS token that the tokenizer of an imported model adds. Inputs of an encoder
-end as in training.
+A decoder continues the text. Therefore its prompt starts like the documents in its training: with the separator of the
+previous document if documents were concatenated, or with the BOS token that the tokenizer of an imported model adds.
+The input of an encoder ends as in training.
 """
 
 import re
@@ -31,8 +31,8 @@ _MASK = re.compile(r"\[MASK\]|<mask>")
 def ids_of(text: str, tokenizer: Tokenizer) -> np.ndarray:
     """Returns the ids, int32 [n], of a text with special tokens such as "The <extra_id_0> walks" or "a [MASK]".
 
-    Sentinels and masks are parsed as in a text with holes: they absorb the space before them if the tokenizer joins
-    this space to the next word. [MASK] works for every tokenizer with a mask.
+    Sentinels and masks are parsed in the same way as in `inference.holes`: if the tokenizer joins the space before a
+    word to the word, they also replace the space before them. [MASK] works for every tokenizer with a mask token.
 
     Raises:
       UserError: the vocabulary lacks the sentinel or the mask.
@@ -52,7 +52,11 @@ def ids_of(text: str, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _check_plain(text: str, tokenizer: Tokenizer) -> None:
-    """Raises UserError if a plain text contains a string such as <extra_id_0> or [MASK], which the vocabulary lacks."""
+    """Raises UserError if a text contains a sentinel or mask, such as <extra_id_0>, which the vocabulary lacks.
+
+    Args:
+      text: a part of a prompt between special tokens of the vocabulary.
+    """
     vocabulary = tokenizer.vocabulary
     if match := _SENTINEL.search(text):
         sentinels = [tokenizer.special_pieces[i].removeprefix(_SPACE_MARK) for i in vocabulary.sentinels]
@@ -88,23 +92,28 @@ def read_prompt(text: str, experiment: Experiment, tokenizer: Tokenizer) -> Exam
 
 
 def batch_of(prompts: Sequence[Example], pad: int, most: Optional[int]) -> HostBatch:
-    """Returns a batch [B, T] of examples without targets, padded on the right to a bucket of at most `most` tokens."""
+    """Returns a batch [B, T] of prompts, padded on the right to a common length, as computed by `bucket`.
+
+    Args:
+      pad: id of padding.
+      most: maximum length in tokens; None: no limit.
+    """
     lengths = bucket(max(tokens_of(prompt) for prompt in prompts), most)
     return collate([[prompt] for prompt in prompts], Lengths(lengths, lengths, 1), pad)
 
 
 def tokens_of(prompt: Example) -> int:
-    """Returns the number of tokens of a prompt."""
+    """Returns the number of tokens of a prompt; for an encoder-decoder, of the input of its encoder."""
     return len(prompt["encoder_tokens" if is_encoder_decoder(prompt) else "tokens"])
 
 
 def room_after(prompt: Example, loaded: LoadedModel) -> Optional[int]:
-    """Returns the maximum number of tokens that fit after a prompt; None: no limit.
+    """Returns the maximum number of tokens that the model can generate after a prompt; None: no limit.
 
-    The model does not read the last token, so this token needs no position.
+    The model never reads the last generated token, so this token needs no position.
 
     Raises:
-      UserError: the prompt is longer than the context.
+      UserError: the prompt is longer than the maximum input length.
     """
     limit, tokens = longest(loaded), tokens_of(prompt)
     check_length(loaded, tokens, "the prompt")

@@ -1,4 +1,4 @@
-"""Options of text generation: length, sampling, beam search and constraints."""
+"""The options of text generation: length, sampling, beam search and constraints."""
 
 import dataclasses
 import math
@@ -10,25 +10,25 @@ from pretrainax.config import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Generation options. The fields are the flags of `python -m pretrainax.generate`."""
+    """The options of text generation, which are also flags of `python -m pretrainax.generate`."""
 
-    max_new_tokens: int = 64  # maximum number of new tokens of each text
+    max_new_tokens: int = 64  # maximum number of generated tokens per text
     temperature: float = 0.0  # sampling temperature; 1: the distribution of the model; 0: greedy decoding
-    top_k: Optional[int] = None  # samples from this number of the most likely tokens
-    top_p: Optional[float] = None  # samples from the most likely tokens with this total probability
-    min_p: Optional[float] = None  # samples from tokens with at least this fraction of the highest probability
-    typical_p: Optional[float] = None  # samples from the most typical tokens with this total probability
-    repetition_penalty: Optional[float] = None  # above 1: makes tokens of the prompt and the text less likely
-    frequency_penalty: Optional[float] = None  # above 0: makes a token less likely with each occurrence in the text
-    presence_penalty: Optional[float] = None  # above 0: makes all tokens of the text less likely
+    top_k: Optional[int] = None  # samples only from this number of most likely tokens
+    top_p: Optional[float] = None  # samples only from the most likely tokens with this total probability
+    min_p: Optional[float] = None  # samples only from tokens with at least this fraction of the highest probability
+    typical_p: Optional[float] = None  # samples only from the most typical tokens with this total probability
+    repetition_penalty: Optional[float] = None  # above 1: tokens of the prompt and the new text are less likely
+    frequency_penalty: Optional[float] = None  # above 0: a token is less likely with each occurrence in the new text
+    presence_penalty: Optional[float] = None  # above 0: all tokens of the new text are less likely
     num_beams: int = 1  # number of beams; above 1: beam search
-    length_penalty: float = 1.0  # beam search: above 0 favors longer sequences, below 0 shorter sequences
+    length_penalty: float = 1.0  # beam search: values above 0 favor longer sequences, below 0 shorter sequences
     num_return: int = 1  # number of sequences per prompt: the best beams, or samples
     seed: int = 0  # sampling seed; the samples of a prompt do not depend on other prompts
-    stop: tuple[str, ...] = ()  # strings that end a text and are not part of it
+    stop: tuple[str, ...] = ()  # strings that end a text; they are not part of the text
     allowed_tokens: tuple[
         Union[int, str], ...
-    ] = ()  # the only tokens that may occur: ids (not in flags) or strings of them
+    ] = ()  # if set, the only tokens that may occur: ids (not in flags) or strings of one or more tokens
     banned_tokens: tuple[
         Union[int, str], ...
     ] = ()  # tokens that never occur: ids (not in flags) or strings of one token
@@ -36,12 +36,12 @@ class Sampling:
     regex: Optional[str] = None  # regular expression for the whole text (pip install 'pretrainax[regex]')
 
     def check(self) -> None:
-        """Raises UserError with all problems in one line."""
+        """Raises UserError with the messages of all invalid options in one line."""
         if problems := list(self.problems()):
             raise UserError("; ".join(problems))
 
     def problems(self) -> Iterator[str]:
-        """Yields a message for each invalid option: the value, and the allowed values."""
+        """Yields a message for each invalid option, with its value and the allowed values."""
         is_invalid = False
         for name, (is_valid, allowed) in _ALLOWED.items():
             value = getattr(self, name)
@@ -52,7 +52,7 @@ class Sampling:
             yield from self._contradictions()
 
     def _contradictions(self) -> Iterator[str]:
-        """Yields a message for each option that has no effect in this combination."""
+        """Yields a message for each option that is unsupported or has no effect with the other options."""
         samples, searches = self.temperature > 0, self.num_beams > 1
         for name in ("top_k", "top_p", "min_p", "typical_p"):
             if not samples and getattr(self, name) is not None:

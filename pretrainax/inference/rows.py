@@ -1,6 +1,7 @@
-"""Batches examples of different lengths into few shapes, to limit compilation.
+"""Groups examples of different lengths into batches of few shapes, because each shape is compiled separately.
 
-Lengths and numbers of rows are powers of two, except for the maximum length of the model.
+Lengths are powers of two, or the maximum length of the model. Numbers of rows are powers of two, rounded up to a
+multiple of the number of devices that share the rows.
 """
 
 import collections
@@ -15,12 +16,12 @@ from pretrainax.data.batch import Example, Lengths, is_encoder_decoder, is_gathe
 from pretrainax.data.collate import collate
 from pretrainax.sharding.axes import BATCH_AXES
 
-SHORTEST = 16  # minimum tokens of a row
-_TOKENS = 8192  # maximum tokens of a batch with padding, unless one row has more
+SHORTEST = 16  # minimum padded length of a row in tokens
+_TOKENS = 8192  # maximum tokens of a batch, with padding; a batch of one row per device may have more
 
 
 def bucket(length: int, longest: Optional[int] = None, shortest: int = SHORTEST) -> int:
-    """Returns the padded length: the next power of two, at most `longest`."""
+    """Returns the padded length for a length: the next power of two, at least `shortest` and at most `longest`."""
     padded = max(1 << (length - 1).bit_length(), shortest)
     return padded if longest is None else min(padded, longest)
 
@@ -28,14 +29,18 @@ def bucket(length: int, longest: Optional[int] = None, shortest: int = SHORTEST)
 def batches(
     examples: Iterable[Example], mesh: jax.sharding.Mesh, longest: Optional[int] = None, pad: Optional[int] = None
 ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-    """Yields batches of examples of similar length, with the numbers of the examples in their rows.
+    """Yields batches of examples of similar length, with the indices of the examples.
 
-    Extra rows repeat the last example. They give the batch one of few shapes, which the mesh divides.
+    A batch may have extra rows, which repeat its last example. They give the batch one of few shapes, whose rows the
+    mesh divides.
 
     Args:
-      examples: without padding, all with the same names; consumed lazily.
+      examples: model inputs without padding, all with the same names; consumed lazily.
       longest: maximum length of the model; None: no limit.
-      pad: the id of padding, which is masked.
+      pad: the id of padding, which is masked; None: 0.
+
+    Yields:
+      The indices in `examples` of the first rows, without extra rows, and the arrays of the batch.
     """
     parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     waiting: dict[Lengths, dict[int, Example]] = collections.defaultdict(dict)
@@ -60,7 +65,7 @@ def _most_rows(lengths: Lengths, parts: int) -> int:
 
 
 def _lengths(example: Example, longest: Optional[int]) -> Lengths:
-    """Returns the padded lengths of an example."""
+    """Returns the padded lengths of the inputs and targets of an example."""
     if is_encoder_decoder(example):
         inputs, targets = (bucket(len(example.get(side, ())), longest) for side in ("encoder_tokens", "tokens"))
     else:

@@ -1,8 +1,9 @@
-"""Chooses the next token of each row: logits processors, then argmax or sampling.
+"""Selects the next token of each row: processes the logits, then takes the argmax or draws a sample.
 
-These are pure, jittable functions of float32 logits [B, V]. They apply in the order of transformers' logits processors,
-so that results are comparable: penalties, allowed tokens, temperature, top-k, top-p, min-p, typical-p. Removed tokens
-get the logit -inf. The most likely token always remains.
+All functions are pure and can be jitted. They take float32 logits [B, V]. The operations have the same order as the
+logits processors of transformers, so that results are comparable: penalties, allowed tokens, temperature, top-k, top-p,
+min-p, typical-p. Removed tokens get the logit -inf. Each truncation retains at least one token; all truncations except
+typical-p retain the most likely token.
 """
 
 from typing import NamedTuple, Optional, TypeAlias, Union
@@ -16,10 +17,10 @@ Number: TypeAlias = Union[float, jax.Array]
 
 
 class Rules(NamedTuple):
-    """Options of token selection, a pytree. An option that is None adds no computation."""
+    """The options of token selection, as a pytree. An option that is None adds no computation."""
 
     allowed: jax.Array  # [V] bool: ids that may be generated
-    end: Union[int, jax.Array]  # the id that ends a text; -1: no id
+    end: Union[int, jax.Array]  # the id that ends a generated text; -1: there is no such id
     automata: tuple[Automaton, ...] = ()  # constraints on the next token
     repetition_penalty: Optional[Number] = None
     frequency_penalty: Optional[Number] = None
@@ -32,23 +33,23 @@ class Rules(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Returns True if a rule depends on the tokens so far."""
+        """Returns True if a penalty is set, because penalties depend on the tokens read and generated so far."""
         return any(x is not None for x in (self.repetition_penalty, self.frequency_penalty, self.presence_penalty))
 
 
 class History(NamedTuple):
-    """The state of the rules for each row: the tokens read and generated so far."""
+    """The state of the rules for each row. It depends on the tokens that the row has read and generated so far."""
 
-    seen: Optional[jax.Array]  # [B, V] bool: ids of the prompt and the generated text; None: no rule needs it
-    said: Optional[jax.Array]  # [B, V] int32: number of times that each id was generated
-    states: tuple[jax.Array, ...]  # [B] int32 each: states of the rules' automata
+    seen: Optional[jax.Array]  # [B, V] bool: ids in the prompt or the generated text; None: no penalty is set
+    said: Optional[jax.Array]  # [B, V] int32: how often each id was generated; None: no penalty is set
+    states: tuple[jax.Array, ...]  # state of each automaton in `Rules.automata`, [B] int32
 
     def take(self, rows: jax.Array) -> "History":
-        """Returns the history of rows [B'], indices into B that may repeat."""
+        """Returns the history of the rows with indices `rows` [B']. Indices may repeat."""
         return jax.tree.map(lambda x: x[rows], self)
 
     def after(self, tokens: jax.Array, rules: Rules) -> "History":
-        """Returns the history after each row generates its token of `tokens` [B]."""
+        """Returns the history after each row has generated its token, `tokens` [B]."""
         states = tuple(a.step(state, tokens) for a, state in zip(rules.automata, self.states, strict=True))
         if self.seen is None or self.said is None:
             return History(None, None, states)
@@ -57,7 +58,12 @@ class History(NamedTuple):
 
 
 def history_of(tokens: jax.Array, is_read: jax.Array, rules: Rules) -> History:
-    """Returns the history of prompts: rows that have read `tokens` [B, T] where `is_read` [B, T] is True."""
+    """Returns the history of B prompts, before any token is generated.
+
+    Args:
+      tokens: ids of the prompts [B, T], with padding.
+      is_read: False for padding [B, T].
+    """
     rows = jnp.arange(len(tokens))
     states = tuple(jnp.zeros(len(tokens), jnp.int32) for _ in rules.automata)
     if not rules.counts:
@@ -70,7 +76,7 @@ def history_of(tokens: jax.Array, is_read: jax.Array, rules: Rules) -> History:
 
 
 def processed_logits(logits: jax.Array, rules: Rules, history: History) -> jax.Array:
-    """Returns the logits or log-probabilities [B, V] after penalties, with -inf for forbidden tokens."""
+    """Returns the logits or log-probabilities [B, V] after penalties, with -inf for tokens that are not allowed."""
     if rules.repetition_penalty is not None:
         assert history.seen is not None
         logits = penalise_repetition(logits, history.seen, rules.repetition_penalty)
@@ -85,17 +91,19 @@ def processed_logits(logits: jax.Array, rules: Rules, history: History) -> jax.A
 
 
 def penalise_repetition(logits: jax.Array, seen: jax.Array, penalty: Number) -> jax.Array:
-    """Divides the positive logits of seen tokens by `penalty` and multiplies the negative ones by it.
+    """Divides positive logits of seen tokens by `penalty`, and multiplies negative logits of seen tokens by `penalty`.
 
-    Source: Keskar et al. 2019, arXiv 1909.05858, section 4.1, in the common variant; the paper only divides.
+    Source: Keskar et al. 2019, arXiv 1909.05858, section 4.1. This is the variant of common libraries; the paper
+    divides all logits.
     """
     return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def penalise_counts(logits: jax.Array, said: jax.Array, frequency: Number, presence: Number) -> jax.Array:
-    """Subtracts `frequency` from the logit of a token for each time it was generated, and `presence` once.
+    """Subtracts penalties from the logits of generated tokens; tokens of the prompt have no penalty.
 
-    The prompt does not count. These are the penalties of the OpenAI API, which other libraries adopted.
+    A token that was generated n times (n > 0) loses n * `frequency` + `presence`. These are the penalties of the OpenAI
+    API, which other libraries adopted.
     """
     return logits - frequency * said.astype(logits.dtype) - presence * (said > 0).astype(logits.dtype)
 
@@ -104,7 +112,7 @@ def penalise_counts(logits: jax.Array, said: jax.Array, frequency: Number, prese
 
 
 def keep_top_k(logits: jax.Array, k: Union[int, jax.Array]) -> jax.Array:
-    """Keeps the k most likely tokens, and ties with the last one.
+    """Retains the k most likely tokens, and all tokens that are as likely as the last of them.
 
     Source: Fan et al. 2018, arXiv 1805.04833, section 5.1.
     """
@@ -114,7 +122,7 @@ def keep_top_k(logits: jax.Array, k: Union[int, jax.Array]) -> jax.Array:
 
 
 def keep_top_p(logits: jax.Array, p: Number) -> jax.Array:
-    """Keeps the nucleus: the smallest set of most likely tokens with a total probability of at least p.
+    """Retains the nucleus: the smallest set of most likely tokens with a total probability of at least p.
 
     Source: Holtzman et al. 2020, arXiv 1904.09751, section 3.1.
     """
@@ -126,7 +134,7 @@ def keep_top_p(logits: jax.Array, p: Number) -> jax.Array:
 
 
 def keep_min_p(logits: jax.Array, p: Number) -> jax.Array:
-    """Keeps tokens that are at least p times as likely as the most likely token.
+    """Retains the tokens that are at least p times as likely as the most likely token.
 
     Source: Nguyen et al. 2024, arXiv 2407.01082, section 3.
     """
@@ -135,10 +143,10 @@ def keep_min_p(logits: jax.Array, p: Number) -> jax.Array:
 
 
 def keep_typical(logits: jax.Array, mass: Number) -> jax.Array:
-    """Keeps the smallest set of typical tokens with a total probability of at least `mass`.
+    """Retains the smallest set of typical tokens with a total probability of at least `mass`.
 
-    Tokens whose information content is closest to the entropy of the distribution come first. Source: Meister et al.
-    2023, arXiv 2202.00666, section 4.
+    A token is the more typical, the closer its information content is to the entropy of the distribution. Source:
+    Meister et al. 2023, arXiv 2202.00666, section 4.
     """
     log_probs = jax.nn.log_softmax(logits, axis=-1)
     probability = jnp.exp(log_probs)
@@ -152,7 +160,7 @@ def keep_typical(logits: jax.Array, mass: Number) -> jax.Array:
 
 
 def truncate_logits(logits: jax.Array, rules: Rules) -> jax.Array:
-    """Returns the logits [B, V] to sample from, after temperature and truncation."""
+    """Returns the logits [B, V] after temperature and truncation (top-k, top-p, min-p, typical-p), for sampling."""
     assert rules.temperature is not None
     logits = logits / rules.temperature
     if rules.top_k is not None:
@@ -170,13 +178,23 @@ def truncate_logits(logits: jax.Array, rules: Rules) -> jax.Array:
 
 
 def row_keys(seed: int, prompts: jax.typing.ArrayLike, copies: jax.typing.ArrayLike) -> jax.Array:
-    """Returns random keys [B] that depend on the numbers of the prompt and the copy, and not on the batch."""
+    """Returns random keys [B] that depend only on the seed, the prompt index and the copy index, not on the batch.
+
+    Args:
+      prompts: index of the prompt of each row [B].
+      copies: number of each row among the samples of its prompt [B].
+    """
     key = jax.random.key(seed)
     return jax.vmap(lambda prompt, copy: jax.random.fold_in(jax.random.fold_in(key, prompt), copy))(prompts, copies)
 
 
 def choose(logits: jax.Array, rules: Rules, history: History, keys: jax.Array, number: jax.Array) -> jax.Array:
-    """Returns the next token of each row, int32 [B]: argmax, or a sample with the row's key for token `number`."""
+    """Returns the next token of each row, int32 [B]: the most likely token, or a sample if `rules.temperature` is set.
+
+    Args:
+      keys: random key of each row [B].
+      number: index of the token in the generated text. Together with the key, it determines the random numbers.
+    """
     logits = processed_logits(logits, rules, history)
     if rules.temperature is None:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)

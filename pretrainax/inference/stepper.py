@@ -7,26 +7,36 @@ import jax
 from pretrainax.data.batch import Batch
 from pretrainax.sharding.param_paths import PyTree
 
-State: TypeAlias = PyTree  # an opaque pytree of arrays
+State: TypeAlias = PyTree  # a pytree of arrays that only the stepper interprets
 
 
 class Stepper(Protocol):
-    """Reads prompts, then one token at a time. All methods are traced; equal steppers share compiled functions."""
+    """A model that reads prompts, and then one token at a time.
+
+    All methods are traced by `jax.jit`. Equal steppers share compiled functions.
+    """
 
     def start(self, params: PyTree, batch: Batch, room: int) -> tuple[jax.Array, State]:
-        """Reads prompts; returns logits [B, V] float32 after the last token of each, and a state.
+        """Reads prompts; returns the logits after the last token of each prompt, [B, V] float32, and the state.
 
         Args:
-          batch: in the format of data/batch.py, rows padded on the right; for an encoder-decoder, `tokens` is the start
-            of the decoder.
-          room: maximum number of further tokens.
+          batch: prompts in the format of data/batch.py, padded on the right. For an encoder-decoder, `tokens` are the
+            first tokens of the decoder.
+          room: maximum number of tokens that are read after the prompts.
         """
         ...
 
     def step(self, params: PyTree, state: State, tokens: jax.Array) -> tuple[jax.Array, State]:
-        """Reads one more token of each row, [B]; returns logits [B, V] and a state of the same shapes."""
+        """Reads one more token of each row; returns the next logits [B, V] and the new state.
+
+        Args:
+          tokens: the tokens to read, [B].
+
+        Returns:
+          The logits, and a state whose arrays have the same shapes as in `state`.
+        """
         ...
 
     def take(self, state: State, rows: jax.Array) -> State:
-        """Returns the state of rows [B'], indices into B that may repeat, for beams that fork."""
+        """Returns the state of the rows with indices `rows` [B']. Indices may repeat, for beams that fork."""
         ...

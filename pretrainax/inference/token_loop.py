@@ -1,8 +1,8 @@
-"""Generates tokens on the device, one by one and independently for each row, in chunks.
+"""Generates tokens on the device in chunks, one token at a time and independently for each row.
 
-`begin` reads the prompts and generates the first token; `go_on` generates a chunk in one device call, so that host
-overhead is small even if steps are short. A row that has ended stays unchanged. A chunk ends early if all rows have
-ended.
+`begin` reads the prompts and generates the first token of each row. `go_on` generates a chunk of tokens in one device
+call, so that the host overhead is small even for short steps. Rows that have ended do not change. A chunk stops early
+if all rows have ended.
 """
 
 from typing import NamedTuple
@@ -17,16 +17,16 @@ from pretrainax.sharding.param_paths import PyTree
 
 
 class GenerationState(NamedTuple):
-    """The generation state of R rows, with room for N tokens each."""
+    """The state of the generation of R rows, with room for N tokens per row."""
 
     state: State
     history: History
     keys: jax.Array  # [R] random keys
-    limits: jax.Array  # [R] maximum tokens of each row
-    count: jax.Array  # [] tokens of each row that has not ended
-    tokens: jax.Array  # [R, N]
-    log_probs: jax.Array  # [R, N] float32, of each token under the model itself
-    lengths: jax.Array  # [R] tokens of each row
+    limits: jax.Array  # [R] maximum number of tokens of each row
+    count: jax.Array  # [] number of generated tokens of each row that has not ended
+    tokens: jax.Array  # [R, N] generated tokens
+    log_probs: jax.Array  # [R, N] float32, of each token, from the logits of the model before penalties
+    lengths: jax.Array  # [R] number of generated tokens of each row
     ended: jax.Array  # [R] bool
 
 
@@ -41,10 +41,11 @@ def begin(
     copies: int,
     room: int,
 ) -> GenerationState:
-    """Reads prompts [B, T] and generates the first token of R = B · `copies` rows; copies of a prompt are adjacent.
+    """Reads prompts [B, T] and generates the first token of R = B · `copies` rows.
 
     Args:
-      keys, limits: per row, [R].
+      keys, limits: random key and maximum number of tokens of each row, [R].
+      copies: number of rows per prompt; they are adjacent.
       room: N, at least the maximum of `limits`.
     """
     logits, state = stepper.start(params, batch, room)
@@ -59,7 +60,7 @@ def begin(
 
 
 def go_on(stepper: Stepper, params: PyTree, written: GenerationState, rules: Rules, most: int) -> GenerationState:
-    """Generates up to `most` more tokens for each row."""
+    """Generates up to `most` more tokens for each row that has not ended."""
     until = written.count + most
 
     def step(written: GenerationState) -> GenerationState:
@@ -71,7 +72,10 @@ def go_on(stepper: Stepper, params: PyTree, written: GenerationState, rules: Rul
 
 
 def _write(written: GenerationState, logits: jax.Array, rules: Rules) -> GenerationState:
-    """Appends a token to each row that has not ended; ends rows without any allowed token."""
+    """Selects the next token from `logits` [R, V] and appends it to each row that has not ended.
+
+    Rows end at the end token, at their limit, or if no token is allowed.
+    """
     position, ended = written.count, written.ended
     if rules.automata:
         ended |= jnp.all(processed_logits(logits, rules, written.history) == -jnp.inf, axis=-1)

@@ -1,1 +1,1 @@
-"""Import and export of weights, adapters and tokenizers of other libraries."""
+"""Imports and exports weights, adapters and tokenizers in the formats of other libraries."""

@@ -1,4 +1,4 @@
-"""Starts a model from a model of another family or shape, with the adaptations of `config.checkpoint.adapt`."""
+"""Initializes a model from a model of a different family or shape, as set in `config.checkpoint.adapt`."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -16,56 +16,62 @@ from pretrainax.sharding.param_paths import PyTree, flat, nested
 
 
 class AdaptedStart(NamedTuple):
-    """The plan that converts the parameters of a start to the parameters of a model."""
+    """The plan that converts the parameters of a trained model (the start) to the parameters of a new model."""
 
-    model: ModelConfig  # of the start, whose parameters are read
-    fit: Fit  # of `model` and the start
-    ways: dict[str, ParameterRule]  # rule of each parameter of the new model, by path
-    left_out: tuple[str, ...]  # unused paths of the start
-    effects: tuple[str, ...]  # of each adaptation, on the function of the model
+    model: ModelConfig  # model config with which the parameters of the start are read
+    fit: Fit  # mapping between the parameters of the start and of `model`
+    ways: dict[str, ParameterRule]  # rule for each parameter of the new model, by path
+    left_out: tuple[str, ...]  # paths of unused parameters of the start
+    effects: tuple[str, ...]  # description of the effect of each adaptation on the function of the model
 
     @property
     def copied(self) -> dict[str, str]:
-        """Returns the source path of each parameter that is copied."""
+        """Returns the path in the start of each parameter that is copied unchanged, by path in the new model."""
         return {path: way.source for path, way in self.ways.items() if way.source is not None and not way.made}
 
     @property
     def made(self) -> dict[str, str]:
-        """Returns a description of the rule of each parameter that is not copied."""
+        """Returns a description for each parameter that is converted or initialized, by path in the new model."""
         others = {path: way for path, way in self.ways.items() if path not in self.copied}
         return {path: f"{way.how} ({way.source})" if way.source else "initialized" for path, way in others.items()}
 
     @property
     def report(self) -> dict[str, object]:
-        """Returns the record of all parameters for `start.json`."""
+        """Returns the record for `start.json`: which parameters are copied, converted, initialized or left out."""
         return {"copied": self.copied, "made": self.made, "left_out": list(self.left_out)}
 
     @property
     def drawn(self) -> list[str]:
-        """Returns the paths of parameters without a source, which are initialized."""
+        """Returns the paths of the parameters of the new model that have no source in the start and are initialized."""
         return [path for path, way in self.ways.items() if way.source is None]
 
     def without(self, lacking: Sequence[str]) -> "AdaptedStart":
-        """Returns the plan if the start lacks some parameters: those that depend on them are initialized."""
+        """Returns the plan for a start without some parameters; everything made from them is initialized.
+
+        Args:
+          lacking: paths of the parameters that the start lacks.
+        """
         ways = {path: ParameterRule(None) if way.source in lacking else way for path, way in self.ways.items()}
         return self._replace(ways=ways)
 
     def take(self, params: Params, shardings: PyTree, drawn: Mapping[str, jax.Array]) -> Params:
-        """Converts the parameters of the start; at most one parameter is in memory twice at any time.
+        """Returns the parameters of the new model, converted from the parameters of the start.
+
+        At most one parameter is in memory twice at any time.
 
         Args:
-          params: of `model`, with any shardings. The caller must drop its references, so that each can be freed after
-            its last use.
-          shardings: of the returned parameters.
+          params: parameters of `model`, with any shardings. The caller must drop its references to them, so that each
+            can be freed after its last use.
+          shardings: shardings of the returned parameters.
           drawn: initialized parameters by path.
         """
         source, target, taken = flat(params), flat(shardings), dict(drawn)
-        del params  # otherwise it would hold references to all of them
+        del params  # otherwise `params` would keep all arrays in memory
         remaining = collections.Counter(way.source for path, way in self.ways.items() if path not in drawn)
         for path, way in self.ways.items():
             if path in drawn:
                 continue
-            assert way.source is not None  # otherwise it is initialized
+            assert way.source is not None  # parameters without a source are in `drawn`
             remaining[way.source] -= 1
             x = source[way.source] if remaining[way.source] else source.pop(way.source)
             is_copied = not way.made and not remaining[way.source] and x.sharding == target[path]
@@ -76,14 +82,17 @@ class AdaptedStart(NamedTuple):
 def adapted_start(
     origin: Origin, model: ModelConfig, adaptations: Sequence[Adaptation], fresh_heads: bool
 ) -> AdaptedStart:
-    """Plans the conversion of a start to a model by a sequence of adaptations, without reading parameters.
+    """Returns the plan that converts a trained model to a new model, without reading parameters.
 
     Args:
+      origin: location of the trained model (the start).
+      model: config of the new model.
+      adaptations: applied in this order; (): the two models have the same parameters.
       fresh_heads: as in `fit_of`.
 
     Raises:
-      UserError: an adaptation does not fit the two models, a parameter has no rule, or the start does not match the
-        first stage.
+      UserError: an adaptation does not fit the two models, a parameter has no rule, or the start differs from the model
+        to which the first adaptation is applied.
     """
     theirs, stages = model_at(origin) if adaptations else model, [model]
     for adaptation in reversed(adaptations):

@@ -1,11 +1,11 @@
 """Imports and exports adapters of the peft library: the trained parameters of a tuning, without the base model.
 
-A peft directory has adapter_config.json and adapter_model.safetensors. Low-rank updates and DoRA magnitudes work for
-all families of the zoo. Prefixes work only for decoders with learned positions: for other models, peft passes prefixes
-to transformers at other places than the paper, or rotated.
+A peft directory has adapter_config.json and adapter_model.safetensors. Low-rank updates and DoRA magnitudes are
+supported for all families of the zoo. Prefixes are supported only for decoders with learned positions. For other
+models, peft inserts prefixes at a different place than in the paper, or rotates them.
 
-If a matrix of transformers holds several matrices of this project (GPT-2's query | key | value), its update has the sum
-of their ranks.
+If a matrix of transformers consists of several matrices of this project (GPT-2's query | key | value), the rank of its
+update is the sum of the ranks of their updates.
 """
 
 import json
@@ -44,10 +44,10 @@ from pretrainax.zoo.convert import rows_of, tensor_locations
 from pretrainax.zoo.family import HuggingFace, Part, Row
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."  # prefix of all tensor names
+_PREFIX = "base_model.model."  # prefix of the names of low-rank tensors
 _PROMPT = "prompt_embeddings"
 _TASKS = {"decoder": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM", "encoder": None}
-# Unsupported fields of adapters -> values that disable them.
+# Unsupported fields of adapter_config.json -> values that disable the field.
 _UNSUPPORTED: dict[str, tuple] = {
     "bias": ("none",),
     "modules_to_save": (None, []),
@@ -65,18 +65,22 @@ Adapter: TypeAlias = tuple[JsonObject, dict[str, np.ndarray]]  # adapter_config.
 
 
 class _Place(NamedTuple):
-    """The location of one layer of a matrix of this project within a module of transformers."""
+    """The location of one layer of a matrix of this project in a linear module of transformers."""
 
-    path: str
+    path: str  # of the matrix in this project
     layer: int
-    part: Part  # of the outputs of the module
+    part: Part  # part of the outputs of the module
 
 
 # --- low-rank updates ------------------------------------------------------------------------------------------------
 
 
 def _modules(table: Sequence[Row], model: ModelConfig) -> dict[str, list[_Place]]:
-    """Returns the matrices of this project in each linear module of transformers, by module name."""
+    """Returns the matrices of this project that each linear module of transformers contains, by module name.
+
+    Args:
+      table: names of the parameters of `model` in transformers.
+    """
     rows, found = rows_of(table, models.abstract_params(model)), {}
     for matrix in matrices_of(models.abstract_params(model)):
         row, shape = rows[f"{matrix.path}/kernel"]
@@ -87,14 +91,17 @@ def _modules(table: Sequence[Row], model: ModelConfig) -> dict[str, list[_Place]
 
 
 def lora_to_peft(tuning: LoRA, trained: State, table: Sequence[Row], model: ModelConfig) -> Adapter:
-    """Converts low-rank updates to a peft adapter.
+    """Converts the trained arrays of a LoRA tuning to a peft adapter.
 
     Args:
-      trained: arrays by parameter path.
+      trained: trained arrays by parameter path.
       table: names of the parameters of `model` in transformers.
 
+    Returns:
+      adapter_config.json and the tensors by name.
+
     Raises:
-      UserError: DoRA changes only some parts of a matrix of transformers.
+      UserError: DoRA changes only a part of a matrix of transformers.
     """
     tensors, ranks = {}, {}
     for module, all_places in _modules(table, model).items():
@@ -134,15 +141,25 @@ def lora_to_peft(tuning: LoRA, trained: State, table: Sequence[Row], model: Mode
 
 
 def _matrix(trained: State, place: _Place, name: str, rank_axis: int) -> np.ndarray:
-    """Returns one layer of A [in, rank] or B [rank, out], with concatenated heads."""
+    """Returns one layer of A [in, rank] or B [rank, out] of a low-rank update, with the heads in one axis.
+
+    Args:
+      name: "lora_a" or "lora_b".
+      rank_axis: axis of the rank, -1 for A or 0 for B.
+    """
     x = trained[f"{place.path}/{name}"][place.layer]
     return x.reshape(-1, x.shape[-1]) if rank_axis else x.reshape(x.shape[0], -1)
 
 
 def lora_from_peft(described: JsonObject, tensors: State, table: Sequence[Row], model: ModelConfig) -> tuple:
-    """Converts a peft adapter to a `LoRA` and its trained arrays by parameter path.
+    """Converts a peft adapter to a `LoRA` config and its trained arrays by parameter path.
 
-    Updates of smaller ranks are padded with zeros to the largest rank.
+    Updates with a smaller rank than the largest rank are padded with zeros.
+
+    Args:
+      described: contents of adapter_config.json.
+      tensors: tensors of the adapter by name.
+      table: names of the parameters of `model` in transformers.
 
     Raises:
       UserError: the tensors do not match the model.
@@ -200,7 +217,11 @@ def _sizes(matrix: Matrix, tuning: LoRA) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _alphas(described: JsonObject, modules: Sequence[str]) -> dict[str, float]:
-    """Returns the alpha of each module: from the first pattern that matches the end of its path, as in peft."""
+    """Returns the alpha of each module.
+
+    As in peft, the first pattern of alpha_pattern that matches the end of the module's path determines alpha. The
+    default is lora_alpha.
+    """
     patterns = cast(dict[str, float], described.get("alpha_pattern") or {})
     try:
         matches = found_in(tuple(rf"^(.*\.)?({pattern})$" for pattern in patterns), tuple(modules)) if patterns else []
@@ -214,7 +235,11 @@ def _alphas(described: JsonObject, modules: Sequence[str]) -> dict[str, float]:
 
 
 def prefix_to_peft(tuning: PrefixTuning, trained: State, model: ModelConfig) -> Adapter:
-    """Converts a prefix to a peft adapter; trained: as in `lora_to_peft`."""
+    """Converts the trained arrays of prefix tuning, by parameter path, to a peft adapter.
+
+    Returns:
+      adapter_config.json and the tensors by name.
+    """
     _check_prefix(model)
     params = tuning.expanded(dict(trained))
     prefixes = [np.asarray(params[f"decoder/blocks/self_attention/{name}/prefix"]) for name in ("key", "value")]
@@ -234,7 +259,11 @@ def prefix_to_peft(tuning: PrefixTuning, trained: State, model: ModelConfig) -> 
 
 
 def prefix_from_peft(described: JsonObject, tensors: State, model: ModelConfig) -> tuple:
-    """Converts a peft adapter to a `PrefixTuning` and its trained arrays by parameter path."""
+    """Converts a peft adapter to a `PrefixTuning` config and its trained arrays by parameter path.
+
+    Raises:
+      UserError: the tensors do not match the model, or the model is not supported.
+    """
     _check_prefix(model)
     length, heads = described.get("num_virtual_tokens"), (model.num_heads, model.dim_per_head)
     shape = (length, model.num_layers * 2 * heads[0] * heads[1])
@@ -261,12 +290,13 @@ def _check_prefix(model: ModelConfig) -> None:
 def export_adapter(
     workdir: str, to: str, step: str, folder: str = TRAINED, finish: Callable[[str], None] = lambda staging: None
 ) -> str:
-    """Exports the trained parameters of a tuning as a peft directory; returns a summary line.
+    """Exports the trained parameters of a tuned run as a peft directory; returns a summary line.
 
     Args:
+      to: the new directory; it must be empty or missing.
       step: folder of the checkpoint.
-      folder: of its parameters: TRAINED or EMA.
-      finish: as in `export_workdir`.
+      folder: folder in the checkpoint: TRAINED or EMA parameters.
+      finish: writes further files to the directory before its rename.
     """
     experiment = config.load(os.path.join(workdir, "config.json"))
     tuning, model = experiment.tuning, experiment.model
@@ -319,22 +349,27 @@ def _read(step: str, folder: str) -> dict[str, np.ndarray]:
 
 
 def _family_of(base: Origin, experiment: Experiment, tokenizer: Tokenizer) -> HuggingFace:
-    """Returns the family that names the modules of a base model; others may be equivalent (Phi-3, LLaMA)."""
+    """Returns the transformers family that defines the module names of a base model.
+
+    Several families may be able to compute the same model (Phi-3, LLaMA), but their module names differ.
+    """
     if base.steps:
         return describe_export(experiment, tokenizer.vocabulary)[0]
     return described_model(read_config_json(base.directory))[0]
 
 
 def is_adapter(directory: str) -> bool:
-    """Returns True if a folder is a peft directory."""
+    """Returns True if a folder is a peft directory: it contains adapter_config.json."""
     return os.path.exists(os.path.join(directory, CONFIG))
 
 
 def import_adapter(directory: str, base: str | None, workdir: str) -> str:
-    """Imports a peft directory to the workdir of a run with a tuning; returns a summary line.
+    """Imports a peft directory as a run with `config.tuning`; returns a summary line.
 
     Args:
-      base: the base model: a run, a Hugging Face directory or a hub model; None: the base model in adapter_config.json.
+      base: name of the base model: a run, a Hugging Face directory or a hub model; None: the directory that is named in
+        adapter_config.json.
+      workdir: folder of the new run.
     """
     directory = local_path(directory)
     described = read_object(os.path.join(directory, CONFIG))
@@ -375,7 +410,7 @@ def import_adapter(directory: str, base: str | None, workdir: str) -> str:
 
 
 def _base(origin: Origin, workdir: str) -> tuple[Experiment, Tokenizer]:
-    """Returns the config of the base model, to which the tuning is added, and its tokenizer."""
+    """Returns the config of the base model, without the tuning, and its tokenizer."""
     base = origin.directory
     if origin.steps:
         return experiment_of(origin), load_tokenizer(os.path.join(base, "tokenizer"))

@@ -1,4 +1,4 @@
-"""Converts between model configs and the config.json of transformers architectures."""
+"""Converts between model configs of this package and the config.json of transformers architectures."""
 
 import os
 import re
@@ -11,16 +11,16 @@ from pretrainax.files.json_files import read_object
 from pretrainax.zoo.convert import rows_of
 from pretrainax.zoo.family import ConfigJson, HuggingFace, biases
 
-_ADAPTERS = "adapter_config.json"  # of peft
+_ADAPTERS = "adapter_config.json"  # file of a peft directory
 
 
 def families() -> list[HuggingFace]:
-    """Returns the families of the zoo that transformers implements."""
+    """Returns the transformers counterparts of the model families in the zoo; families without one are left out."""
     return [family.huggingface for family in zoo.FAMILIES if family.huggingface is not None]
 
 
 def is_huggingface_directory(path: str) -> bool:
-    """Returns True if `path` is a Hugging Face directory with a model or adapters."""
+    """Returns True if `path` is a Hugging Face directory with a model, or with adapters of the peft library."""
     if os.path.exists(os.path.join(path, _ADAPTERS)):
         return True
     try:
@@ -30,7 +30,7 @@ def is_huggingface_directory(path: str) -> bool:
 
 
 def read_config_json(directory: str) -> ConfigJson:
-    """Reads the config.json of a Hugging Face directory; raises UserError if there is none."""
+    """Returns the contents of the config.json of a Hugging Face directory; raises UserError if there is none."""
     path = os.path.join(directory, "config.json")
     if not os.path.isdir(directory):
         raise UserError(f"{directory} is no directory here{_on_hub(directory)}")
@@ -45,14 +45,14 @@ def read_config_json(directory: str) -> ConfigJson:
 
 
 def _on_hub(name: str) -> str:
-    """Returns a hint about the name of a hub model; "" if `name` cannot be a hub name."""
+    """Returns a hint for messages that a hub model is named hf:NAME; "" if `name` cannot be the name of a hub model."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
         return ""
     return f"; a model of the Hugging Face Hub is named hf:{name}"
 
 
 def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
-    """Returns the model that a config.json describes, and the first family that can read it.
+    """Returns the first transformers family that can read a config.json, and the model config.
 
     Raises:
       UserError: the model_type is unknown, or the model is not supported.
@@ -77,15 +77,17 @@ def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
 
 
 def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[HuggingFace, ConfigJson, ModelConfig]:
-    """Returns the transformers family that computes `model`, its config.json, and the equivalent model config.
+    """Returns the transformers family that can compute `model`, its config.json, and the equivalent model config.
 
-    The equivalent model may have additional biases, which are zero; families without them have priority.
+    The equivalent model may have additional biases, which are zero. Families that need no additional biases have
+    priority.
 
     Args:
-      imported: model_type of the original config.json of the model, which has priority.
+      imported: model_type of the original config.json of an imported model, whose family has priority; None: no import.
 
     Raises:
-      UserError: no architecture of transformers computes the model; lists the unsupported fields of the closest one.
+      UserError: no architecture of transformers computes the model; the message has the unsupported fields of the
+        closest architecture.
     """
     matches, reasons = [], []
     for family in sorted(families(), key=lambda family: family.model_type != imported):
@@ -94,7 +96,7 @@ def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[Hugging
             matches.append((family, config_json, family.read_as(config_json, model)))
         except UserError as e:
             reasons.append(str(e))
-        except (AttributeError, KeyError, TypeError):  # positions of another kind lack the expected fields
+        except (AttributeError, KeyError, TypeError):  # for example, other positions lack expected fields
             continue
     for family, config_json, theirs in sorted(
         matches, key=lambda x: (x[0].model_type != imported, biases(x[2]) != biases(model))
@@ -104,7 +106,7 @@ def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[Hugging
             return family, config_json, theirs
         except ValueError as e:  # the class has tensors that the model lacks
             reasons.append(f"{config_json['architectures'][0]} of transformers cannot express this: {e}")
-    # Families that differ in `experts` come last, because their other reasons do not help.
+    # Reasons about `experts` come last, because they do not help to find the closest family.
     distance = lambda reason: ("config.model.experts=" in reason, len(reason))  # noqa: E731
     closest = min((reason for reason in reasons if "cannot express config" in reason), key=distance, default="none")
     raise UserError(f"no architecture of transformers computes this config.model; the nearest: {closest}")

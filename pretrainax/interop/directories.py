@@ -1,4 +1,4 @@
-"""Imports Hugging Face directories to workdirs and exports workdirs, one parameter block at a time."""
+"""Imports Hugging Face directories to workdirs, and exports workdirs; processes one block of parameters at a time."""
 
 import dataclasses
 import json
@@ -70,7 +70,7 @@ from pretrainax.zoo.convert import Rows, as_ours, rows_of, stacked_axes, tensor_
 from pretrainax.zoo.family import ConfigJson, HuggingFace, differences
 
 _DIFFERENCE = "embedding_difference/"  # paths of the difference between the embeddings of discriminator and generator
-ORIGINAL = "huggingface"  # folder of an imported workdir with the original configs, for exports
+ORIGINAL = "huggingface"  # folder in an imported workdir that has the original configs, for exports
 GENERATION = "generation_config.json"  # start and end tokens of transformers' generate()
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
@@ -122,14 +122,15 @@ def export_workdir(
     folder: str = TRAINED,
     finish: Callable[[str], None] = lambda staging: None,
 ) -> str:
-    """Exports a checkpoint, or the mean of several, as a Hugging Face directory; returns a summary line.
+    """Exports a checkpoint, or the mean of several checkpoints, as a Hugging Face directory; returns a summary line.
 
     Args:
+      to: the new directory; it must be empty or missing.
       steps: checkpoint folders of the run; (): the newest checkpoint that verifies.
-      dtype: of the tensors; None: the dtypes of the import, otherwise float32.
-      part: of a model with a generator, as transformers has no class for both: discriminator | generator.
+      dtype: of the tensors; None: the dtypes of the imported files, or float32 if the run was not imported.
+      part: "discriminator" or "generator" of ELECTRA, because transformers has no class for both.
       shard_bytes: maximum size of a file.
-      folder: of the checkpoints: TRAINED or EMA.
+      folder: folder in each checkpoint: TRAINED or EMA parameters.
       finish: writes further files to the directory before its atomic rename.
     """
     started = time.perf_counter()
@@ -145,7 +146,7 @@ def export_workdir(
     rows = rows_of(family.names(model), models.abstract_params(model))
     tensors = _tensors(family, model, rows, _export_dtypes(workdir, dtype))
     dtypes = {dtype.name for dtype, _ in tensors.values()}
-    # Names of new and old versions. transformers loads all tensors in one dtype; float32 can hold the others.
+    # New and old name of the field. transformers loads all tensors in one dtype; float32 can represent the others.
     config_json["dtype"] = config_json["torch_dtype"] = dtypes.pop() if len(dtypes) == 1 else "float32"
     staging = f"{os.path.abspath(to)}.exporting"
     shutil.rmtree(staging, ignore_errors=True)
@@ -174,7 +175,7 @@ def export_workdir(
 
 
 def _run_to_export(workdir: str, to: str) -> str:
-    """Returns the config file of a run; raises UserError if it is missing or the target is not empty."""
+    """Returns the path of the config file of a run; raises UserError if it is missing or `to` is not empty."""
     run = os.path.join(workdir, "config.json")
     if not os.path.exists(run):
         raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
@@ -184,7 +185,7 @@ def _run_to_export(workdir: str, to: str) -> str:
 
 
 def _read_run(path: str, steps: Sequence[str]) -> Experiment:
-    """Reads the training config of checkpoints; raises UserError if a tuning cannot be merged."""
+    """Returns the config with which checkpoints were trained; raises UserError if its tuning cannot be merged."""
     experiment = config.config_at_checkpoint(config.load(path), list(map(step_of, steps)))
     if experiment.tuning is not None and not cast(Tuning, experiment.tuning).is_mergeable:
         raise UserError(f"{path} is of a run with {experiment.tuning}, so there is no plain model to export")
@@ -194,18 +195,21 @@ def _read_run(path: str, steps: Sequence[str]) -> Experiment:
 def describe_export(
     experiment: Experiment, vocabulary: Vocabulary, part: str = "discriminator", imported: Optional[ConfigJson] = None
 ) -> tuple[HuggingFace, ConfigJson, ModelConfig]:
-    """Returns the result of `describe_model` for the exported part of a model, with all token ids.
+    """Returns the transformers family, config.json and model config of an exported model.
+
+    They are the results of `describe_model`. The config.json also has the token ids and the labels.
 
     Args:
-      imported: original config.json of the model.
+      part: "discriminator" or "generator", for models with a generator.
+      imported: original config.json of an imported model; None: no import.
 
     Raises:
-      UserError: transformers cannot compute the model; gives the reason.
+      UserError: transformers cannot compute the model; the message has the reason.
     """
     model, imported = experiment.model, imported or {}
     if model.generator is not None:
         model = {"discriminator": electra.discriminator_config, "generator": electra.generator_config}[part](model)
-    model = dataclasses.replace(model, multi_token=None)  # only for training
+    model = dataclasses.replace(model, multi_token=None)  # used only in training
     family, config_json, model = describe_model(model, imported.get("model_type"))
     start = experiment.objective.components()[0][1].decoder_start(vocabulary)
     config_json |= _token_ids(config_json, vocabulary, start) | _ids_of(imported)
@@ -217,7 +221,11 @@ def describe_export(
 
 
 def _tensors(family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Callable[[str], np.dtype]) -> Tensors:
-    """Returns the dtype and shape of each exported tensor, by name."""
+    """Returns the dtype and shape of each exported tensor, by name.
+
+    Args:
+      dtype_of: a function from the name of a tensor to its dtype.
+    """
     tensors = {}
     for row, shape in rows.values():
         for name, index in tensor_locations(row, shape):
@@ -228,14 +236,17 @@ def _tensors(family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Call
 
 
 class _Parameters(NamedTuple):
-    """The parameters of an export."""
+    """The parameters of an export, read block by block."""
 
     paths: list[str]
     blocks: Iterator[tuple[str, int, np.ndarray]]  # path of the parameter, start along its first axis, values
 
 
 def _parameters(workdir: str, experiment: Experiment, steps: Sequence[str], folder: str) -> _Parameters:
-    """Reads the parameters of checkpoints block by block; with a tuning, merges them in memory first."""
+    """Returns the parameters of checkpoints; their mean if there are several.
+
+    The parameters are read block by block. With `config.tuning`, they are first merged in memory.
+    """
     if experiment.tuning is None:
         arrays = read_run_json(steps[0])["arrays"]
         paths = [name.removeprefix(f"{folder}/") for name in arrays]
@@ -245,10 +256,11 @@ def _parameters(workdir: str, experiment: Experiment, steps: Sequence[str], fold
 
 
 def _fill(files: Writer, rows: Rows, parameters: _Parameters, part: Optional[str]) -> None:
-    """Copies each parameter to its tensors. Biases that only transformers has stay zero.
+    """Copies each parameter to its tensors. Biases that only the transformers model has remain zero.
 
     Args:
-      part: exported part of a model with a generator, with the paths of `models.electra`; otherwise None.
+      part: exported part of a model with a generator, whose parameter paths are as in `models.electra`; None: other
+        models.
     """
     stored = parameters.paths
     generated = {path.removeprefix("generator/") for path in stored if path.startswith("generator/")}
@@ -266,12 +278,12 @@ def _fill(files: Writer, rows: Rows, parameters: _Parameters, part: Optional[str
                     as_ours(row, files[name], shape[1 + len(rest) :])[...] = block[(layer - start, *rest)]
         else:
             target = as_ours(row, files[row.name], shape)[start : start + len(block)]
-            # The discriminator's table is the sum of two parts, which come in any order; it starts as zeros.
+            # The discriminator's table is the sum of two parameters, read in any order. The tensor starts as zeros.
             target[...] = target + block if part == "discriminator" and path in disentangled else block
 
 
 def _save_original(source: DirectoryWeights, workdir: str) -> None:
-    """Saves the chat template, the configs and the dtypes of a directory, for later exports."""
+    """Saves the chat template, the configs and the dtypes of an imported directory for later exports."""
     if template := read_template(source.directory):
         write_template(os.path.join(workdir, "tokenizer"), template)
     os.makedirs(os.path.join(workdir, ORIGINAL), exist_ok=True)
@@ -289,7 +301,8 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
     """Returns the config of an imported model, for evaluation and as a template for other configs.
 
     Args:
-      labels: label names of a classifier; numbers if the names are unknown.
+      tokenizer: folder of the tokenizer.
+      labels: label names of a classifier; (): the names are the numbers from 0.
     """
     objectives = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}
     objective = objectives[model.family]() if model.own_model is None else Choice.named(model.own_model.objective)()
@@ -324,8 +337,12 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
 def _token_ids(config_json: ConfigJson, vocabulary: Vocabulary, start: Optional[int]) -> dict[str, Optional[int]]:
     """Returns the pad, BOS and EOS ids for config.json, and the decoder start of an encoder-decoder.
 
-    An id is null if neither the vocabulary nor the family defines it, because the class defaults are of another
-    vocabulary.
+    An id is null if neither the vocabulary nor the family's config.json defines it. Without the null, transformers
+    would use the default id of the class, which is for a different vocabulary.
+
+    Args:
+      config_json: the config.json that the family writes.
+      start: id of the decoder start; None: there is none.
     """
     ids = {f"{name}_token_id": getattr(vocabulary, name) for name in ("pad", "bos", "eos")}
     if config_json.get("is_encoder_decoder"):
@@ -336,12 +353,12 @@ def _token_ids(config_json: ConfigJson, vocabulary: Vocabulary, start: Optional[
 
 
 def _ids_of(config_json: ConfigJson) -> ConfigJson:
-    """Returns the special token ids of a config.json; each is a number, null or a list: [1, 106]."""
+    """Returns the special token ids in a config.json. Each value is a number, null or a list such as [1, 106]."""
     return {name: ids for name, ids in config_json.items() if name.endswith("_token_id")}
 
 
 def _check_padding(family: HuggingFace, config_json: ConfigJson, model: ModelConfig) -> None:
-    """Raises UserError if the padding id changes the computation, as in RoBERTa's positions."""
+    """Raises UserError if the padding id changes the computation in transformers, as for RoBERTa's positions."""
     if differences(family.read_as(config_json, model), model):
         (architecture,) = config_json["architectures"]
         raise UserError(
@@ -351,7 +368,7 @@ def _check_padding(family: HuggingFace, config_json: ConfigJson, model: ModelCon
 
 
 def check_rows(directory: str, vocabulary: Vocabulary, model: ModelConfig) -> None:
-    """Raises UserError if a tokenizer has more ids than the model has rows of embeddings."""
+    """Raises UserError if a tokenizer has more ids than the model has embedding rows."""
     if vocabulary.size > model.vocab_size:
         raise UserError(
             f"{directory}: the tokenizer has {vocabulary.size:,} ids, and the model {model.vocab_size:,} rows of "
@@ -361,13 +378,17 @@ def check_rows(directory: str, vocabulary: Vocabulary, model: ModelConfig) -> No
 
 
 def _imported(workdir: str, name: str) -> ConfigJson:
-    """Reads a file that the import saved in a workdir; {} if there is none."""
+    """Returns the contents of a JSON file that the import saved in a workdir; {} if there is no such file."""
     path = os.path.join(workdir, ORIGINAL, name)
     return read_object(path) if os.path.exists(path) else {}
 
 
 def _export_dtypes(workdir: str, dtype: Optional[str]) -> Callable[[str], np.dtype]:
-    """Returns a function from tensor names to dtypes: `dtype`, or the dtype of the import, or float32."""
+    """Returns a function from the name of a tensor to its dtype in an export.
+
+    Args:
+      dtype: dtype of all tensors; None: the dtypes of the imported files, or float32 if the run was not imported.
+    """
     if dtype is not None:
         return lambda name: np.dtype(DTYPES[dtype])
     imported = _imported(workdir, "dtypes.json")

@@ -1,13 +1,14 @@
 """Reads the released files of ELMo for an import: options.json, the HDF5 weights of bilm-tf, and the vocabulary.
 
-A directory has options.json, one file *.hdf5, and one vocab*.txt with a word per line. The options determine the names
-and shapes of the datasets. The reader reads only these datasets, and neither links nor data in other files.
+A directory has options.json, one file *.hdf5, and one file vocab*.txt with a word per line. The options determine the
+names and shapes of the datasets in the HDF5 file. Only these datasets are read. Links and data in external files are
+not read.
 
-The files do not contain the softmax over words. It is zero here, and further pretraining starts from zeros. A task
-excludes it (`config.checkpoint.fresh_heads=True`).
+The files do not contain the softmax over words. These parameters are zero after an import, and further pretraining
+starts from zeros. A run that trains a task head leaves them out (`config.checkpoint.fresh_heads=True`).
 
-NOTE A word outside of the vocabulary is read as <UNK>, as everywhere in this project (`data/word_characters.py`);
-bilm-tf reads its characters.
+NOTE A word outside of the vocabulary is read as <UNK>, as in all models of this project (`data/word_characters.py`).
+bilm-tf reads the characters of such a word.
 """
 
 import dataclasses
@@ -32,32 +33,39 @@ if TYPE_CHECKING:
     import h5py
 
 OPTIONS = "options.json"
-_HEADS = "unembedding/"  # prefix of parameters that no file has
+_HEADS = "unembedding/"  # prefix of the paths of parameters that are in no file
+# direction of the LSTM -> group of datasets
 _BOTH = {"forward": "RNN_0", "backward": "RNN_1"}
-_LARGEST = 2**20  # largest size that a model may have
+_LARGEST = 2**20  # maximum of all sizes in the options
 
 
 def is_elmo(directory: str) -> bool:
-    """Returns True if a directory holds the released files of ELMo."""
+    """Returns True if a directory contains the released files of ELMo: options.json, and no config.json."""
     names = set(os.listdir(directory)) if os.path.isdir(directory) else set()
     return OPTIONS in names and "config.json" not in names
 
 
 class _Source(NamedTuple):
-    """The datasets of a parameter."""
+    """The datasets that contain a parameter."""
 
-    names: tuple[str, ...]  # of one dataset, or of one dataset per layer
+    names: tuple[str, ...]  # name of the dataset; for parameters of layers, one name per layer
     shape: tuple[int, ...]  # of each dataset
-    ours: Callable[[np.ndarray], np.ndarray]  # converts a dataset to the parameter, or to its slice of a layer
+    ours: Callable[[np.ndarray], np.ndarray]  # converts a dataset to the parameter, or to the parameter of a layer
 
 
 class ElmoFiles:
-    """Released weights by parameter path; `abstract` has the shapes, and `config` the model."""
+    """The released weights of ELMo by parameter path.
+
+    Attributes:
+      tokenizer: the tokenizer of the vocabulary file.
+      config: the model config from options.json.
+      abstract: shapes of the parameters.
+    """
 
     labels: tuple[str, ...] = ()  # ELMo has no task head
 
     def __init__(self, directory: str):
-        """Opens the files and checks names and shapes; raises UserError for invalid files."""
+        """Opens the files and checks the names and shapes of all datasets; raises UserError for invalid files."""
         options = os.path.join(directory, OPTIONS)
         self._path, vocabulary = (_single(directory, pattern) for pattern in ("*.hdf5", "vocab*.txt"))
         self.tokenizer: Tokenizer = Words(path=vocabulary).load()
@@ -70,7 +78,10 @@ class ElmoFiles:
                 self._dataset(name, source.shape)
 
     def read(self, path: str, index: Index) -> np.ndarray:
-        """Reads the block of a parameter at `index` as float32; raises UserError for non-finite numbers."""
+        """Returns the block of a parameter at `index` as float32; raises UserError for non-finite numbers.
+
+        The softmax over words, which the files lack, is zero.
+        """
         if path.startswith(_HEADS):
             return np.broadcast_to(np.float32(0), flat(self.abstract)[path].shape)[index]
         source = self._sources[path]
@@ -78,7 +89,7 @@ class ElmoFiles:
         return np.ascontiguousarray((np.stack(blocks) if "/blocks/" in path else blocks[0])[index])
 
     def notes(self) -> list[str]:
-        """Returns notes about differences between the files and the model."""
+        """Returns messages about parameters that the files lack, and about datasets that are not read."""
         read = {name for source in self._sources.values() for name in source.names}
         others: list[str] = []
         self._file.visititems(lambda name, x: others.append(name) if hasattr(x, "dtype") and name not in read else None)
@@ -92,7 +103,7 @@ class ElmoFiles:
         return numbers
 
     def _dataset(self, name: str, shape: tuple[int, ...]) -> "h5py.Dataset":
-        """Returns a dataset of this file; raises UserError if it is missing, external or of another shape."""
+        """Returns a dataset of the HDF5 file; raises UserError if it is missing, external or of a different shape."""
         import h5py
 
         dataset: object = self._file
@@ -130,7 +141,12 @@ def _opened(path: str) -> "h5py.File":
 
 
 def _config(options: JsonObject, path: str, words: int) -> ModelConfig:
-    """Returns the model that options.json describes; raises UserError for unsupported options."""
+    """Returns the model config for the contents of options.json; raises UserError for unsupported options.
+
+    Args:
+      path: of options.json, for messages.
+      words: number of words in the vocabulary.
+    """
     try:
         lstm, cnn = options["lstm"], options["char_cnn"]
         filters = [count for _, count in cnn["filters"]]
@@ -169,11 +185,14 @@ def _config(options: JsonObject, path: str, words: int) -> ModelConfig:
 
 
 def _sources(config: ModelConfig) -> dict[str, _Source]:
-    """Returns the bilm-tf datasets of each parameter; matrices are [in, out], with gates in the order i, j, f, o."""
+    """Returns the bilm-tf datasets of each parameter by path, for parameters that the HDF5 file contains.
+
+    Matrices of bilm-tf are [in, out], and LSTM gates have the order i, j, f, o.
+    """
     settings, width, memory = recurrent_of(config), config.d_model, config.d_ff
     assert settings is not None
     total, characters = sum(settings.filters), "character_embedding"
-    # Padding has a row of zeros, which the file omits.
+    # The first row is for padding. It is zero and missing in the file.
     table = _Source(
         ("char_embed",), (NUM_CHARACTERS - 1, settings.character_dim), lambda x: np.pad(x, ((1, 0), (0, 0)))
     )
@@ -196,7 +215,7 @@ def _sources(config: ModelConfig) -> dict[str, _Source]:
         cells = [f"{group}/RNN/MultiRNNCell/Cell{i}/LSTMCell" for i in range(config.num_layers)]
         both, bias, out = (tuple(f"{cell}/{x}" for cell in cells) for x in ("W_0", "B", "W_P_0"))
         block, shape = f"recurrent/blocks/{name}", (2 * width, 4 * memory)
-        # [2 D, 4 F] -> [D, 4, F]: the first D rows are for the input, the others for the recurrent output.
+        # [2 D, 4 F] -> [D, 4, F]: the first D rows are for the input, the last D rows for the recurrent output.
         sources[f"{block}/input/kernel"] = _Source(both, shape, lambda x: x[:width].reshape(width, 4, memory))
         sources[f"{block}/cell/hidden/kernel"] = _Source(both, shape, lambda x: x[width:].reshape(width, 4, memory))
         sources[f"{block}/input/bias"] = _Source(bias, (4 * memory,), lambda x: x.reshape(4, memory))

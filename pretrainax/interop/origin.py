@@ -1,18 +1,19 @@
-"""Resolves model names to parameters: a checkpoint of a run, a mean of checkpoints, or a Hugging Face model.
+"""Resolves the name of a trained model to parameters: of a checkpoint, a mean of checkpoints, or a Hugging Face model.
 
     runs/mine            the newest checkpoint that verifies, with the parameters that the run validates: the moving
-                         average with config.evaluate.parameters=ema
+                         average with config.evaluate.parameters=ema, otherwise the trained parameters
     runs/mine@2000       the checkpoint of step 2000
-    runs/mine@best       the saved checkpoint with the best validation, by the metric that the run selects by
-    runs/mine@average    the mean of the parameters of the last saved checkpoints that verify; without checkpoints saved
-                         only because of config.checkpoint.keep_at, and without the best if it is old
-    runs/mine@average5   the mean of the newest 5 of them
+    runs/mine@best       the saved checkpoint with the best validation result, by the metric that the run
+                         selects by (config.evaluate.select_by)
+    runs/mine@average    the mean of the parameters of the last saved checkpoints that verify; without checkpoints that
+                         are kept only because of config.checkpoint.keep_at, and without the best one if it is old
+    runs/mine@average5   the mean of the newest 5 of these checkpoints
     runs/mine@ema        the moving average in the newest checkpoint (config.train.ema_decay); @ema2000 for step 2000
-    runs/mine@trained    the trained parameters, independent of what the run validates; @trained2000 for step 2000
+    runs/mine@trained    the trained parameters, whatever parameters the run validates; @trained2000 for step 2000
     exports/mine         a Hugging Face directory: an export, or another model
     hf:org/name          a model of the Hugging Face Hub; hf:org/name@refs/pr/1 is a branch, a tag or a commit
 
-If the name of a folder contains an @, its full name takes precedence.
+If a folder has a name with an @, the complete name is the folder.
 """
 
 import dataclasses
@@ -51,21 +52,21 @@ _WHICH = re.compile(rf"{BEST}|({AVERAGE}|{EMA}|{AS_TRAINED})?([0-9]*)")  # selec
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The location of parameters."""
+    """The location of the parameters of a trained model."""
 
     directory: str  # a run or a Hugging Face directory
-    steps: tuple[str, ...]  # folder of a checkpoint, or folders of checkpoints to average; () for Hugging Face
-    description: str  # for messages: "runs/mine, step 2,000"
-    folder: str = TRAINED  # of each checkpoint: TRAINED parameters, or EMA
-    hub: Optional[str] = None  # name of a hub model with its commit, hf:org/name@1a2b…
+    steps: tuple[str, ...]  # folder of a checkpoint, or folders of checkpoints to average; (): Hugging Face directory
+    description: str  # description for messages: "runs/mine, step 2,000"
+    folder: str = TRAINED  # folder in each checkpoint: TRAINED parameters, or EMA (moving average)
+    hub: Optional[str] = None  # name of a hub model with its commit, hf:org/name@1a2b…; None: no hub model
 
 
 def find_origin(name: str) -> Origin:
-    """Resolves `name` as described in the docstring of this module.
+    """Returns the location of the parameters that `name` refers to, in the notation of this module's docstring.
 
     Raises:
-      UserError: the path does not exist or is no model, the checkpoint is missing or damaged, or no checkpoint has a
-        validation loss.
+      UserError: the path does not exist or contains no model, the checkpoint is missing or damaged, or @best is given
+        and no checkpoint has a validation result.
     """
     resolved = _resolved(name)
     return dataclasses.replace(resolved, description=with_urls(resolved.description))
@@ -87,7 +88,7 @@ def _resolved(name: str) -> Origin:
     if which == BEST:
         return _best(directory)
     match = _WHICH.fullmatch(which)
-    assert match is not None  # `split_selector` raises UserError for other selectors
+    assert match is not None  # `split_selector` raises UserError for unknown selectors
     kind, number = match[1], int(match[2]) if match[2] else None
     if kind == AVERAGE:
         return _average(directory, number)
@@ -97,9 +98,13 @@ def _resolved(name: str) -> Origin:
 
 
 def split_selector(name: str) -> tuple[str, str]:
-    """Splits a name into the folder and the checkpoint selector; the selector is empty if the whole name is a folder.
+    """Splits a name into its folder and its checkpoint selector, the part after the @.
 
-    The revision of a hub model, after its @, stays part of the name.
+    The selector is "" if the whole name is a folder or has no selector. The revision of a hub model, after its @,
+    remains a part of the name.
+
+    Raises:
+      UserError: the selector is unknown.
     """
     if is_hub(name):
         return name, ""
@@ -140,7 +145,7 @@ def _best(workdir: str) -> Origin:
             try:
                 checkpoint = find_checkpoint(workdir, step, _required(parameters))
             except UserError:
-                if best_checkpoint(directory, metric) == best:  # otherwise the run has deleted it in the meantime
+                if best_checkpoint(directory, metric) == best:  # otherwise the run has deleted it during this call
                     raise
                 continue
             description = f"{workdir}, step {step:,}, the best by validation {metric}: {value:.4f}"
@@ -152,12 +157,24 @@ def _best(workdir: str) -> Origin:
 
 
 def _required(parameters: str) -> Callable[[str], bool]:
-    """Returns the predicate for required files of a checkpoint; parameters: AS_TRAINED or EMA."""
+    """Returns the predicate for the files of a checkpoint that are needed to read its parameters.
+
+    Args:
+      parameters: AS_TRAINED or EMA.
+    """
     return parameter_files(EMA if parameters == EMA else TRAINED)
 
 
 def _of_step(workdir: str, checkpoint: str, description: str, parameters: str) -> Origin:
-    """Returns the origin of one checkpoint; parameters: AS_TRAINED or EMA."""
+    """Returns the origin for the parameters of one checkpoint.
+
+    Args:
+      checkpoint: its folder.
+      parameters: AS_TRAINED or EMA.
+
+    Raises:
+      UserError: parameters=EMA, and the checkpoint has no moving average.
+    """
     if parameters == AS_TRAINED:
         return Origin(workdir, (checkpoint,), description)
     if not any(name.startswith(f"{EMA}/") for name in read_run_json(checkpoint)["arrays"]):

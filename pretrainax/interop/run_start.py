@@ -1,4 +1,4 @@
-"""Starts a run from trained parameters: `config.checkpoint.init_from`, and the teacher of a student."""
+"""Initializes a run from trained parameters (`config.checkpoint.init_from`), and reads the teacher of a student."""
 
 import os
 from collections.abc import Iterable
@@ -36,18 +36,26 @@ from pretrainax.training.wrapped import Wrapped, plain, trained_model
 
 
 class TrainedStart(Start):
-    """Starts a run from its config; the `training.start.Start` of all commands."""
+    """Initializes runs from trained parameters; the `training.start.Start` of all commands."""
 
     def model(self, experiment: Experiment, train: TrainConfig) -> AnyModel:
         return trained_model(experiment, train, teacher_of(experiment))
 
     def describe(self, experiment: Experiment, workdir: str) -> list[Row]:
-        """Returns the rows of `Start.describe`; [] if the parameters are initialized or come from the workdir."""
+        """Checks the model that a new run is initialized from, and its teacher; returns rows that describe this model.
+
+        Returns:
+          Rows for the header of the run; [] if the parameters are initialized randomly or come from checkpoints of the
+          run itself.
+
+        Raises:
+          UserError: the model or the teacher cannot be used.
+        """
         teacher_of(experiment)
         model, checkpoint, checkpoints = experiment.model, experiment.checkpoint, os.path.join(workdir, "checkpoints")
         if not checkpoint.init_from or (os.path.isdir(checkpoints) and list_steps(checkpoints)):
             return []
-        if AUTO in (model.vocab_size, model.position.max_length):  # checked after data preparation
+        if AUTO in (model.vocab_size, model.position.max_length):  # the vocabulary is known only after data preparation
             return [("start", f"from {checkpoint.init_from}")]
         origin = find_origin(os.path.expanduser(checkpoint.init_from))
         start = _start_for_run(origin, experiment)
@@ -63,10 +71,10 @@ class TrainedStart(Start):
         return [("start", "; ".join([f"from {origin.description}", *notes])), *_adaptation_rows(start)]
 
     def read_frozen(self, run: Run, workdir: str, is_new: bool) -> None:
-        """Reads the teacher, and the parameters of the start of a resumed run with a tuning.
+        """Reads parameters that are not trained: the teacher, and the base model of a resumed run with `config.tuning`.
 
-        A new run reads the teacher of `config.distill`, a resumed run the recorded teacher. For a new run with a
-        tuning, `params` reads the start.
+        A new run reads the teacher of `config.distill`. A resumed run reads the teacher that is recorded in its folder.
+        For a new run with `config.tuning`, `params` reads the base model.
         """
         if run.experiment.distill is not None:
             _read_teacher(run, workdir, is_new)
@@ -74,11 +82,18 @@ class TrainedStart(Start):
             _trained(run, _load_whole(load_recorded_start(workdir), run))
 
     def params(self, run: Run, workdir: str) -> Optional[Params]:
-        """Reads the trained parameters, freezes the others in the run, and records the start in `workdir` unless ""."""
+        """Returns the initial trained parameters of a new run from `config.checkpoint.init_from`; None if this is "".
+
+        All other parameters are frozen in the run. The source of the parameters is recorded in the folder of the run if
+        the run needs it later, or if it can change.
+
+        Args:
+          workdir: folder of the run; "": nothing is recorded.
+        """
         init_from = run.experiment.checkpoint.init_from
         if not init_from:
             return None
-        if run.experiment.tuning is not None and run.frozen is not None:  # a rollback uses the recorded start
+        if run.experiment.tuning is not None and run.frozen is not None:  # a rollback reads the recorded base model
             return _trained(run, _load_whole(load_recorded_start(workdir), run))
         start = find_origin(os.path.expanduser(init_from))
         _check_commit("config.checkpoint.init_from", start)
@@ -88,7 +103,7 @@ class TrainedStart(Start):
         remembers = run.is_primary and bool(workdir)
         if run.experiment.checkpoint.adapt and remembers:
             record_start(workdir, start, adapted=_start_for_run(start, run.experiment).report)
-        elif start.hub and run.experiment.tuning is None and remembers:  # a branch may move
+        elif start.hub and run.experiment.tuning is None and remembers:  # a branch of the hub may change
             record_start(workdir, start)
         params = _trained(run, _load_whole(start, run))
         if run.experiment.tuning is not None and remembers:
@@ -97,16 +112,20 @@ class TrainedStart(Start):
 
 
 def _start_for_run(origin: Origin, experiment: Experiment) -> AdaptedStart:
-    """Returns the adapted start of a run; label outputs with another meaning in this run are initialized."""
+    """Returns the plan that converts the parameters of a trained model for a run.
+
+    Outputs for labels that have a different meaning in this run are initialized.
+    """
     model, adaptations = experiment.model, cast(tuple[Adaptation, ...], experiment.checkpoint.adapt)
     start = adapted_start(origin, model, adaptations, experiment.draws_heads)
     return start.without(reinitialized_head_paths(origin, start.fit, experiment))
 
 
 def _adaptation_rows(start: AdaptedStart) -> list[tuple[str, str]]:
-    """Returns the rows about an adapted start: its effects, copied parameters, and the origin of converted ones.
+    """Returns the rows about adaptations: their effects, and which parameters are copied or converted.
 
-    The row of the start lists initialized parameters.
+    Without adaptations, the result is []. Initialized parameters are listed in the first row of
+    `TrainedStart.describe`.
     """
     if not start.effects:
         return []
@@ -120,23 +139,26 @@ def _adaptation_rows(start: AdaptedStart) -> list[tuple[str, str]]:
 
 
 def _modules(paths: Iterable[str]) -> list[str]:
-    """Returns the modules of parameter paths, without duplicates."""
+    """Returns the module paths that contain the parameters `paths`, without duplicates."""
     return list(dict.fromkeys(path.rpartition("/")[0] for path in paths))
 
 
 def _read_teacher(run: Run, workdir: str, is_new: bool) -> None:
-    """Loads the teacher into a run: the teacher of `config.distill` for a new run, otherwise the recorded teacher.
+    """Loads the parameters of the teacher into a run.
+
+    A new run reads the teacher of `config.distill`, and records it in its folder. A resumed run reads the recorded
+    teacher.
 
     Raises:
-      UserError: the teacher no longer exists, has changed, or has another tokenizer.
+      UserError: the teacher no longer exists, has changed, or has a different tokenizer.
     """
     distillation, teacher = cast(Distillation, run.experiment.distill), run.work.teacher
-    assert teacher is not None and run.abstract_frozen is not None  # set by distillation
+    assert teacher is not None and run.abstract_frozen is not None  # because the run has `config.distill`
     origin = find_teacher(distillation) if is_new else load_recorded_start(workdir, TEACHER_START)
     _check_commit("config.distill.teacher", origin)
     check_tokenizer_of(origin, run.prepared.tokenizer, "the teacher")
     abstract = run.abstract_frozen[TEACHER]
-    # A teacher without soft targets needs no heads.
+    # Without soft targets, the heads of the teacher are not used.
     params = load_start(origin, teacher, abstract, None if distillation.soft else zeros_of(abstract))
     run.freeze({TEACHER: params})
     if is_new and run.is_primary:
@@ -144,12 +166,12 @@ def _read_teacher(run: Run, workdir: str, is_new: bool) -> None:
 
 
 def _check_commit(field: str, origin: Origin) -> None:
-    """Raises UserError if hosts resolved a branch of the hub to different commits."""
+    """Raises UserError if the hosts of a run have resolved a branch of the hub to different commits."""
     check_same(field, origin.hub or origin.description, "give a commit, such as hf:org/name@1a2b…")
 
 
 def _load_whole(start: Origin, run: Run) -> Params:
-    """Reads all parameters of the model, trained and frozen."""
+    """Returns all parameters of the model of a run, trained and frozen, converted from the trained model at `start`."""
     adapted = _start_for_run(start, run.experiment)
     abstract = placed_start(models.abstract_params(adapted.model), run.mesh)
     fresh = zeros_of(abstract) if run.experiment.draws_heads else None
@@ -159,7 +181,11 @@ def _load_whole(start: Origin, run: Run) -> Params:
 
 
 def _trained(run: Run, whole: Params) -> Params:
-    """Returns the initial trained parameters from those of the whole model, and freezes the others in the run."""
+    """Returns the initial trained parameters of a run, and freezes all other parameters in the run.
+
+    Args:
+      whole: all parameters of the model.
+    """
     model = run.model
     if not isinstance(model, Wrapped):
         return whole

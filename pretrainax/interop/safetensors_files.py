@@ -1,11 +1,12 @@
-"""Reads and writes the safetensors files of a model, tensor by tensor.
+"""Reads and writes the safetensors files of a model, one tensor at a time.
 
-The format (https://github.com/huggingface/safetensors) has the length of a header in 8 bytes, the header in JSON
-({name: {dtype, shape, data_offsets}}), and the tensors in row-major order. Therefore a tensor is a memory map of its
-part of the file. Reading loads only the parts that are used, and writing does not need all tensors in memory.
+A file (https://github.com/huggingface/safetensors) has the length of its header in 8 bytes, a JSON header ({name:
+{dtype, shape, data_offsets}}), and the tensors in row-major order. Therefore a tensor can be accessed as a memory map
+of a part of the file. Only the parts of a tensor that are used are read, and writing does not need all tensors in
+memory.
 
-The format has no checksums. The reader checks the header against the file. It detects flipped bits in the data only if
-the directory has a manifest.sha256, which all exports of this project write.
+The format has no checksums. The reader checks the header against the size of the file. Flipped bits in the data are
+detected only if the directory has a manifest.sha256. All exports of this project have this file.
 """
 
 import json
@@ -52,13 +53,14 @@ class _Place(NamedTuple):
 
 
 class Reader:
-    """The tensors of a directory, by name."""
+    """The tensors in the safetensors files of a directory, by name; `reader[name]` returns an array."""
 
     def __init__(self, directory: str, single: str = SINGLE):
-        """Reads and checks all headers; raises UserError for invalid files.
+        """Reads and checks the headers of all files; raises UserError for invalid files.
 
         Args:
-          single: name of the file if all tensors are in one file.
+          single: name of the file if all tensors are in one file. Only the default name is also looked up in an index
+            of several files.
         """
         complete(directory)
         self._places: dict[str, _Place] = {}
@@ -81,12 +83,20 @@ class Reader:
         return {name: place.dtype for name, place in self._places.items()}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Maps the tensor into memory; reads happen on access."""
+        """Returns a tensor as a read-only memory map; data is read from the file when it is accessed."""
         return _map(self._places[name], "r")
 
 
 class Writer:
-    """Creates files for tensors of known shapes, at most `shard_bytes` per file; all tensors start as zeros."""
+    """Creates safetensors files for tensors of known shapes; `writer[name]` returns an array to write to.
+
+    All tensors start as zeros.
+
+    Args:
+      tensors: dtype and shape of each tensor, by name.
+      shard_bytes: maximum bytes of tensors per file. A file with one tensor may be larger.
+      single: name of the file if one file is enough.
+    """
 
     def __init__(self, directory: str, tensors: Tensors, shard_bytes: int, single: str = SINGLE):
         self._places: dict[str, _Place] = {}
@@ -114,7 +124,7 @@ class Writer:
                 f.write(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Maps the tensor into memory for writing."""
+        """Returns a tensor as a writable memory map of its file."""
         return _map(self._places[name], "r+")
 
     def _create(self, path: str, tensors: Tensors) -> None:
@@ -123,11 +133,11 @@ class Writer:
             start, end = end, end + np.dtype(dtype).itemsize * math.prod(shape)
             header[name] = {"dtype": _NAMES[np.dtype(dtype)], "shape": list(shape), "data_offsets": [start, end]}
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # aligns the data
+        text += b" " * (-len(text) % 8)  # aligns the data to 8 bytes
         with open(path, "wb") as f:
             f.write(len(text).to_bytes(8, "little") + text)
             f.flush()
-            # Allocates all bytes now: a disk that fills up under a memory map kills the process silently.
+            # Allocates all bytes now, because a full disk during writes to a memory map kills the process.
             os.posix_fallocate(f.fileno(), 0, 8 + len(text) + end)
         for name, (dtype, shape) in tensors.items():
             start = 8 + len(text) + header[name]["data_offsets"][0]
@@ -141,7 +151,11 @@ def _map(place: _Place, mode: str) -> np.ndarray:
 
 
 def _index(directory: str) -> dict[str, str]:
-    """Returns {tensor: file} of a sharded model; empty for a single file, which has priority as in transformers."""
+    """Returns {tensor: file} for a model in several files; {} if there is a single file.
+
+    As in transformers, the single file has priority over the index. Raises UserError if both are missing or the index
+    is invalid.
+    """
     path = os.path.join(directory, INDEX)
     if os.path.exists(os.path.join(directory, SINGLE)):
         return {}
@@ -172,7 +186,10 @@ def _no_weights(directory: str) -> str:
 
 
 def _header(path: str) -> dict[str, _Place]:
-    """Returns the locations of the tensors in a file; the library checks for gaps and overlaps."""
+    """Returns the locations of the tensors in a file; raises UserError for invalid files.
+
+    The library safetensors checks that the tensors have no gaps and do not overlap.
+    """
     try:
         check_regular(path)
         with safe_open(path, framework="np"):

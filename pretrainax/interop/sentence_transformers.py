@@ -1,4 +1,4 @@
-"""Writes the files with which sentence-transformers loads an exported retriever."""
+"""Writes the files with which the library sentence-transformers loads an exported embedding model."""
 
 import json
 import os
@@ -11,10 +11,10 @@ _UNUSED = ("mean_sqrt_len_tokens", "weightedmean_tokens")
 
 
 def write_modules(directory: str, model: ModelConfig) -> None:
-    """Writes modules.json and the module configs: the model, its pooling, and normalization if it has that.
+    """Writes modules.json and the configs of its modules: transformer, pooling and, if the head has it, normalization.
 
-    Writes nothing for models without an embedding head, and for decoders, whose tokenizers add no end token in
-    transformers.
+    This function writes nothing for models without an embedding head. It also writes nothing for decoders, because
+    their tokenizers add no end token in transformers.
     """
     head = model.head
     if not isinstance(head, Embed) or model.family != "encoder":

@@ -1,8 +1,10 @@
-"""Loads the parameters that a run starts from: another run, also with a tuning, or a Hugging Face directory.
+"""Loads the parameters that a run is initialized from: of another run, or of a Hugging Face directory.
 
-A run with a tuning stores only its trained parameters and reads the others from its start on every use. `start.json` in
-its folder records the checkpoints of the start and their digest. `teacher.json` does the same for the teacher of a
-student. If the start has another family or shape, `start.json` also records the source of each parameter.
+In this file, the start of a run is the model that its parameters are initialized from (`config.checkpoint.init_from`).
+A run with parameter-efficient tuning stores only its trained parameters. It reads all other parameters from its start
+whenever it is resumed or loaded. The file `start.json` in the folder of the run records the checkpoints of the start
+and a digest of their files. `teacher.json` does the same for the teacher of a student. If the start has a different
+family or shape, `start.json` also records the source of each parameter.
 """
 
 import dataclasses
@@ -39,7 +41,7 @@ from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 from pretrainax.zoo.family import TaskClass, differences, without_heads
 
-# Files in the folder of a run that record which parameters of other models it needs.
+# Files in the folder of a run that record its start and its teacher.
 START, TEACHER_START = "start.json", "teacher.json"
 _NEEDS = {
     START: "stores what its tuning has trained, and needs the rest from",
@@ -47,20 +49,24 @@ _NEEDS = {
 }
 
 
-# --- the start of a config -------------------------------------------------------------------------------------------
+# --- the config of a start -------------------------------------------------------------------------------------------
 
 
 class StartModel(NamedTuple):
-    """A trained model as the start of another config."""
+    """The model config and tokenizer of a trained model, from which the config of another run is created."""
 
     model: ModelConfig  # without pretraining heads
     tokenizer: TokenizerConfig
-    classes: tuple[TaskClass, ...]  # classes of transformers with task heads, for this family
+    classes: tuple[TaskClass, ...]  # classes of transformers with task heads, for this family; (): none
 
     def with_head(self, usual: HeadConfig) -> ModelConfig:
-        """Returns the model with the task head of its transformers class, or with `usual` if there is no such class.
+        """Returns the model config with the task head of the corresponding transformers class.
 
-        Fields that differ in this class are changed too, unless this changes the parameters.
+        The transformers class is the class with a head of the same type as `usual`. If it changes further fields of the
+        config, these fields are changed too, unless the change would affect the shapes of the parameters.
+
+        Args:
+          usual: the head if there is no such class.
         """
         classifier = next((x for x in self.classes if type(x.head) is type(usual)), None)
         if classifier is None:
@@ -71,10 +77,13 @@ class StartModel(NamedTuple):
 
 
 def start_model_of(name: str) -> StartModel:
-    """Returns the model, tokenizer and classes to start from; `name` is a name of `interop.origin`.
+    """Returns the model config, tokenizer and transformers classes of a trained model.
+
+    Args:
+      name: name of the model in the notation of `interop.origin`.
 
     Raises:
-      UserError: nothing exists there, or it cannot be used.
+      UserError: the model does not exist or cannot be used.
     """
     origin = find_origin(name)
     if origin.steps:
@@ -91,7 +100,14 @@ def start_model_of(name: str) -> StartModel:
 
 
 def experiment_of(origin: Origin) -> Experiment:
-    """Returns the config with which the checkpoints of a run were trained, without phases."""
+    """Returns the config with which the checkpoints of a run were trained.
+
+    Args:
+      origin: location of the checkpoints. If the run has phases, the config is the config of their phase.
+
+    Raises:
+      UserError: the config describes no valid model.
+    """
     experiment = config.load(path := os.path.join(origin.directory, "config.json"))
     experiment = config_at_checkpoint(experiment, list(map(step_of, origin.steps)))
     try:
@@ -102,14 +118,19 @@ def experiment_of(origin: Origin) -> Experiment:
 
 
 def model_at(origin: Origin) -> ModelConfig:
-    """Returns the model config of a start; for ELECTRA, its discriminator."""
+    """Returns the model config of a run or a Hugging Face directory; for ELECTRA, the config of its discriminator."""
     if origin.steps:
         return _single(experiment_of(origin).model)
     return described_model(read_config_json(origin.directory))[1]
 
 
 def labels_of(origin: Origin) -> Optional[tuple[str, ...]]:
-    """Returns the label names of a task in order; () without labels, and None if the labels have no names."""
+    """Returns the label names of the task of a trained model, in order.
+
+    Returns:
+      The names; () for a run whose task has no labels. None for a Hugging Face directory without label names, or with
+      only the default names LABEL_0, LABEL_1 etc.
+    """
     if origin.steps:
         return tuple(getattr(experiment_of(origin).objective, "labels", ()))
     names = weights.label_names(read_config_json(origin.directory))
@@ -117,7 +138,7 @@ def labels_of(origin: Origin) -> Optional[tuple[str, ...]]:
 
 
 def _single(model: ModelConfig) -> ModelConfig:
-    """Returns the model for other tasks: the discriminator of ELECTRA, otherwise the model itself."""
+    """Returns the model config for other tasks: of the discriminator of ELECTRA, otherwise `model` itself."""
     return model if model.generator is None else electra.discriminator_config(model)
 
 
@@ -125,22 +146,26 @@ def _single(model: ModelConfig) -> ModelConfig:
 
 
 class Fit(NamedTuple):
-    """The mapping from the parameters of a start to the parameters of a model, by path."""
+    """The mapping between the parameters of a new model and of its start: the model that it is initialized from."""
 
-    taken: dict[str, str]  # path in the model -> path in the start
-    lacking: list[str]  # paths of heads of the model that are missing or have another shape: initialized
-    left_out: list[str]  # paths of unused heads of the start
-    changed: list[str]  # fields of config.model that change the computation, but no shapes
+    taken: dict[str, str]  # path in the new model -> path in the start
+    lacking: list[str]  # head parameters that the start lacks or has in another shape; they are initialized
+    left_out: list[str]  # parameters of the start that are not used
+    changed: list[str]  # fields of config.model that differ, but do not affect shapes
 
 
 def fit_of(origin: Origin, model: ModelConfig, fresh_heads: bool) -> Fit:
-    """Matches the parameters of a start to those of a model, without reading them.
+    """Returns the mapping between the parameters of a new model and of the trained model that it is initialized from.
+
+    The parameters themselves are not read.
 
     Args:
-      fresh_heads: unused heads may be left out, and missing heads initialized.
+      origin: location of the trained model (the start).
+      model: config of the new model.
+      fresh_heads: True allows heads of the start to be unused, and heads that the start lacks to be initialized.
 
     Raises:
-      UserError: the start is another model.
+      UserError: the parameters of the start do not match the parameters of the new model.
     """
     if not origin.steps:
         source = weights.open_start(origin.directory, model, fresh_heads)
@@ -183,7 +208,16 @@ def _check_plain(origin: Origin, experiment: Experiment) -> None:
 
 
 def _name_there(path: str, there: Container[str], model: ModelConfig) -> str:
-    """Returns the path of a parameter in a start; a pooler may come from the pair head, which BERT pretrains."""
+    """Returns the path that a parameter of the new model has in the trained model that it is initialized from.
+
+    The pooler of a classifier comes from the pair head if the trained model has no classifier, because BERT's pair head
+    contains the pooler.
+
+    Args:
+      path: path in the new model.
+      there: paths of the trained model.
+      model: config of the new model.
+    """
     if path in there or not _has_pooler(model):
         return path
     return path.replace("classifier/dense/", "pair_head/dense/")
@@ -194,7 +228,14 @@ def _has_pooler(model: ModelConfig) -> bool:
 
 
 def task_head_paths(fit: Fit, model: ModelConfig) -> list[str]:
-    """Returns the paths of a task head, except the pooler, that come from the start, so that predictions agree."""
+    """Returns the paths of task-head parameters that are copied from a trained model, without the pooler.
+
+    With these parameters, the new model gives the same predictions as the trained model.
+
+    Args:
+      fit: result of `fit_of`.
+      model: config of the new model.
+    """
     heads = {name for head in heads_of(model) if head.loss_name == "label_loss" for name in head.modules(model)}
     return [
         path
@@ -204,7 +245,16 @@ def task_head_paths(fit: Fit, model: ModelConfig) -> list[str]:
 
 
 def reinitialized_head_paths(origin: Origin, fit: Fit, experiment: Experiment) -> list[str]:
-    """Returns the paths of `task_head_paths` if the task of this run has another kind or other labels; otherwise []."""
+    """Returns the paths of task-head parameters that must not be copied, because they are for a different task.
+
+    The result is `task_head_paths` if the kind of the task or its labels differ between the run and the trained model,
+    and [] if they agree. Labels without names agree with all labels.
+
+    Args:
+      origin: location of the trained model that the run is initialized from.
+      fit: result of `fit_of`.
+      experiment: config of the run.
+    """
     theirs, ours = labels_of(origin), tuple(getattr(experiment.objective, "labels", ()))
     kinds = [(type(model.head), getattr(model.head, "kind", "")) for model in (model_at(origin), experiment.model)]
     is_same = kinds[0] == kinds[1] and (theirs is None or theirs == ours)
@@ -215,14 +265,18 @@ def reinitialized_head_paths(origin: Origin, fit: Fit, experiment: Experiment) -
 
 
 def load_start(origin: Origin, model: ModelConfig, abstract: PyTree, fresh: Optional[Initializer] = None) -> Params:
-    """Reads the parameters of a plain model that a run starts from; each device reads its shards.
+    """Returns the parameters of a plain model, read from the trained model that it is initialized from.
+
+    Each device reads its own shards.
 
     Args:
-      abstract: jax.ShapeDtypeStructs with shardings.
-      fresh: initializes heads that the start lacks; None: the heads must match exactly.
+      origin: location of the trained model.
+      model: config of the plain model.
+      abstract: jax.ShapeDtypeStructs with shardings, for the parameters of the plain model.
+      fresh: initializes heads that the trained model lacks; None: the heads must match exactly.
 
     Raises:
-      UserError: as in `fit_of`, or the files are damaged.
+      UserError: for the same reasons as in `fit_of`, or because the files are damaged.
     """
     if not origin.steps:
         return weights.load_params(origin.directory, model, abstract, fresh)
@@ -244,14 +298,15 @@ def load_run(
     folder: str = TRAINED,
     is_start: bool = False,
 ) -> Params:
-    """Loads the parameters of a run; the trained parameters of a tuning are merged into its start.
+    """Loads the parameters of a run. With `config.tuning`, the trained parameters are merged into the base model.
 
-    If a tuning cannot be merged, the result has its parameters in addition to the parameters of the start.
+    If they cannot be merged, the result contains them in addition to the parameters of the base model.
 
     Args:
       experiment: config of the run, without phases.
       steps, folder: as in `checkpoints.params.load_steps`.
-      is_start: the run is the start of another model, so the mesh need not divide its shapes.
+      is_start: another model is initialized from this run, so the mesh need not divide the parameter shapes of this
+        run.
     """
     abstract = models.abstract_params(experiment.model)
     placed = placed_start(abstract, mesh) if is_start else _placed(abstract, mesh)
@@ -266,7 +321,7 @@ def load_run(
 
 
 def load_plain(steps: Sequence[str], params: Params, folder: str = TRAINED) -> Params:
-    """Loads the parameters of a run without the projections that distillation adds to a student.
+    """Loads the parameters of a run as stored, but without the projections that distillation adds to a student.
 
     Args:
       steps, folder: as in `checkpoints.params.load_steps`.
@@ -283,12 +338,12 @@ def _placed(params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
 
 
 def placed_start(params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
-    """Adds shardings on the mesh of the run to the shapes of a start; the mesh need not divide the shapes."""
+    """Returns the shapes of parameters with shardings over a mesh that need not divide the shapes."""
     return with_shardings(params, divided_shardings(mesh, params))
 
 
 def zeros_of(abstract: PyTree) -> Initializer:
-    """Returns an initializer of zeros, for heads that are initialized later or unused.
+    """Returns a function that initializes parameters with zeros, for heads that are unused or initialized later.
 
     Args:
       abstract: jax.ShapeDtypeStructs with shardings.
@@ -301,12 +356,15 @@ def zeros_of(abstract: PyTree) -> Initializer:
 
 
 def record_start(workdir: str, start: Origin, name: str = START, adapted: Optional[dict] = None) -> None:
-    """Records the start or the teacher of a run in its folder, with a digest.
+    """Writes a record of the trained model that a run is initialized from, or of its teacher, to the folder of the run.
 
-    The record has the name and commit of a hub model, and the URL of a run in an object store.
+    The record contains the name and commit of a hub model, or the URL of a run in an object store. It also contains a
+    digest of the parameter files.
 
     Args:
-      adapted: source of each parameter, if an adaptation converted the start.
+      start: location of the trained model.
+      name: of the file, START or TEACHER_START.
+      adapted: source of each parameter, if an adaptation converted the parameters; None: no adaptation.
     """
     start = dataclasses.replace(start, directory=os.path.abspath(start.directory))
     where = {"directory": start.hub or with_urls(start.directory), "steps": list(map(step_of, start.steps))}
@@ -316,10 +374,14 @@ def record_start(workdir: str, start: Origin, name: str = START, adapted: Option
 
 
 def load_recorded_start(workdir: str, name: str = START) -> Origin:
-    """Returns the recorded start or teacher of a run.
+    """Returns the location of the trained model that a run was initialized from, or of its teacher, as recorded.
+
+    Args:
+      workdir: folder of the run.
+      name: of the file with the record, START or TEACHER_START.
 
     Raises:
-      UserError: it no longer exists, or it has changed.
+      UserError: the record is invalid, or the trained model no longer exists or has changed.
     """
     path = os.path.join(workdir, name)
     record = read_object(path) if os.path.exists(path) else {}
@@ -341,7 +403,7 @@ def load_recorded_start(workdir: str, name: str = START) -> Origin:
 
 
 def _digest(start: Origin) -> str:
-    """Returns the SHA-256 of the files of a start; for a checkpoint, of its manifest."""
+    """Returns the SHA-256 of the files of a trained model; for checkpoints, of their manifests."""
     digest = hashlib.sha256()
     names = [os.path.join(step, MANIFEST) for step in start.steps]
     if not start.steps:

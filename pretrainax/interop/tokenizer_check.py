@@ -1,4 +1,4 @@
-"""Checks that token ids mean the same in a run and in its start or teacher."""
+"""Checks that token ids have the same meaning in a run, in its teacher and in the model that initializes it."""
 
 import dataclasses
 import os
@@ -10,11 +10,14 @@ from pretrainax.tokenization.huggingface import read_tokenizer, tokenizer_file
 
 
 def check_tokenizer_of(origin: Origin, ours: Tokenizer, name: str, may_grow: bool = False) -> None:
-    """Raises UserError unless each id has the same text and role in `ours` and in the tokenizer of `origin`.
+    """Raises UserError unless each id has the same text and role in `ours` and in the tokenizer of a trained model.
 
     Args:
-      name: role of the model in messages, such as "the teacher".
-      may_grow: `ours` may have further ids at the end, also for roles that the other tokenizer lacks.
+      origin: location of the trained model.
+      ours: tokenizer of the run.
+      name: role of the trained model in messages, such as "the teacher".
+      may_grow: True if `ours` may have more ids than the tokenizer of the trained model. These ids must follow the ids
+        of that tokenizer. They may have roles that it lacks, such as a mask token.
     """
     folder = os.path.join(origin.directory, "tokenizer") if origin.steps else origin.directory
     theirs = load_tokenizer(folder) if origin.steps else read_tokenizer(folder)
@@ -30,7 +33,7 @@ def check_tokenizer_of(origin: Origin, ours: Tokenizer, name: str, may_grow: boo
 
 
 def _extends(ours: Tokenizer, theirs: Tokenizer) -> bool:
-    """Returns True if `ours` only adds ids to `theirs`."""
+    """Returns True if `ours` has all ids of `theirs` with the same texts and roles, followed by further ids."""
     known = theirs.vocabulary
     roles = {name: i for name, i in dataclasses.asdict(known).items() if isinstance(i, int) and name != "size"}
     same_roles = all(getattr(ours.vocabulary, name) == i for name, i in roles.items())
@@ -39,7 +42,7 @@ def _extends(ours: Tokenizer, theirs: Tokenizer) -> bool:
 
 
 def has_tokenizer(origin: Origin) -> bool:
-    """Returns True if a model has a tokenizer; a directory of weights alone does not define the meaning of ids."""
+    """Returns True if the files of a trained model include a tokenizer."""
     if origin.steps:
         return os.path.isdir(os.path.join(origin.directory, "tokenizer"))
     try:

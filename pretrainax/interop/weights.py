@@ -1,4 +1,4 @@
-"""Reads the weights of a Hugging Face directory by parameter path."""
+"""Reads the weights of a Hugging Face directory by the parameter paths of this project."""
 
 import os
 import re
@@ -29,14 +29,15 @@ _MOST_FIELDS = 6  # maximum number of differing fields in an error message
 def load_params(
     directory: str, model: ModelConfig, abstract_params: PyTree, fresh: Optional[Initializer] = None
 ) -> PyTree:
-    """Reads the parameters of a Hugging Face directory, each device reading its own shards.
+    """Returns the parameters of a Hugging Face directory; each device reads its own shards.
 
     Args:
+      model: config of the model that is initialized from the directory.
       abstract_params: jax.ShapeDtypeStructs with shardings.
       fresh: initializes heads that the directory lacks; None: the directory must have all heads.
 
     Raises:
-      UserError: as in `open_start`, or the files are incomplete or damaged.
+      UserError: for the same reasons as in `open_start`, or because the files are incomplete or damaged.
     """
     verify_files(directory)
     source = open_start(directory, model, fresh is not None)
@@ -45,14 +46,16 @@ def load_params(
 
 
 def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "DirectoryWeights":
-    """Opens a Hugging Face directory as the start of a run; checks names and shapes without reading weights.
+    """Opens a Hugging Face directory to initialize a run; checks names and shapes without reading weights.
 
     Args:
-      model: of the run; the model in `directory` must be the same, except for heads that the run does not use.
-      fresh_heads: the run may have other heads; `lacking` lists the parameters that the directory lacks.
+      model: model config of the run. The model in `directory` must have the same config, except for heads that the run
+        does not use.
+      fresh_heads: True allows the heads to differ. The attribute `lacking` of the result then lists the parameters that
+        the directory lacks.
 
     Raises:
-      UserError: the architecture differs, with a list of fields, or the tensors do not match the model.
+      UserError: the architecture differs, with a list of the fields, or the tensors do not match the model.
     """
     source = DirectoryWeights(directory, fresh_heads)
     given = f"config.checkpoint.init_from={directory} holds"
@@ -73,17 +76,23 @@ def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "Direct
 
 
 def takes_encoder(theirs: ModelConfig, ours: ModelConfig) -> bool:
-    """Returns True if an encoder starts from the encoder of an encoder-decoder, as in T5ForTokenClassification."""
+    """Returns True if `ours` is an encoder and `theirs` an encoder-decoder, whose encoder initializes it.
+
+    An example in transformers is T5ForTokenClassification.
+    """
     return (theirs.family, ours.family) == ("encoder_decoder", "encoder")
 
 
 def other_architecture(
     directory: str, theirs: ModelConfig, ours: ModelConfig, names: Sequence[str], paths: Sequence[str] = ()
 ) -> UserError:
-    """Returns the error for a start with another architecture.
+    """Returns the error for a run that cannot be initialized from a model because the architectures differ.
 
     Args:
-      names: fields of config.model that differ.
+      directory: location of the model.
+      theirs: config of the model in `directory`.
+      ours: model config of the run.
+      names: fields of the model config that differ.
       paths: parameters that do not match.
     """
     fields = [f"config.model.{x} is {getattr(ours, x)!r}, there {getattr(theirs, x)!r}" for x in names]
@@ -100,13 +109,17 @@ def other_architecture(
 
 
 def _adaptable(theirs: ModelConfig, ours: ModelConfig, names: Sequence[str]) -> str:
-    """Returns a hint about adaptations for models that differ in these fields only; "" if there are none."""
+    """Returns a hint about adaptations that convert `theirs` to `ours`, for messages; "" if there are none.
+
+    Args:
+      names: fields of the model config that differ.
+    """
     kinds = ", ".join(map(str, suggested(theirs, ours, names)))
     return f'; config.checkpoint.adapt="{kinds}" converts the start' if kinds else ""
 
 
 def verify_files(directory: str) -> None:
-    """Verifies the checksums of a directory, if it has them; raises UserError for changed files."""
+    """Verifies the checksums in the manifest of a directory, if it has one; raises UserError for changed files."""
     complete(directory)
     manifest_path = os.path.join(directory, manifest.MANIFEST)
     faults = [x for x in manifest.faults(directory) if "not in" not in x] if os.path.exists(manifest_path) else []
@@ -120,7 +133,7 @@ def is_head(field: str) -> bool:
 
 
 def label_names(config_json: ConfigJson) -> tuple[str, ...]:
-    """Returns the label names in the order of their ids; () if config.json has none."""
+    """Returns the label names in a config.json in the order of their ids; () if it has no valid label names."""
     names = config_json.get("id2label")
     if not isinstance(names, dict) or sorted(names) != sorted(map(str, range(len(names)))):
         return ()
@@ -128,20 +141,22 @@ def label_names(config_json: ConfigJson) -> tuple[str, ...]:
 
 
 class DirectoryWeights:
-    """The weights of a directory, by parameter path.
+    """The weights in a Hugging Face directory, by the parameter paths of a model config.
+
+    The model config is at first `config`. The method `bind` changes it.
 
     Attributes:
-      config: the model that config.json describes.
-      labels: the label names of a classifier.
-      abstract: shapes of the bound parameters.
-      lacking: paths of bound head parameters that the directory lacks.
+      config: the model config that config.json describes.
+      labels: label names of a classifier; () for other models.
+      abstract: shapes of the parameters.
+      lacking: paths of the head parameters that the directory lacks.
     """
 
     def __init__(self, directory: str, fresh_heads: bool = False):
-        """Opens the files and binds the parameters of `config`; raises UserError for invalid directories.
+        """Opens the files and matches them to the model in config.json; raises UserError for invalid directories.
 
         Args:
-          fresh_heads: heads may be missing.
+          fresh_heads: True allows heads to be missing.
         """
         self.directory, self._fresh_heads = directory, fresh_heads
         config_json = read_config_json(directory)
@@ -155,10 +170,14 @@ class DirectoryWeights:
         self.bind(self.config)
 
     def bind(self, config: ModelConfig) -> None:
-        """Matches parameters of `config` to tensors; raises UserError with all missing and unknown tensors."""
+        """Matches the parameters of a model config to tensors.
+
+        Raises:
+          UserError: tensors are missing, unknown, quantized or of the wrong shape; the message lists them.
+        """
         self.abstract, table = models.abstract_params(config), self._family.names(config)
         shapes, covered, heads = flat(self.abstract), {row.path for row in table}, head_modules(config)
-        # Heads, or parts of heads, that no class of the family has are initialized.
+        # Heads, or parts of heads, that no transformers class of the family has. They are initialized.
         unnamed = [path for path in shapes if path not in covered and path.partition("/")[0] in heads]
         self._drawn = unnamed if self._fresh_heads else []
         try:
@@ -172,7 +191,7 @@ class DirectoryWeights:
         base = self._rows["token_embedding/embedding"][0].name.partition(".")[0] + "."
         known = (required.__contains__, _names(stored_rows).__contains__, ignored.fullmatch)
         self._theirs = self._by_canonical_name(base, known)
-        for copy, original in self._tied.items():  # a file may hold either tensor
+        for copy, original in self._tied.items():  # a file may contain either of two tied tensors
             if copy in self._theirs:
                 self._theirs.setdefault(original, self._theirs[copy])
         self._check(config, [name for name in self._theirs if not any(is_known(name) for is_known in known)])
@@ -182,10 +201,14 @@ class DirectoryWeights:
             raise UserError(f"{self.directory} is quantized, which is not supported: {', '.join(quantized)}")
 
     def _check(self, config: ModelConfig, unknown: list[str]) -> None:
-        """Raises UserError for missing, unknown or wrongly shaped tensors; sets `lacking`."""
+        """Sets `lacking`; raises UserError for tensors that are missing, unknown or of the wrong shape.
+
+        Args:
+          unknown: names of tensors that no transformers class of the family has.
+        """
         shapes = {name: self._tensors.shapes[theirs] for name, theirs in self._theirs.items()}
         heads = head_modules(config)
-        maps: dict[str, Rows] = {}  # of heads: a linear map or norm is present or absent as a whole
+        maps: dict[str, Rows] = {}  # of heads, by module: a linear layer or norm is present or absent as a whole
         for path, row in self._rows.items():
             if path.partition("/")[0] in heads:
                 maps.setdefault(path.rpartition("/")[0], {})[path] = row
@@ -208,13 +231,18 @@ class DirectoryWeights:
             )
 
     def _is_absent(self, rows: Rows, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Returns True if a head module is missing, or has the shape of another task and may be initialized."""
+        """Returns True if a module of a head is missing, or must be initialized because it has different shapes.
+
+        Args:
+          rows: the parameters of the module.
+          shapes: shape of each tensor in the directory.
+        """
         names = _names(rows)
         has_other_shape = self._fresh_heads and names <= shapes.keys() and shape_problems(rows, shapes)
         return not names & shapes.keys() or bool(has_other_shape)
 
     def verify(self) -> None:
-        """Raises UserError if copies of tied tensors differ, or tensors that must be zero are not."""
+        """Raises UserError if the copies of a tied tensor differ, or if a tensor that must be zero is not zero."""
         for copy, original in self._tied.items():
             if copy in self._theirs and not np.array_equal(self._tensor(copy), self._tensor(original)):
                 raise UserError(f"{self.directory}: {copy} differs from {original}, but config.json ties them")
@@ -223,11 +251,11 @@ class DirectoryWeights:
                 raise UserError(f"{self.directory}: {name} is not zero, but this model has no such parameter")
 
     def params(self, abstract_params: PyTree, drawn: Mapping[str, jax.Array] = MappingProxyType({})) -> PyTree:
-        """Reads all parameters into their shards, except the parameters in `drawn`.
+        """Returns all parameters as sharded arrays; each device reads its own shards.
 
         Args:
           abstract_params: jax.ShapeDtypeStructs with shardings.
-          drawn: initialized parameters by path.
+          drawn: initialized parameters by path, which are not read.
         """
         leaves = [
             drawn[path]
@@ -238,10 +266,14 @@ class DirectoryWeights:
         return jax.tree.unflatten(jax.tree.structure(abstract_params), leaves)
 
     def _by_canonical_name(self, base: str, known: Iterable[Callable[[str], object]]) -> dict[str, str]:
-        """Returns {canonical name: name in the file}; raises UserError for two names of one tensor.
+        """Returns {canonical name: name in the file}; raises UserError if the files contain a tensor under two names.
 
-        Files of a bare base model omit the first part of names (`base`: "bert."). The oldest files use gamma and beta
-        for the vectors of a norm.
+        Files of a base model without heads omit the first part of the names, such as "bert.". The oldest files name the
+        vectors of a norm gamma and beta.
+
+        Args:
+          base: the first part of the names.
+          known: predicates for known canonical names, in the order of priority.
         """
         names = {}
         for theirs in self._tensors.shapes:
@@ -257,11 +289,11 @@ class DirectoryWeights:
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """The dtype of each tensor, by its canonical name."""
+        """Returns the name of the dtype of each tensor, by its canonical name."""
         return {name: self._tensors.dtypes[theirs].name for name, theirs in self._theirs.items()}
 
     def notes(self) -> list[str]:
-        """Returns notes about tensors and files that are converted or ignored."""
+        """Returns messages about tensors that are converted and files that are ignored."""
         wide = sum(dtype == "float64" for dtype in self.dtypes.values())
         both = all(os.path.exists(os.path.join(self.directory, name)) for name in (SINGLE, INDEX))
         return [
@@ -276,7 +308,7 @@ class DirectoryWeights:
         return self._tensors[self._theirs[name]]
 
     def read(self, path: str, index: Index) -> np.ndarray:
-        """Reads the block of a parameter at `index` as float32; raises UserError for non-finite numbers."""
+        """Returns the block of a parameter at `index` as float32; raises UserError for non-finite numbers."""
         row, shape = self._rows[path]
         stacked = stacked_axes(row)
         names = np.array([name for name, _ in tensor_locations(row, shape)], object).reshape(shape[:stacked])
@@ -287,7 +319,7 @@ class DirectoryWeights:
     def _block(self, row: Row, name: str, shape: tuple[int, ...], index: Index) -> np.ndarray:
         block = np.ascontiguousarray(as_ours(row, self._tensor(name), shape)[index], np.float32)
         if not np.isfinite(block).all():
-            # checks all tensors only after the first failure
+            # lists all damaged tensors after the first one is found
             broken = [x for x in self._theirs if self._is_float(x) and not np.isfinite(self._tensor(x)).all()]
             verb = "holds" if len(broken) == 1 else "hold"
             raise UserError(f"{self.directory}: {', '.join(broken)} {verb} numbers that are not finite: a damaged file")
@@ -295,5 +327,5 @@ class DirectoryWeights:
 
 
 def _names(rows: Rows) -> set[str]:
-    """Returns the names of all tensors of `rows`."""
+    """Returns the names of the tensors that contain the parameters of `rows`."""
     return {name for row, shape in rows.values() for name, _ in tensor_locations(row, shape)}

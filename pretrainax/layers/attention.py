@@ -1,8 +1,9 @@
 """Scaled dot-product attention as one function, with backends for each type of hardware.
 
-`xla` is the reference and runs everywhere. `cudnn` (GPU), `tpu_flash` and `tpu_splash` (TPU) never hold the
-[B, H, T, S] weights. A mask is a description (`Mask`), which becomes an array only in a backend that needs one. If the
-mesh splits the length, `xla` is ring attention, and the TPU kernels gather keys and values.
+`xla` is the reference and runs on every platform. `cudnn` (GPU), `tpu_flash` and `tpu_splash` (TPU) never hold the [B,
+H, T, S] attention weights in memory. A mask is a description (`Mask`). Only a backend that needs an array builds one
+from the description. If the mesh splits the length, `xla` is ring attention, and the TPU kernels gather keys and
+values.
 """
 
 import functools
@@ -48,11 +49,12 @@ def attention(
     Args:
       q: [B, T, H, K]; k: [B, S, G, K]; v: [B, S, G, V], V at most K. Query heads [i·H/G, (i+1)·H/G) share key head i
         (Ainslie et al. 2023).
-      mask: the keys that each query may see. A query without a key gives a finite, meaningless value.
-      bias: [1 or B, H, T, S], added to the scaled logits; gradients flow to it.
+      mask: the keys that each query may attend to. The output of a query without any such key is finite but
+        meaningless.
+      bias: [1 or B, H, T, S], added to the scaled logits; gradients flow to it. None: no bias.
       scale: 1/sqrt(K) for most models, 1 for T5.
-      logit_cap: scaled logits x become cap · tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2).
-      implementation: a name from `choose_backend`.
+      logit_cap: scaled logits x become cap · tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2). None: no cap.
+      implementation: the name of a backend, as returned by `choose_backend`.
 
     Returns:
       [B, T, H, V] in q's dtype.
@@ -62,22 +64,23 @@ def attention(
     """
     _check_shapes(q, k, v, mask, bias)
     if (width := v.shape[3]) < k.shape[3] and (implementation != "xla" or axis_size(LENGTH_AXIS) > 1):
-        # kernels and the ring require values as wide as keys
+        # Kernels and ring attention require values as wide as keys.
         wide = functools.partial(attention, mask=mask, bias=bias, scale=scale, logit_cap=logit_cap)
         return wide(q, k, pad(v, 3, k.shape[3]), implementation=implementation)[..., :width]
     run = functools.partial(BACKENDS[implementation].kernel, bias=bias, scale=scale, logit_cap=logit_cap)
     if mask.windowed is None or implementation == "xla":
         return run(q, k, v, mask)
-    # A fused kernel is built for one mask: there are two kernels, and a layer runs one of them.
+    # A fused kernel is built for one mask. There are therefore two kernels, with and without the window, and each layer
+    # runs one of them.
     near, everywhere = mask.replace(windowed=None), mask.replace(windowed=None, window=None)
     return jax.lax.cond(mask.windowed, lambda *x: run(*x, near), lambda *x: run(*x, everywhere), q, k, v)
 
 
 class Weights(NamedTuple):
-    """Changes of the attention weights, which only `xla` supports."""
+    """Options that change the attention weights: dropout and attention sinks. Only the backend `xla` supports them."""
 
-    drop: Optional[Callable[[jax.Array], jax.Array]] = None  # dropout of the weights [B, G, R, T, S], R = H / G
-    sinks: Optional[jax.Array] = None  # [H], the logit of an additional key per head, whose value is zero (gpt-oss)
+    drop: Optional[Callable[[jax.Array], jax.Array]] = None  # dropout of the weights [B, G, R, T, S]; None: no dropout
+    sinks: Optional[jax.Array] = None  # [H], logit of one additional key per head with value zero (gpt-oss); None: none
 
 
 _UNCHANGED = Weights()
@@ -94,17 +97,20 @@ def attention_with_weights(
     scale: float,
     logit_cap: Optional[float] = None,
 ) -> jax.Array:
-    """Computes `attention` as `xla` does, with dropout of the weights or with sinks.
+    """Computes `attention` with the backend `xla`, with dropout of the attention weights or with attention sinks.
 
-    Dropout is applied after the softmax (as in BERT's code), so the weights need not add up to 1. A sink takes a part
-    of the weights.
+    Dropout is applied after the softmax (as in BERT's code), so the weights need not add up to 1. With sinks, the
+    weights of the actual keys add up to less than 1, because the sink takes the rest.
+
+    Args:
+      weights: the dropout and the sinks. The other arguments and the result are the same as in `attention`.
     """
     _check_shapes(q, k, v, mask, bias)
     return _xla(q, k, v, mask, bias, scale, logit_cap, weights)
 
 
 def _check_shapes(q, k, v, mask: Mask, bias) -> None:
-    """Raises AssertionError for a wrong axis, which might broadcast silently.
+    """Raises AssertionError if an axis has a wrong size, which JAX might broadcast without an error.
 
     The check runs at trace time and costs nothing at run time.
     """
@@ -122,11 +128,15 @@ def choose_backend(requested: str, platform: str, spec: AttentionSpec) -> tuple[
     """Returns the backend for `config.train.attention = requested`, and a warning if a faster backend is unavailable.
 
     Args:
-      requested: a name, or "auto": the fastest backend that supports the spec.
-      platform: `sharding.mesh.platform()`.
+      requested: the name of a backend, or "auto": the fastest backend that supports the spec.
+      platform: the result of `sharding.mesh.platform()`.
+
+    Returns:
+      The name of the backend, and the warning. The warning is None if there is no faster backend on this platform, or
+        if a backend is requested by name.
 
     Raises:
-      UserError: the requested backend cannot run here.
+      UserError: the requested backend is unknown or cannot compute this attention on this platform.
     """
     if requested == "auto":
         return _fastest(platform, spec)
@@ -143,10 +153,10 @@ def choose_backend(requested: str, platform: str, spec: AttentionSpec) -> tuple[
 
 
 def _fastest(platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
-    """Returns the fastest backend that supports the spec, and a warning if it is not the platform's best."""
+    """Returns the fastest backend that supports the spec, and a warning if the platform has a faster backend."""
     if platform in GPUS:
         best = "cudnn"
-    elif platform == "tpu" and max(spec.lengths) >= LANES:  # shorter lengths gain nothing
+    elif platform == "tpu" and max(spec.lengths) >= LANES:  # the kernels are not faster for shorter lengths
         best = "tpu_splash" if spec.bias == "none" else "tpu_flash"
     else:
         return "xla", None
@@ -165,9 +175,9 @@ def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, changed=_UNCHANGED):
         assert drop is None and sinks is None  # sharding.arrays.check_mesh rejects both
         return ring_attention(q, k, v, mask, bias, scale, logit_cap)
     logits = masked_logits(q, k, mask, bias, scale, logit_cap)
-    if logit_cap is None:  # with a cap, the gradient needs the product itself, which is saved instead
+    if logit_cap is None:  # with a cap, the gradient needs the product q kᵀ itself, which is saved instead
         logits = saved_residual(logits)
-    # The softmax divides after the product with v, which has K instead of S numbers per row.
+    # The division of the softmax comes after the product with v: it then divides K instead of S numbers per query.
     largest, sink_weight = jax.lax.stop_gradient(logits.max(-1, keepdims=True)), 0.0
     if sinks is not None:
         # [H] -> [1, G, R, 1, 1]
@@ -184,7 +194,10 @@ def _no_obstacle(spec: AttentionSpec, platform: str) -> None:
 
 
 def _xla_work(spec: AttentionSpec) -> Work:
-    """Returns all pairs, because masked pairs are multiplied too. The backward of a ring recomputes the logits."""
+    """Returns the work of `xla`: all pairs, because it multiplies masked pairs too.
+
+    With a split length, the backward of ring attention recomputes the logits.
+    """
     return Work(all_pairs(spec), again=int(spec.sequence > 1))
 
 

@@ -1,4 +1,4 @@
-"""Attention masks: descriptions that become arrays only where needed; and the masked logits."""
+"""Attention masks as descriptions, which become arrays only where a backend needs them, and the masked logits."""
 
 from typing import Optional
 
@@ -7,60 +7,70 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-# The logit of a forbidden pair. It is finite, so that a row without an allowed key gives a mean instead of NaN. It is
-# half of float32's range, so that adding a bias does not overflow (cuDNN takes masks as biases).
+# The logit of a forbidden pair. It is finite, so that a query without an allowed key gives the mean of the values
+# instead of NaN. It is half of the lowest float32 number, so that adding a bias does not overflow (cuDNN takes masks as
+# biases).
 FORBIDDEN = -0.5 * float(jnp.finfo(jnp.float32).max)
-PADDING = -1  # segment id of tokens that pad a length; segment ids of a batch are >= 0
+PADDING = -1  # segment id of tokens that are added to pad a length; the segment ids of a batch are >= 0
 
 
 @flax.struct.dataclass
 class Mask:
-    """The keys that a query may see: keys of its segment and, with `causal`, no later key outside the prefix.
+    """The keys that a query may attend to: keys of its segment and, with `causal`, no later key outside the prefix.
 
-    Padding is segment 0. It sees padding only, so each query of self-attention has a key to see.
+    The padding of a batch is segment 0. Padding attends to padding only, so in self-attention every query has at least
+    one key.
 
-    The order of tokens follows from their row indices, 0 … T-1 and 0 … S-1. `query_positions` and `key_positions`
-    override these indices, for example for a part of a row, or for new queries with a KV cache. They are not the
-    positions of a batch, which restart in each segment.
+    The order of tokens follows from their indices in the row: 0 … T-1 for queries and 0 … S-1 for keys.
+    `query_positions` and `key_positions` replace these indices, for example for a part of a row, or for new queries
+    with a KV cache. They differ from the `positions` of a batch, which restart at 0 in each segment.
     """
 
     causal: bool = flax.struct.field(pytree_node=False, default=False)
     query_segment_ids: Optional[jax.Array] = None  # [B, T] int32; None: all tokens are in one segment
     key_segment_ids: Optional[jax.Array] = None  # [B, S] int32
-    # Number of tokens that a causal query sees, itself included; without `causal`, half of the window on each side.
+    # Size of the window. With `causal`, a query attends to this number of tokens, itself included; without `causal`, to
+    # window // 2 tokens on each side of its own. None: no window.
     window: Optional[int] = flax.struct.field(pytree_node=False, default=None)
-    # [] bool, True if `window` applies (None: it does); layers of a scan may differ
+    # [] bool, True if `window` applies; None: it applies. In a scan over layers, it may differ between layers.
     windowed: Optional[jax.Array] = None
-    # [B, S] int32, 1 at keys that neither `causal` nor sparse windows hide; None: no prefix
+    # [B, S] int32, 1 at the keys of a prefix, which neither `causal` nor sparse windows hide; None: no prefix
     prefix: Optional[jax.Array] = None
     query_positions: Optional[jax.Array] = None  # [T] or [B, T] int32; None: 0 … T-1
     key_positions: Optional[jax.Array] = None  # [S] or [B, S] int32; None: 0 … S-1
-    layer: Optional[jax.Array] = None  # [] int32, layer number, if the visible keys depend on it (RandomBlocks)
-    # Each row has one segment, which starts at index 0, and padding after it. Its length replaces the segment ids.
+    layer: Optional[jax.Array] = None  # [] int32, layer number from 0, if the keys depend on it (RandomBlocks)
+    # True if each row has one segment, which starts at index 0, and padding after it. A kernel can then use the length
+    # of the segment instead of segment ids.
     single_segment: bool = flax.struct.field(pytree_node=False, default=False)
 
     @property
     def has_positions(self) -> bool:
-        """Returns True if queries or keys have indices other than 0, 1, … in the row."""
+        """Returns True if queries or keys have explicit indices, which may differ from 0, 1, … in the row."""
         return self.query_positions is not None or self.key_positions is not None
 
     @property
     def reach(self) -> tuple[int, int]:
-        """Returns the number of tokens before and after itself that a query sees."""
+        """Returns the numbers of tokens that a query attends to before and after its own position.
+
+        The mask must have a window. A causal mask with a prefix also has tokens after the query.
+        """
         if not self.causal:
             return self.window // 2, self.window // 2
         return self.window - 1, 0 if self.prefix is None else self.window - 1
 
     @property
     def lengths(self) -> Optional[tuple[jax.Array, jax.Array]]:
-        """Returns the numbers of queries and keys per row, [B] int32 each; None unless `single_segment`."""
+        """Returns the numbers of queries and keys in the segment of each row, [B] int32 each.
+
+        Returns None unless `single_segment`.
+        """
         if not self.single_segment:
             return None
         queries, keys = ((ids > 0).sum(1, dtype=jnp.int32) for ids in (self.query_segment_ids, self.key_segment_ids))
         return queries, keys
 
     def check_shapes(self, rows: int, query_length: int, key_length: int) -> None:
-        """Raises AssertionError if an array does not match the numbers of rows, queries and keys."""
+        """Raises AssertionError if the shape of an array does not match the numbers of rows, queries and keys."""
         for name, axes, length in (
             ("query_segment_ids", "[B, T]", query_length),
             ("key_segment_ids", "[B, S]", key_length),
@@ -76,7 +86,10 @@ class Mask:
                 chex.assert_shape(array, allowed, custom_message=f"mask.{name} is [{axes}] or [B, {axes}]")
 
     def materialize(self, query_length: int, key_length: int) -> jax.Array:
-        """Returns the mask as [B, 1, T, S] bool (first axis 1 without arrays); True if the query sees the key."""
+        """Returns the mask as an array [B, 1, T, S] bool, True if the query may attend to the key.
+
+        The first axis has size 1 if no array of the mask has a row axis.
+        """
         queries = jnp.arange(query_length) if self.query_positions is None else self.query_positions
         keys = jnp.arange(key_length) if self.key_positions is None else self.key_positions
         # [S] or [B, S], [T] or [B, T] -> [1 or B, T, S]
@@ -107,16 +120,17 @@ def masked_logits(
     scale: float,
     logit_cap: Optional[float],
 ) -> jax.Array:
-    """Computes cap(scale · q kᵀ) + bias, with FORBIDDEN at masked pairs: [B, G, R, T, S] float32, R = H / G.
+    """Computes the logits cap(scale · q kᵀ) + bias, with FORBIDDEN at masked pairs: [B, G, R, T, S] float32, R = H / G.
 
     Args:
-      q: [B, T, H, K]; k: [B, S, G, K]; bias: [1 or B, H, T, S].
+      q: [B, T, H, K]; k: [B, S, G, K]; bias: [1 or B, H, T, S], or None.
+      scale, logit_cap: as in `attention`.
     """
     b, t, h, d = q.shape
     s, g = k.shape[1:3]
     r = h // g  # query heads per key head
-    # Heads come before the length, so that the einsum is a plain matrix product. On a CPU this is 1.5 times as fast as
-    # an einsum of the original q and k. [B, T, H, K] -> [B, G, R·T, K], [B, S, G, K] -> [B, G, S, K]
+    # The head axis is moved before the length, so that the einsum is a plain matrix product. On a CPU this is 1.5
+    # times as fast as an einsum of the original q and k. [B, T, H, K] -> [B, G, R·T, K], [B, S, G, K] -> [B, G, S, K]
     q = q.reshape(b, t, g, r, d).transpose(0, 2, 3, 1, 4).reshape(b, g, r * t, d)
     logits = jnp.einsum("BGTK,BGSK->BGTS", q, k.swapaxes(1, 2), preferred_element_type=jnp.float32) * scale
     if logit_cap is not None:
@@ -131,7 +145,10 @@ def masked_logits(
 
 
 def weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """Computes the weighted sum of values: [B, G, R, T, S] float32, [B, S, G, K] -> [B, G, R, T, K] float32."""
+    """Computes the weighted sum of values: weights [B, G, R, T, S], v [B, S, G, K] -> [B, G, R, T, K] float32.
+
+    The weights are cast to the dtype of v; the sum is accumulated in float32.
+    """
     b, g, r, t, s = weights.shape
     weights = weights.astype(v.dtype).reshape(b, g, r * t, s)
     out = jnp.einsum("BGTS,BGSK->BGTK", weights, v.swapaxes(1, 2), preferred_element_type=jnp.float32)
@@ -139,18 +156,19 @@ def weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def heads_last(x: jax.Array) -> jax.Array:
-    """Moves heads behind the length: [B, G, R, T, K] -> [B, T, H, K]."""
+    """Moves the head axes behind the length and merges them: [B, G, R, T, K] -> [B, T, H, K]."""
     b, g, r, t, d = x.shape
     return x.transpose(0, 3, 1, 2, 4).reshape(b, t, g * r, d)
 
 
 def _repeat(x: jax.Array, count: int) -> jax.Array:
-    """Repeats the only row: [1, …] -> [count, …]."""
+    """Repeats the only row `count` times: [1, …] -> [count, …]."""
     return jnp.broadcast_to(x, (count, *x.shape[1:]))
 
 
 def _copies_backward(count, _, gradient):
-    # A product with ones. On a CPU, XLA would sum over the first axis on one core, 10 times slower than it reads.
+    # The sum over rows is a product with ones. On a CPU, XLA would sum over the first axis on one core, 10 times slower
+    # than it reads memory.
     ones = jnp.ones((count,), gradient.dtype)
     return (jnp.einsum("B,B...->...", ones, gradient, precision=jax.lax.Precision.HIGHEST)[None],)
 
@@ -161,7 +179,11 @@ _copies.defvjp(lambda x, count: (_repeat(x, count), None), _copies_backward)
 
 
 def padded_segments(mask: Mask, q: jax.Array, k: jax.Array, multiple: int) -> Optional[tuple[jax.Array, jax.Array]]:
-    """Returns segment ids ([B, T'], [B, S']) of padded lengths; None for a single segment without padding."""
+    """Returns the segment ids of queries and keys, [B, T'] and [B, S'], padded to multiples of `multiple`.
+
+    The added tokens have the segment id PADDING. Returns None if the mask has no segment ids and both lengths are
+    multiples already.
+    """
     ids = mask.query_segment_ids, mask.key_segment_ids
     if ids[0] is None:
         if q.shape[1] % multiple == 0 and k.shape[1] % multiple == 0:
@@ -171,7 +193,7 @@ def padded_segments(mask: Mask, q: jax.Array, k: jax.Array, multiple: int) -> Op
 
 
 def pad(x: jax.Array, axis: int, multiple: int, value: int = 0) -> jax.Array:
-    """Pads an axis with `value` up to a multiple."""
+    """Pads an axis at its end with `value`, up to the next multiple of `multiple`."""
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, -x.shape[axis] % multiple)
     return jnp.pad(x, widths, constant_values=value)

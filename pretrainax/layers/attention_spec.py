@@ -1,7 +1,7 @@
-"""Attention specs: the properties of an attention call that are known at trace time, and a record of them.
+"""Attention specs: the properties of an attention call that are known at trace time, and the list of traced specs.
 
 The attention layer, the header of a run and the memory planner choose a backend from the same `AttentionSpec`.
-`MultiHeadAttention` builds it with `spec_of`; `collect_attention_specs` records the specs of a traced model.
+Attention layers build the spec with `spec_of`; `collect_attention_specs` lists the specs of a traced model.
 """
 
 import contextlib
@@ -20,22 +20,22 @@ from pretrainax.sharding.mesh import axis_size
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """The properties of an attention call that decide whether a backend can compute it."""
+    """The properties of an attention call that determine whether a backend can compute it, and how much work it is."""
 
     head_dim: int
     query_length: int
     key_length: int
-    dtype: str  # of queries, keys and values
+    dtype: str  # dtype of queries, keys and values
     causal: bool
-    bias: Literal["none", "shared", "by_row"]  # of the logits: none, one for all rows, or one per row
-    window: Optional[int]  # as in `Mask`; in a scan over layers, some layers may ignore it
-    has_prefix: bool  # the mask is causal, but the whole segment sees a prefix of it
+    bias: Literal["none", "shared", "by_row"]  # bias of the logits: none, one for all rows, or one per row
+    window: Optional[int]  # as in `Mask`, None: no window; in a scan over layers, some layers may have none
+    has_prefix: bool  # the mask has a prefix that the whole segment attends to
     has_positions: bool  # queries or keys have explicit indices, for example with a KV cache
     logit_cap: Optional[float]
     sequence: int  # number of parts that the mesh splits the length into
-    dropout_rate: float = 0.0  # of the attention weights, in training
-    has_sinks: bool = False  # the softmax has an additional term per head
-    blocks: Optional["KeyBlocks"] = None  # blocks of block-sparse attention; None: queries attend to all keys
+    dropout_rate: float = 0.0  # dropout rate of the attention weights in training
+    has_sinks: bool = False  # the softmax has an additional logit per head
+    blocks: Optional["KeyBlocks"] = None  # blocks of block-sparse attention; None: not block-sparse
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -43,15 +43,15 @@ class AttentionSpec:
 
 
 class KeyBlocks(NamedTuple):
-    """The query-key pairs that block-sparse attention multiplies, for any length."""
+    """The blocks of keys that block-sparse attention multiplies with each block of queries, for rows of any length."""
 
     size: int  # tokens per block
-    sides: int  # neighbouring blocks on each side that a query attends to
-    more: int = 0  # additional blocks elsewhere in the row
-    whole: int = 0  # additional queries and keys outside the blocks, each paired with a whole row
+    sides: int  # number of neighbouring blocks on each side that a query attends to
+    more: int = 0  # further blocks of keys that a block of queries attends to, anywhere in the row
+    whole: int = 0  # number of additional (global) queries and keys, each of which is paired with a whole row
 
     def pairs(self, length: int) -> int:
-        """Returns the number of pairs in a row of `length` tokens."""
+        """Returns the number of query-key pairs that are multiplied in a row of `length` tokens, per head."""
         size = min(self.size, length)
         blocks = -(-length // size)
         blocks_per_query = 2 * self.sides + 1 + self.more if blocks > 1 else 1
@@ -59,22 +59,25 @@ class KeyBlocks(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The number of query-key pairs for one row and head; each pair is multiplied PRODUCTS times."""
+    """The number of query-key pairs that a backend multiplies for one row and one head.
 
-    pairs: np.ndarray  # [sequence], pairs of the queries in each part of the length
-    again: int = 0  # additional products that the backward recomputes
+    A training step multiplies each pair PRODUCTS + `again` times.
+    """
+
+    pairs: np.ndarray  # [sequence], number of pairs of the queries in each part of the length
+    again: int = 0  # products per pair that the backward computes in addition to PRODUCTS
 
 
-PRODUCTS = 6  # logits and weighted sum of values; the backward of each has two products
+PRODUCTS = 6  # per pair: logits, weighted sum of values, and two products in the backward of each
 
 
 def kernel_obstacle(spec: AttentionSpec) -> Optional[str]:
-    """Returns the reason why a fused kernel cannot compute an attention, or None if it can.
+    """Returns the reason why no fused kernel can compute an attention, as a predicate; None if there is no such reason.
 
-    A fused kernel never holds the attention weights.
+    A fused kernel never holds the attention weights in memory.
 
-    NOTE Kernels with dropout (flash-attn, cuDNN itself) and kernels with sinks exist. The kernels that JAX calls here
-    support neither.
+    NOTE There are kernels with dropout (flash-attn, cuDNN itself) and kernels with sinks. The kernels that this package
+    calls through JAX support neither.
     """
     if spec.blocks is not None:
         return "does not support blocks, and config.model.sparse_attention is set"
@@ -89,10 +92,10 @@ def kernel_obstacle(spec: AttentionSpec) -> Optional[str]:
 
 
 class Backend(NamedTuple):
-    """An implementation of attention."""
+    """An implementation of attention, with the conditions under which it can run and the work that it does."""
 
     kernel: Callable[..., jax.Array]  # (q, k, v, mask, bias=, scale=, logit_cap=) -> [B, T, H, K]
-    # (spec, platform) -> the reason why it cannot run, as a predicate for its name; None if it can
+    # (spec, platform) -> the reason why the backend cannot run, as a predicate ("needs a TPU"); None if it can run
     obstacle: Callable[[AttentionSpec, str], Optional[str]]
     work: Callable[[AttentionSpec], Work]
 
@@ -112,9 +115,9 @@ def spec_of(
 
     Args:
       q: [B, T, H, K]; k: [B, S, G, K]; mask, bias, logit_cap: as in `attention`.
-      bias_by_row: the bias depends on q and k. In a batch of one row, its shape does not show this.
+      bias_by_row: True if the bias depends on q and k. In a batch of one row, the shape of the bias does not show this.
       dropout_rate: of the attention weights.
-      has_sinks: the softmax has an additional term per head.
+      has_sinks: True if the softmax has an additional logit per head.
     """
     return AttentionSpec(
         head_dim=q.shape[3],
@@ -140,9 +143,9 @@ _COLLECTED: contextvars.ContextVar[Optional[list[AttentionSpec]]] = contextvars.
 def collect_attention_specs() -> Iterator[list[AttentionSpec]]:
     """Collects the distinct attention specs that are traced inside this context, in trace order.
 
-    JAX does not trace a jitted function twice, so a function that is traced already adds no spec. A spec does not
-    contain the number of rows. The trace of one row, which `model.init` needs anyway, gives the specs of any batch with
-    the same lengths.
+    The yielded list grows during the trace. JAX does not trace a jitted function twice, so a function that has already
+    been traced adds no spec. A spec does not contain the number of rows. The trace of one row, which `model.init` needs
+    anyway, therefore gives the specs of any batch with the same lengths.
     """
     specs: list[AttentionSpec] = []
     token = _COLLECTED.set(specs)
@@ -153,7 +156,10 @@ def collect_attention_specs() -> Iterator[list[AttentionSpec]]:
 
 
 def report_attention(spec: AttentionSpec) -> None:
-    """Adds a spec to the list of `collect_attention_specs`; does nothing outside that context."""
+    """Adds a spec to the list of `collect_attention_specs`, unless the list contains it already.
+
+    Outside that context, this function does nothing.
+    """
     specs = _COLLECTED.get()
     if specs is not None and spec not in specs:
         specs.append(spec)

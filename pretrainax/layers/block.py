@@ -1,4 +1,4 @@
-"""The block of all model families: self-attention, cross-attention with an encoder, and feed-forwards."""
+"""The block of all model families: self-attention, cross-attention to an encoded sequence, and feed-forwards."""
 
 import functools
 from collections.abc import Callable
@@ -26,45 +26,45 @@ from pretrainax.layers.sums import Sums, add_sums
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.param_paths import PyTree
 
-# A sublayer: x -> (update of the stream, side output)
+# The function of a sublayer: x [B, T, D] -> (the output that is added to the stream, side output)
 Function: TypeAlias = Callable[[jax.Array], tuple[jax.Array, PyTree]]
 
 
 @flax.struct.dataclass
 class Context:
-    """Inputs that all blocks of a stack share."""
+    """The inputs that all blocks of a stack share, such as the mask and the encoded sequence."""
 
-    mask: Mask  # of self-attention, with the window of local layers
-    positions: PositionTerms  # of self-attention
-    encoded: Optional[jax.Array] = None  # [B, S, D], input of cross-attention, unless it is in the KV cache
-    cross_mask: Optional[Mask] = None  # None: no cross-attention
-    index: Optional[jax.Array] = None  # [], index of the token that follows the KV cache
-    deterministic: bool = flax.struct.field(pytree_node=False, default=True)  # no dropout
+    mask: Mask  # mask of self-attention, with the window of the local layers
+    positions: PositionTerms  # position terms of self-attention
+    encoded: Optional[jax.Array] = None  # [B, S, D], read by cross-attention; None: it is in the KV cache
+    cross_mask: Optional[Mask] = None  # mask of cross-attention; None: no cross-attention
+    index: Optional[jax.Array] = None  # [], index of the token after the KV cache; None: no ring buffers
+    deterministic: bool = flax.struct.field(pytree_node=False, default=True)  # True: no dropout
 
 
 @flax.struct.dataclass
 class Layer:
-    """Per-layer flags; scalars for one block, arrays [L] for the stack."""
+    """The flags and the number of a layer: scalars for one block, or arrays [L] for the layers of a stack."""
 
     is_first: jax.Array
     is_last: jax.Array
-    is_local: jax.Array
+    is_local: jax.Array  # True in layers with a window (`config.layer_pattern`)
     number: jax.Array  # layer number, int32, from 0
 
 
 @flax.struct.dataclass
 class SideOutputs:
-    """Outputs of a block other than the stream; in a stack, `state` is stacked [L, …] and `sums` are added up."""
+    """Outputs of a block in addition to the stream; in a stack, `state` is stacked [L, …] and `sums` are added up."""
 
-    # The block's state for the next call, for example a KV cache; None: no state was passed in.
+    # The state of the block for the next call, for example its updated KV cache; None: the block has no state.
     state: PyTree = None
     sums: Sums = flax.struct.field(default_factory=dict)  # auxiliary losses and metrics
 
 
 class Block(nn.Module):
-    """Sublayers on a residual stream.
+    """A block of sublayers that each add their output to the residual stream: attention and feed-forwards.
 
-    NOTE T5 also has dropout inside the feed-forward. Here each sublayer has dropout once, on its result.
+    NOTE T5 also has dropout inside the feed-forward. Here each sublayer has dropout once, on its output.
     """
 
     config: ModelConfig
@@ -80,12 +80,14 @@ class Block(nn.Module):
         branch: Optional[Branch] = None,
         source: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream [B, T, D] and the side outputs.
+        """Returns the stream [B, T, D] after the block, and the side outputs of the block.
 
         Args:
-          state: the layer's KV cache; returned updated. None disables caching.
-          branch: is joined with the first block's output.
-          source: input of the keys and values of self-attention, [B, T, D]; None: the residual stream.
+          state: the KV cache of the layer, which is returned updated in the side outputs. None disables caching.
+          branch: the output of a parallel convolution, which is joined with the output of the first block; None: no
+            convolution.
+          source: the input from which self-attention computes keys and values, [B, T, D]; None: the same as for
+            queries.
         """
         config = self.config
         chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
@@ -128,11 +130,14 @@ class Block(nn.Module):
         self.sow("intermediates", "hidden", x)  # available with model.apply(…, mutable=["intermediates"])
         return x, SideOutputs(None if state is None else BlockKVCache(own_cache, cross_cache), sums)
 
-    @nn.nowrap  # keeps the method's name out of the scopes
+    @nn.nowrap  # keeps the name of the method out of Flax's scopes
     def _sublayer(
         self, layer: Layer, deterministic: bool, name: str, x: jax.Array, function: Function
     ) -> tuple[jax.Array, PyTree]:
-        """Returns the stream plus the update of `function`, and the side output of `function`."""
+        """Returns the stream after one sublayer, and the side output of `function`.
+
+        The output of `function` is added to the stream. `config.norm_at` selects where the norms are.
+        """
         config = self.config
         norm = Norm(config, name=f"{name}_norm")
         dropout = Dropout(config.dropout_rate, deterministic=deterministic)
@@ -152,7 +157,7 @@ class Block(nn.Module):
     def _cross_attend(
         self, x: jax.Array, cache: BlockKVCache, context: Context, sublayer: Callable
     ) -> tuple[jax.Array, PyTree]:
-        """Returns the stream after attention to an encoded sequence, and the KV cache of that sequence."""
+        """Returns the stream after cross-attention to an encoded sequence, and the KV cache of the encoded sequence."""
         cross = MultiHeadAttention(self.config, self.compute, context.deterministic, name="cross_attention")
         encoded = context.encoded if cache.read is None else cache.read
         return sublayer("cross_attention", x, lambda y: cross(y, encoded, context.cross_mask, PositionTerms()))

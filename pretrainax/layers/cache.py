@@ -1,9 +1,9 @@
 """The KV cache of a decoder's blocks.
 
-The rows of a batch have different lengths and continue together. Each row is therefore aligned at its last token. One
-index counts the tokens of all rows, and the distance of two tokens of a row is the difference of their indices. A layer
-stores its last C tokens in a ring buffer, the token with index i in slot i mod C. In a local layer, C is the window. In
-a global layer, C is the maximum length of the rows, and no slot is overwritten.
+The rows of a batch have different lengths, but generation continues all rows together. All rows are therefore aligned
+at their last tokens. A single index counts the tokens of all rows. The distance between two tokens of a row is the
+difference of their indices. A layer stores the last C tokens in a ring buffer, the token with index i in slot i mod C.
+In a local layer, C is the window. In a global layer, C is the maximum length of the rows, and no slot is overwritten.
 """
 
 from typing import Optional
@@ -17,38 +17,52 @@ from pretrainax.layers.attention_mask import Mask
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
 
-_EMPTY_SLOT = jnp.iinfo(jnp.int32).max // 2  # position of an empty slot's key: after every query
+# Position of the key in an empty slot. It is after every query, so a causal mask hides the key.
+_EMPTY_SLOT = jnp.iinfo(jnp.int32).max // 2
 
 
 @flax.struct.dataclass
 class KeyValues:
     """The keys and values of S tokens, [B, G, S, K] each. Heads come before the length, as the products require.
 
-    With one row, the arrays are [G, S, K]. XLA drops an axis of size 1 in the products. It would store a ring buffer
-    once with this axis and once without, and copy both in each step.
+    For a batch of one row, the arrays are [G, S, K]. XLA drops an axis of size 1 in matrix products. With this axis,
+    XLA would store a ring buffer once with the axis and once without it, and copy both in each step.
     """
 
-    keys: jax.Array  # normalized, and rotated by their positions
-    values: Optional[jax.Array]  # None: the keys include the values, as in latent attention
+    keys: jax.Array  # after the norm and the rotation by positions, if the model has them
+    values: Optional[jax.Array]  # None: the values are computed from the keys, as in latent attention
 
     @classmethod
     def of(cls, k: jax.Array, v: Optional[jax.Array]) -> "KeyValues":
-        """Returns the cache of keys and values [B, S, G, K] from a call of attention."""
+        """Returns the KV cache of the keys and values [B, S, G, K] that attention computed.
+
+        Args:
+          v: None if the values are computed from the keys.
+        """
         return jax.tree.map(lambda x: x.swapaxes(1, 2), cls(k, v))._squeezed()
 
     def heads_last(self) -> tuple[jax.Array, jax.Array]:
-        """Returns keys and values as attention expects them, [B, S, G, K]; without values, the keys twice."""
+        """Returns the keys and values in the layout that `attention` expects, [B, S, G, K] each.
+
+        A cache without values returns the keys twice.
+        """
         keys, *values = jax.tree.leaves(jax.tree.map(lambda x: x.swapaxes(1, 2), self._batched()))
         return keys, values[0] if values else keys
 
     def take(self, rows: jax.Array) -> "KeyValues":
-        """Returns the cache of `rows` [B'], indices into B."""
+        """Returns the cache of the rows with the given indices, `rows` [B'] with numbers below B."""
         return jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), self._batched())._squeezed()._sharded()
 
-    # --- as a ring buffer: S is C ---
+    # --- the cache as a ring buffer: its length S is C ---
 
     def ring(self, lengths: jax.Array, size: int) -> "KeyValues":
-        """Returns the ring buffer of prompts of `lengths` [B], padded on the right to S; the next index is S."""
+        """Returns the ring buffer with `size` slots from the cache of prompts that are padded on the right to S tokens.
+
+        The last token of each prompt gets the index S - 1, so the next token has the index S.
+
+        Args:
+          lengths: [B], number of tokens of each prompt.
+        """
         whole = self._batched()
         padded = whole.keys.shape[2]
         index = padded - 1 - slot_distance(padded - 1, size)  # [C], index of the token in each slot; below 0: empty
@@ -57,7 +71,7 @@ class KeyValues:
         return ring._squeezed()._sharded()
 
     def append(self, token: "KeyValues", index: jax.Array) -> "KeyValues":
-        """Returns the ring buffer with one more token, in the slot of `index` []."""
+        """Returns the ring buffer with one more token per row, in the slot of `index` []."""
         slot = index % self.keys.shape[-2]
         write = lambda buffer, x: jax.lax.dynamic_update_slice_in_dim(buffer, x, slot, buffer.ndim - 2)  # noqa: E731
         return jax.tree.map(write, self, token)
@@ -65,12 +79,12 @@ class KeyValues:
     def mask_for_query(
         self, index: jax.Array, mask: Mask, bias: Optional[jax.Array]
     ) -> tuple[Mask, Optional[jax.Array]]:
-        """Returns the mask and the bias of a query on the slots.
+        """Returns the mask and the bias for one query per row that attends to the slots of the ring buffer.
 
         Args:
-          index: [], of the query, whose own token is in the ring buffer already.
-          mask: with `query_positions` [B, 1], the query's position in its segment.
-          bias: [1, H, 1, N] on the N >= C tokens that end with the query's token, or None.
+          index: [], index of the query. The ring buffer already contains the query's own token.
+          mask: a mask with `query_positions` [B, 1], the position of the query in its segment.
+          bias: [1, H, 1, N] for the last N >= C tokens up to and including the query's token; None: no bias.
         """
         distance = slot_distance(index, self.keys.shape[-2])[None, :]
         positions = mask.query_positions - distance  # [B, 1], [1, C] -> [B, C]
@@ -86,23 +100,27 @@ class KeyValues:
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[-3:]), self)
 
     def _sharded(self) -> "KeyValues":
-        """Shards the cache over the mesh like the maps that compute it: by rows and heads."""
-        heads = "num_kv_heads" if self.keys.shape[-3] > 1 else None  # a single head is replicated
+        """Shards the cache over the mesh by rows and heads, like the outputs of the key and value projections."""
+        heads = "num_kv_heads" if self.keys.shape[-3] > 1 else None  # all devices have a single head
         spec = P(*logical_spec("batch", heads)[4 - self.keys.ndim :])
         return jax.tree.map(lambda x: constrain(x, spec), self)
 
 
 def slot_distance(index: int | jax.Array, size: int) -> jax.Array:
-    """Returns the distance from the token of `index` back to the token in each slot of a ring buffer, [C]."""
+    """Returns the distance from the token with index `index` back to the token in each slot of a ring buffer, [C].
+
+    Args:
+      size: C, the number of slots.
+    """
     return (index - jnp.arange(size, dtype=jnp.int32)) % size
 
 
 @flax.struct.dataclass
 class BlockKVCache:
-    """The KV cache of a block; empty before the first token."""
+    """The KV cache of a block; both fields are None before the first token."""
 
-    own: Optional[KeyValues] = None  # of self-attention: of a prompt, then a ring buffer
-    read: Optional[KeyValues] = None  # of cross-attention: of the encoded sequence
+    own: Optional[KeyValues] = None  # of self-attention: first the tokens of a prompt, later a ring buffer
+    read: Optional[KeyValues] = None  # of cross-attention: the tokens of the encoded sequence
 
 
 @flax.struct.dataclass
@@ -110,16 +128,21 @@ class KVCache:
     """The KV cache of the L blocks of a decoder, and the index of the next token."""
 
     blocks: tuple[BlockKVCache, ...]
-    index: Optional[jax.Array] = None  # [] int32, of the next token, in all rows; None: no ring buffers yet
+    index: Optional[jax.Array] = None  # [] int32, index of the next token of all rows; None: no ring buffers yet
     reach: Optional[int] = flax.struct.field(pytree_node=False, default=None)  # maximum length of the rows, in tokens
 
     @property
     def longest(self) -> int:
-        """Returns the number of slots of the longest ring buffer."""
+        """Returns the largest number of slots of a ring buffer of any block."""
         return max(block.own.keys.shape[-2] for block in self.blocks if block.own is not None)
 
     def rings(self, lengths: jax.Array, sizes: list[int]) -> "KVCache":
-        """Returns the cache of prompts of `lengths` [B], padded on the right, as ring buffers of `sizes` [L]."""
+        """Returns the cache as ring buffers of `sizes` [L] slots, from the cache of prompts that are right-padded.
+
+        Args:
+          lengths: [B], number of tokens of each prompt.
+          sizes: number of slots for each block.
+        """
         first = self.blocks[0].own
         assert first is not None
         blocks = tuple(
@@ -128,6 +151,6 @@ class KVCache:
         return self.replace(blocks=blocks, index=jnp.asarray(first.keys.shape[-2], jnp.int32))
 
     def take(self, rows: jax.Array) -> "KVCache":
-        """Returns the cache of `rows` [B'], indices into B."""
+        """Returns the cache of the rows with the given indices, `rows` [B'] with numbers below B."""
         is_cache = lambda x: isinstance(x, KeyValues)  # noqa: E731
         return self.replace(blocks=jax.tree.map(lambda cache: cache.take(rows), self.blocks, is_leaf=is_cache))

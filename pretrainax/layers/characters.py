@@ -1,4 +1,4 @@
-"""Word vectors from characters: convolutions, highway layers and a projection.
+"""Word vectors computed from characters: convolutions, highway layers and a linear projection.
 
 Sources: Jozefowicz et al. 2016, arXiv 1602.02410, section 3.1; Kim et al. 2015, arXiv 1508.06615.
 """
@@ -36,13 +36,14 @@ add_partition_rules(
         (r"character_embedding/(\w+/)+bias", "features"),
     )
 )
-_CARRY_BIAS = -2.0  # a highway layer initially passes on its input (bilm-tf; Srivastava et al. 2015, section 2.2)
+_CARRY_BIAS = -2.0  # initially, a highway layer mostly copies its input (bilm-tf; Srivastava et al. 2015, section 2.2)
 
 
 class CharacterEmbedding(nn.Module):
-    """Maps the characters of words [B, T, C] to word vectors [B, T, D], in `dtype`.
+    """Computes word vectors [B, T, D] in `dtype` from the characters of words [B, T, C].
 
-    Each filter gives its maximum over the positions of the word. The maxima of all filter sizes are concatenated.
+    The output of each filter is its maximum over the positions in the word. The maxima of all filter sizes are
+    concatenated and pass through the highway layers and the projection.
     """
 
     config: ModelConfig
@@ -70,7 +71,7 @@ class CharacterEmbedding(nn.Module):
 
     @staticmethod
     def flops(config: ModelConfig, length: int) -> int:
-        """Returns the floating-point operations of one example's forward pass."""
+        """Returns the floating-point operations of the forward pass for one sequence of `length` words."""
         settings = recurrent_of(config)
         total = sum(settings.filters)
         windows = sum(n * size * (WORD_LENGTH - size + 1) for size, n in enumerate(settings.filters, start=1))
@@ -79,10 +80,10 @@ class CharacterEmbedding(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Filters over `size` adjacent characters, [B, T, C, E] -> [B, T, C - size + 1, n], without padding.
+    """A convolution over `size` adjacent characters without padding, [B, T, C, E] -> [B, T, C - size + 1, n].
 
-    NOTE This uses XLA's convolution. XLA cannot compile products of windows with the kernels for GPUs once several
-    products read the same characters.
+    NOTE This module uses XLA's convolution. The alternative is a matrix product of windows, but XLA cannot compile it
+    with its GPU kernels if several such products read the same characters.
     """
 
     size: int
@@ -101,9 +102,11 @@ class Convolution(nn.Module):
 
 
 class Highway(nn.Module):
-    """c · relu(transform(x)) + (1 - c) · x with c = sigmoid(carry(x)), [B, T, F] -> [B, T, F] (Srivastava et al. 2015).
+    """A highway layer [B, T, F] -> [B, T, F]: c · relu(transform(x)) + (1 - c) · x with c = sigmoid(carry(x)).
 
-    NOTE bilm-tf names the gate of the transformed input `carry`; this class does the same.
+    The formula is from Srivastava et al. 2015.
+
+    NOTE The gate of the transformed input is named `carry`, as in bilm-tf.
     """
 
     features: int

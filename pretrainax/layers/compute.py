@@ -1,4 +1,4 @@
-"""Settings of how a model runs; they change neither its parameters nor its mathematics."""
+"""Settings of how a model is computed, which change neither its parameters nor its mathematics."""
 
 import dataclasses
 from typing import Optional
@@ -9,45 +9,49 @@ from pretrainax.sharding.mesh import GPUS, platform
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """The fields of `config.train` that layers read."""
+    """The fields of `config.train` that layers read; `compute_for` copies them."""
 
-    dtype: str = "float32"  # of activations and matrix products; parameters, norms and softmax are float32
-    attention: str = "auto"  # backend of layers.attention
-    # Residuals of a block that are saved for the backward. none: the policy of layers.rematerialization, on a CPU all.
-    # block: the inputs of the block. dots: products of linear maps.
+    dtype: str = "float32"  # dtype of activations and matrix products; parameters, norms and softmax are float32
+    attention: str = "auto"  # name of a backend of layers.attention, or "auto"
+    # The residuals of a block that are saved for the backward. "none": those selected by `products_saveable` of
+    # layers.rematerialization; on a CPU, all. "block": only the inputs of the block. "dots": outputs of linear layers.
     remat: str = "none"
-    pipeline_microbatches: int = 0  # microbatches of a pipeline; 0: one per row
-    scan_unroll: int = 1  # blocks in each iteration of the scan over layers; 0: chosen for the devices
+    pipeline_microbatches: int = 0  # number of microbatches of a pipeline; 0: one per row
+    scan_unroll: int = 1  # blocks in each iteration of the scan over layers; 0: depends on the devices
 
 
-# On a GPU, a loop over layers copies the residuals of each layer into stacks and back, a fifth of the traffic.
-# Unrolling more layers than this takes long to compile. On a TPU, loops cost little, and unrolling 12 layers takes
-# minutes to compile. benchmarks/lab_book.md has the measurements.
+# On a GPU, a loop over layers copies the residuals of each layer into stacked arrays and back, which is a fifth of the
+# memory traffic. Unrolling more than _MOST_UNROLLED layers takes long to compile. On a TPU, loops cost little, and
+# unrolling 12 layers takes minutes to compile. benchmarks/lab_book.md has the measurements.
 _MOST_UNROLLED = 24
-_CPU_UNROLLED = 4
+_CPU_UNROLLED = 4  # blocks in each iteration on a CPU
 
 
 def resolve_auto(train: TrainConfig) -> TrainConfig:
-    """Returns `train` with each "auto" and 0 replaced by a value for the devices of `jax.set_mesh`.
+    """Returns `train` with "auto" and 0 replaced by values for the devices of `jax.set_mesh`.
 
-    `scan_unroll` stays as it is, because its value depends on the blocks: see `blocks_per_iteration`.
+    This applies to `dtype`, `remat` and `loss_chunk`. `scan_unroll` stays unchanged, because its value depends on the
+    blocks (`blocks_per_iteration`). `attention` stays unchanged, because each attention layer chooses its backend.
     """
     on_cpu = platform() == "cpu"
     return dataclasses.replace(
         train,
         dtype=("float32" if on_cpu else "bfloat16") if train.dtype == "auto" else train.dtype,
-        remat="none" if train.remat == "auto" else train.remat,  # no memory plan has chosen a policy
+        # "auto" remains here only if no memory plan has chosen a policy.
+        remat="none" if train.remat == "auto" else train.remat,
         loss_chunk=train.loss_chunk or (1024 if on_cpu else 4096),
     )
 
 
 def compute_for(train: TrainConfig) -> Compute:
-    """Returns the fields of a training config that layers read; `resolve_auto` must have replaced its `auto` values."""
+    """Returns the fields that layers read, from a training config that `resolve_auto` returned."""
     return Compute(**{f.name: getattr(train, f.name) for f in dataclasses.fields(Compute)})
 
 
 def blocks_per_iteration(compute: Compute, num_layers: int, on: Optional[str] = None) -> int:
-    """Returns the number of blocks in each iteration of the scan over layers.
+    """Returns the number of blocks in each iteration of the scan over `num_layers` layers.
+
+    This is `compute.scan_unroll`, or a number that suits the platform if `scan_unroll` is 0; at most `num_layers`.
 
     Args:
       on: a platform; None: the platform of `jax.set_mesh`.

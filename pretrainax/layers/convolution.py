@@ -1,6 +1,6 @@
-"""A convolution parallel to the first block, over neighbouring tokens.
+"""A convolution over neighbouring tokens, computed in parallel to the first block.
 
-It is the "n-gram induced input encoding" of DeBERTa v2, in the released code.
+This is the "n-gram induced input encoding" of DeBERTa v2, as in the released code.
 """
 
 import chex
@@ -18,10 +18,10 @@ from pretrainax.layers.norm import Norm
 
 @flax.struct.dataclass
 class Branch:
-    """Joins the first block's output with the output of a convolution."""
+    """The output of the convolution, and the parameters for joining it with the output of the first block."""
 
-    convolved: jax.Array  # [B, T, D]
-    norm: dict[str, jax.Array]  # parameters of the norm after the sum
+    convolved: jax.Array  # [B, T, D], output of the convolution
+    norm: dict[str, jax.Array]  # parameters of the norm that follows the sum
 
     def join(self, x: jax.Array, config: ModelConfig) -> jax.Array:
         chex.assert_equal_shape((x, self.convolved), custom_message="a block's output and its branch are [B, T, D]")
@@ -29,11 +29,14 @@ class Branch:
 
 
 class InputConvolution(nn.Module):
-    """activation(convolution(x)) of the embeddings [B, T, D], over config.input_convolution tokens around each token.
+    """Computes activation(convolution(x)) of the embeddings x [B, T, D], and returns the result as a Branch.
 
-    The norm after the sum with the first block's output is a parameter of this module, because the blocks are one scan
-    and no other block has a convolution. The module therefore returns a Branch. Tokens outside a token's segment count
-    as 0.
+    The convolution covers config.input_convolution tokens, centred at each token. Tokens of different segments count as
+    0.
+
+    The result is later added to the output of the first block, followed by a norm. The parameters of this norm belong
+    to this module, because the blocks are one scan and no other block has a convolution. The Branch therefore contains
+    them.
     """
 
     config: ModelConfig
@@ -57,7 +60,10 @@ class InputConvolution(nn.Module):
 
 
 def _shifted(x: jax.Array, offset: int) -> jax.Array:
-    """Returns out[:, t] = x[:, t + offset]; -1, which is no segment id, outside the row."""
+    """Returns x shifted along the row: out[:, t] = x[:, t + offset].
+
+    Outside the row, the result is -1, which is not a valid segment id.
+    """
     widths = [(0, 0), (max(-offset, 0), max(offset, 0))] + [(0, 0)] * (x.ndim - 2)
     padded = jnp.pad(x, widths, constant_values=-1)
     return padded[:, max(offset, 0) : max(offset, 0) + x.shape[1]]

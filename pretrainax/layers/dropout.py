@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014) whose backward draws the random numbers again instead of saving a mask."""
+"""Dropout (Srivastava et al. 2014) whose backward generates the random numbers again instead of saving a mask."""
 
 import functools
 from typing import Optional
@@ -10,7 +10,10 @@ import numpy as np
 
 
 class Dropout(nn.Module):
-    """Sets a random share of numbers to 0 in training, and scales the others so that the mean is unchanged."""
+    """Sets a random fraction `rate` of the elements to 0 in training, and scales the others to keep the mean unchanged.
+
+    With `deterministic`, which is given to the constructor or to the call, x is returned unchanged.
+    """
 
     rate: float
     deterministic: Optional[bool] = None
@@ -23,7 +26,10 @@ class Dropout(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def apply_dropout(rate: float, x: jax.Array, key: jax.Array) -> jax.Array:
-    """Sets a share `rate` of x's numbers to 0 and divides the others by 1 - rate; keeps x's shape and dtype."""
+    """Sets a random fraction `rate` of the elements of x to 0, and divides the others by 1 - rate.
+
+    The shape and the dtype of x do not change. `key` determines which elements become 0.
+    """
     return _apply_dropout(rate, x, key)
 
 

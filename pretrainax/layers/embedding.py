@@ -1,4 +1,4 @@
-"""A table of vectors with lookup by id."""
+"""A table of trained vectors, which are looked up by id."""
 
 import chex
 import flax.linen as nn
@@ -13,10 +13,10 @@ from pretrainax.sharding.mesh import axis_size
 
 
 class Embedding(nn.Module):
-    """A lookup of the rows ids[b, t] of `embedding` [rows, D].
+    """Looks up the vectors with the given ids in a table: ids [B, T], table [rows, D] -> [B, T, D].
 
-    `validate` and `check_batch` ensure that ids are in range. `axes` names the axes of the table, like the kernel axes
-    of a Linear.
+    The ids must be in range, which `validate` and `check_batch` ensure. `axes` names the axes of the table, like the
+    kernel axes of a Linear.
     """
 
     rows: int
@@ -34,15 +34,16 @@ class Embedding(nn.Module):
 
 
 def _take(axes: tuple[str, str], rows: int, table: jax.Array, ids: jax.Array) -> jax.Array:
-    # With fsdp, a device has a part of each vector. The table is gathered, so that the ids need not be gathered.
+    # With `fsdp`, each device has a part of each vector. The table is gathered along `fsdp`, so that the compiler need
+    # not gather the ids.
     return jnp.take(constrain(table, logical_spec(axes[0], None)), ids, axis=0, mode="clip")
 
 
 def _look_up_backward(axes, rows, ids, gradient):
-    """Sums the gradients of each device's own tokens, and scatters the sums.
+    """Returns the gradient of the table: each device sums the gradients of its own tokens, and the sums are scattered.
 
-    By default, the compiler gives every device the sum of the whole table, of which the device then uses a part: twice
-    the traffic.
+    By default, the compiler would give every device the sum of the whole table, although a device then uses only a part
+    of it. That is twice the traffic.
     """
     spec = batch_spec(ids.shape)
     if spec is None:

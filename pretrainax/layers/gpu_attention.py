@@ -1,4 +1,4 @@
-"""cuDNN attention for NVIDIA GPUs, called through JAX; it never holds the [B, H, T, S] weights."""
+"""cuDNN attention for NVIDIA GPUs, called through JAX; it never holds the [B, H, T, S] attention weights in memory."""
 
 import ctypes
 import functools
@@ -15,7 +15,7 @@ from pretrainax.layers.sequence_parallel import on_each_device
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import GPUS
 
-_HIDDEN = -(2.0**41)  # added to masked logits; cuDNN is wrong if it subtracts two larger numbers (noted in JAX)
+_HIDDEN = -(2.0**41)  # added to masked logits; cuDNN is wrong if it subtracts two larger numbers (as JAX notes)
 
 
 # cuDNN versions with known errors in attention, which NVIDIA's TransformerEngine excludes: 9.10.0 and 9.10.1 with 16
@@ -25,18 +25,21 @@ _BROKEN = ("9.10.0", "9.10.1", "9.14.0")
 
 @functools.cache
 def _cudnn_version() -> Optional[str]:
-    """Returns the version of the cuDNN that computes attention; None without a GPU."""
-    if jax.default_backend() != "gpu":  # the step is compiled for devices of another machine
+    """Returns the version of the cuDNN that computes attention in this process, such as "9.15.1".
+
+    Returns None without a GPU in this process, or if the major version is not 9.
+    """
+    if jax.default_backend() != "gpu":  # for example if the step is compiled for devices of a different machine
         return None
     try:
         number = ctypes.CDLL("libcudnn.so.9").cudnnGetVersion()
-    except OSError:  # another major version
+    except OSError:  # cuDNN has a different major version
         return None
     return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
 
 
 def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
-    """Returns the reason why cuDNN cannot compute an attention, or None if it can."""
+    """Returns the reason why cuDNN cannot compute an attention, as a predicate, or None if it can."""
     if platform not in GPUS:
         return f"needs an NVIDIA GPU, and this is a {platform.upper()}"
     if obstacle := kernel_obstacle(spec):
@@ -66,17 +69,18 @@ def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
 
 
 def cudnn_work(spec: AttentionSpec) -> Work:
-    """Returns the pairs that the mask leaves, because cuDNN does not report its tiles.
+    """Returns the work of cuDNN: the pairs that the causal mask and the window allow, because its tiles are not known.
 
-    With a prefix, cuDNN does not see the causal mask and multiplies all pairs. The backward recomputes the logits (Dao
-    et al. 2022, arXiv 2205.14135).
+    With a prefix, cuDNN gets the mask as a bias and multiplies all pairs. The backward recomputes the logits (Dao et
+    al. 2022, arXiv 2205.14135).
     """
     return Work(all_pairs(spec) if spec.has_prefix else seen_pairs(spec), again=1)
 
 
 def cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
-    """Computes `attention` without a logit cap."""
-    # JAX's rules tell the compiler how to split cuDNN's kernel, but not along the axes that remain in a pipeline stage.
+    """Computes `attention` with cuDNN's kernel, which does not support a logit cap."""
+    # JAX has rules that split cuDNN's kernel over the mesh. They do not work inside a pipeline stage, for the axes that
+    # the stage leaves to the compiler.
     run = on_each_device(_cudnn) if jax.sharding.get_abstract_mesh().manual_axes else _cudnn
     return run(q, k, v, mask, bias, scale, logit_cap)
 
@@ -84,16 +88,16 @@ def cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
 def _cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
     assert logit_cap is None and not mask.has_positions
     array, lengths = None, mask.lengths
-    # A mask array becomes an additive bias [B, 1, T, S], in q's dtype. cuDNN computes its gradient in each layer.
-    if mask.prefix is not None:  # the array has the whole mask: the kernel's causal mask would hide the prefix
+    # A mask array becomes an additive bias [B, 1, T, S] in q's dtype. cuDNN also computes a gradient of this bias.
+    if mask.prefix is not None:  # the array is the whole mask, as the causal mask of the kernel would hide the prefix
         array, mask, lengths = mask.materialize(q.shape[1], k.shape[1]), Mask(), None
     elif lengths is None and mask.query_segment_ids is not None:
         array = Mask(False, mask.query_segment_ids, mask.key_segment_ids).materialize(q.shape[1], k.shape[1])
     bias = None if bias is None else bias.astype(q.dtype)
-    if array is not None:  # computed once for all blocks
+    if array is not None:  # saved, so that it is computed once for all blocks
         array = saved_residual(jnp.where(array, 0.0, _HIDDEN).astype(q.dtype))
         bias = array if bias is None else array + bias
-    # A row without tokens counts one token of padding, because the softmax divides by a sum.
+    # A row without tokens gets the length 1, so that the softmax does not divide by 0.
     queries, keys = (None, None) if lengths is None else (jnp.maximum(length, 1) for length in lengths)
     return jax.nn.dot_product_attention(
         q,

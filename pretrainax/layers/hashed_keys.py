@@ -1,10 +1,10 @@
-"""Random keys for dropout that compute each number as a hash of its index and the key.
+"""Random keys for dropout, whose random numbers are hashes of the element index and the key.
 
-JAX's generator (Threefry2x32, Salmon et al. 2011) takes some 110 operations per number, on a GPU more than the rest of
-a kernel. It takes another 110 for the key of each dropout in each layer. These operations were half of BERT's compile
-time for a GPU. A hashed number takes 20 operations.
+JAX's generator (Threefry2x32, Salmon et al. 2011) takes about 110 operations per number. On a GPU, this is more than
+all other work of a kernel. The generator takes another 110 operations for the key of each dropout in each layer. These
+operations were half of BERT's compile time for a GPU. A hashed number takes 20 operations.
 
-The selection of words to predict, ELECTRA's sampling and the initialization of parameters use JAX's generator.
+The selection of words to predict, ELECTRA's sampling and the initialization of parameters still use JAX's generator.
 """
 
 import math
@@ -18,14 +18,20 @@ _GOLDEN_RATIO = np.uint32(0x9E3779B9)  # 2^32 divided by the golden ratio
 
 
 def hashed_key(key: jax.Array) -> jax.Array:
-    """Returns a hashed key, drawn from a key of any type; `jax.random` and Flax accept it like any other key."""
+    """Returns a hashed key that is derived from a key of any type.
+
+    `jax.random` and Flax accept a hashed key like any other key.
+    """
     return jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl=_HASHED)
 
 
 def _random_bits(words: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
-    """Returns unsigned integers of `bit_width` bits.
+    """Returns an array of `shape` with random unsigned integers of `bit_width` bits.
 
-    The hash mixes in the index within the last two axes first, and the index over the other axes second.
+    The hash first mixes in the index of the element within the last two axes, and then the index over the other axes.
+
+    Args:
+      words: [2] uint32, the two words of the key.
     """
     if bit_width > 32:
         raise ValueError(f"hashed keys support numbers of 8, 16 or 32 bits, not {bit_width}")
@@ -37,7 +43,10 @@ def _random_bits(words: jax.Array, bit_width: int, shape: tuple[int, ...]) -> ja
 
 
 def _fold_in(words: jax.Array, number: jax.Array) -> jax.Array:
-    """Returns the words of a derived key; different numbers or keys give different words."""
+    """Returns the two words of a key derived from a key and a number.
+
+    Different numbers or keys give different words, except for rare collisions.
+    """
     a = _hash(words[0] ^ number.astype(jnp.uint32))
     b = _hash(words[1] + a)
     a = _hash(a ^ b)
@@ -57,9 +66,10 @@ def _indices(shape: tuple[int, ...]) -> jax.Array:
 
 
 def _hash(x: jax.Array) -> jax.Array:
-    """Returns the hash `lowbias32` of x (Wellons 2018, "Prospecting for hash functions", with constants found later).
+    """Returns the hash `lowbias32` of x, element by element.
 
-    If any bit of x changes, each bit of the hash changes with probability one half, to within a thousandth.
+    The hash is from Wellons 2018, "Prospecting for hash functions", with constants that were found later. If any bit of
+    x changes, each bit of the hash changes with a probability of one half, to within a thousandth.
     """
     x = (x ^ (x >> 16)) * np.uint32(0x21F0AAAD)
     x = (x ^ (x >> 15)) * np.uint32(0xD35A2D97)

@@ -1,11 +1,11 @@
-"""Multi-head latent attention, which caches one latent per token (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+"""Multi-head latent attention, which caches one latent vector per token (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
     latent = norm(x · Wd)      [R], from which latent · Wu computes the keys and values of all heads
     rotated key                [P], computed from x and rotated by its position; shared by all heads
 
-Generation with a cache does not apply Wu to the cached latents ("absorbed", section 2.1.2). It applies the key part of
-Wu to the query, and the value part to the weighted sum of latents. Each head then reads the same R + P numbers per
-token.
+Generation with a cache does not compute keys and values from the cached latents ("absorbed", section 2.1.2). It applies
+the key part of Wu to the query, and the value part of Wu to the weighted sum of latents. All heads then read the same R
++ P numbers per token.
 """
 
 import functools
@@ -28,7 +28,7 @@ from pretrainax.layers.rematerialization import saved_residual
 
 @register_attention
 class MultiHeadLatentAttention(Attention):
-    """Multi-head attention whose keys and values are computed from a latent."""
+    """Multi-head attention whose keys and values are computed from one latent vector per token."""
 
     partition_rules = (
         (r"blocks/self_attention/query_down/kernel", "layers d_model features"),
@@ -66,9 +66,10 @@ class MultiHeadLatentAttention(Attention):
         ring: Optional[KeyValues] = None,
         index: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, KeyValues]:
-        """Attends to the tokens of `source` [B, S, D]; arguments and results as in MultiHeadAttention.
+        """Attends from x [B, T, D] to the tokens of `source` [B, S, D], and returns the output and the KV cache.
 
-        The cache is [B, 1, S, R + P]: the latents and the rotated keys.
+        The arguments and the results are the same as in MultiHeadAttention. `source` must be x, because latent
+        attention is self-attention. The cache is [B, 1, S, R + P]: the latents and the rotated keys.
         """
         chex.assert_equal_shape((x, source), custom_message="latent attention is self-attention: x must be source")
         config, settings = self.config, self.config.latent_attention
@@ -108,9 +109,9 @@ class MultiHeadLatentAttention(Attention):
         # [B, 1, H, R] -> [B, 1, H, V]
         return self.out(jnp.einsum("BTHR,RHV->BTHV", y, kernel[..., plain:])), cache
 
-    @nn.nowrap  # keeps the method's name out of the scopes
+    @nn.nowrap  # keeps the name of the method out of Flax's scopes
     def _queries(self, x: jax.Array) -> jax.Array:
-        """Computes the queries, [B, T, D] -> [B, T, H, K]."""
+        """Computes the queries of all heads before the rotation, [B, T, D] -> [B, T, H, K]."""
         config, settings = self.config, self.config.latent_attention
         assert settings is not None
         features = config.num_heads, config.dim_per_head

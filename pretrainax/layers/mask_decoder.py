@@ -1,8 +1,8 @@
-"""The enhanced mask decoder: only the last block sees absolute positions (He et al. 2020, section 3.2).
+"""The enhanced mask decoder: only the last block gets absolute positions (He et al. 2020, section 3.2).
 
-It is the last block of a stack, applied twice with the same weights. Its keys and values come from the output h of the
-block before. Its queries come from h + the absolute positions at first, and then from its own first result (as in the
-released code).
+The decoder is the last block of a stack, applied twice with the same weights. Both times, its keys and values are
+computed from h, the output of the block before it. Its queries are computed from h + the absolute positions the first
+time, and from the output of the first application the second time (as in the released code).
 """
 
 from typing import Optional
@@ -16,11 +16,11 @@ from pretrainax.layers.compute import Compute
 from pretrainax.layers.convolution import Branch
 from pretrainax.sharding.param_paths import PyTree
 
-Carry = tuple[jax.Array, jax.Array]  # the stream, and the source of the block's keys and values; [B, T, D] each
+Carry = tuple[jax.Array, jax.Array]  # the stream, and the input of the block's keys and values; [B, T, D] each
 
 
 class MaskDecoderBlock(Block):
-    """A block for a scan whose last iteration is the first application of the mask decoder."""
+    """The block of a scan over layers whose last iteration is the first application of the mask decoder."""
 
     def __call__(
         self,
@@ -31,10 +31,11 @@ class MaskDecoderBlock(Block):
         branch: Optional[Branch],
         absolute: jax.Array,
     ) -> tuple[Carry, SideOutputs]:
-        """Returns the carry of the scan and the side outputs.
+        """Returns the carry of the scan after this block, and the side outputs of this block.
 
         Args:
-          absolute: [B, T, D], embeddings of the absolute positions, for the last block only.
+          absolute: [B, T, D], embeddings of the absolute positions. Only the last block adds them, to the input of its
+            queries.
         """
         x, _ = carry
         queries = jnp.where(layer.is_last, x + absolute, x)
@@ -45,7 +46,13 @@ class MaskDecoderBlock(Block):
 def decode_again(
     config: ModelConfig, compute: Compute, blocks: PyTree, carry: Carry, layers: Layer, context: Context, rngs: PyTree
 ) -> tuple[jax.Array, SideOutputs]:
-    """Returns the second application; `blocks`: parameters of the stack, `carry`: result of its scan."""
+    """Returns the stream and the side outputs of the second application of the mask decoder.
+
+    Args:
+      blocks: parameters of the stack's blocks, [L, …]; the last ones are used.
+      carry: the result of the scan over MaskDecoderBlocks.
+      rngs: {"dropout": key}, or {} without dropout.
+    """
     y, read = carry
     params, layer = jax.tree.map(lambda x: x[-1], (blocks, layers))
     run = Block(config, compute, parent=None)

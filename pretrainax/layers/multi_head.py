@@ -23,30 +23,37 @@ from pretrainax.sharding.rules import add_partition_rules
 
 
 class Attention(nn.Module):
-    """The base class of attention layers: FLOPs, choice of the backend, and output projection.
+    """The base class of attention layers, with the choice of the backend and the output projection.
 
-    NOTE Only `xla` has dropout of attention weights, as in BERT, T5 1.0 and GPT-2. In training it replaces a faster
-    kernel, and a warning reports this.
+    NOTE Only the backend `xla` supports dropout of attention weights, as in BERT, T5 1.0 and GPT-2. In training with
+    this dropout, `xla` replaces a faster kernel, and a warning reports this.
     """
 
     config: ModelConfig
     compute: Compute
-    deterministic: bool = True  # disables dropout of attention weights
+    deterministic: bool = True  # True: no dropout of attention weights
 
     partition_rules: ClassVar[tuple[tuple[str, str], ...]] = ()  # rows of sharding.rules.PARTITION_RULES
-    has_pairs: ClassVar[bool] = True  # multiplies queries with keys (`attended`); False: `flops` counts all operations
+    has_pairs: ClassVar[bool] = True  # True: it multiplies queries with keys; False: `flops` counts all operations
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
-        """Returns True if the self-attention of a model's blocks is of this class."""
+        """Returns True if the blocks of this model use this class for self-attention."""
         raise NotImplementedError
 
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int) -> int:
-        """Returns the floating-point operations of the projections of `length` queries and `read` keys."""
+        """Returns the floating-point operations of the projections for one sequence.
+
+        The products of queries and keys are not counted here, unless `has_pairs` is False.
+
+        Args:
+          length: number of queries.
+          read: number of keys.
+        """
         raise NotImplementedError
 
-    @nn.nowrap  # keeps the method's name out of the scopes
+    @nn.nowrap  # keeps the name of the method out of Flax's scopes
     def attended(
         self,
         q: jax.Array,
@@ -58,10 +65,12 @@ class Attention(nn.Module):
         scale: float,
         fused: bool = True,
     ) -> jax.Array:
-        """Computes attention for queries [B, T, H, K]; arguments as in `attention`.
+        """Computes attention for the queries q [B, T, H, K] with the backend that the config and the platform select.
+
+        The arguments and the result are the same as in `attention`.
 
         Args:
-          fused: allows a fused kernel, which does not speed up a few queries.
+          fused: False: uses `xla`, because a fused kernel is not faster for a few queries.
         """
         config = self.config
         logits = {"mask": mask, "bias": bias, "logit_cap": config.attention_logit_cap}
@@ -70,9 +79,9 @@ class Attention(nn.Module):
             sinks = self.param("sinks", normal_init(config, fan_in=1), (config.num_heads,), jnp.float32)
         bias_by_row = positions.has_row_bias
         spec = spec_of(q, k, **logits, bias_by_row=bias_by_row, dropout_rate=rate, has_sinks=sinks is not None)
-        report_attention(spec)  # always the spec of training
+        report_attention(spec)  # the spec of training, also in evaluation
         spec = dataclasses.replace(spec, dropout_rate=0.0) if self.deterministic else spec
-        # The header of a run chooses by the same spec and prints the warning.
+        # This code ignores the warning. The header of a run, which chooses from the same spec, prints it.
         implementation, _ = choose_backend(self.compute.attention if fused else "xla", platform(), spec)
         if spec.dropout_rate or spec.has_sinks:
             drop = Dropout(spec.dropout_rate, deterministic=False) if spec.dropout_rate else None
@@ -81,7 +90,7 @@ class Attention(nn.Module):
 
     @nn.nowrap
     def out(self, y: jax.Array) -> jax.Array:
-        """Projects the heads' output to the residual stream, [B, T, H, K] -> [B, T, D]."""
+        """Projects the outputs of the heads to the width of the residual stream, [B, T, H, K] -> [B, T, D]."""
         config = self.config
         init = normal_init(config, y.shape[2] * y.shape[3], residual=True)
         return Linear((config.d_model,), ("num_heads", "head_dim", "d_model"), init, config.use_bias, name="out")(y)
@@ -92,7 +101,10 @@ _Kind = TypeVar("_Kind", bound=type[Attention])
 
 
 def register_attention(cls: _Kind) -> _Kind:
-    """Registers a class, with precedence over earlier classes, and its partition rules."""
+    """Registers an attention class and its partition rules, and returns the class.
+
+    If several classes fit a config, the class that was registered last is used.
+    """
     ATTENTIONS.insert(0, cls)
     add_partition_rules(cls.partition_rules)
     return cls
@@ -100,7 +112,7 @@ def register_attention(cls: _Kind) -> _Kind:
 
 @register_attention
 class MultiHeadAttention(Attention):
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2); keys may have fewer heads (Ainslie et al. 2023)."""
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), with fewer key heads (Ainslie et al. 2023)."""
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
@@ -108,10 +120,10 @@ class MultiHeadAttention(Attention):
 
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int, source_width: Optional[int] = None) -> int:
-        """Returns the floating-point operations as in `Attention`.
+        """Returns the floating-point operations of the projections, as in `Attention`.
 
         Args:
-          source_width: size of the vectors that keys and values are computed from; None: d_model.
+          source_width: size of the vectors from which keys and values are computed; None: d_model.
         """
         width, kv_width = config.num_heads * config.dim_per_head, config.kv_heads * config.dim_per_head
         query_and_out = 2 * 2 * length * config.d_model * width
@@ -128,13 +140,13 @@ class MultiHeadAttention(Attention):
         ring: Optional[KeyValues] = None,
         index: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, KeyValues]:
-        """Attends with queries from x [B, T, D] to keys and values -> [B, T, D], and the KV cache for later queries.
+        """Returns the output of attention [B, T, D] for x [B, T, D], and the KV cache for later queries.
 
         Args:
           source: [B, S, E], from which keys and values are computed; or the KV cache of an earlier call.
-          ring: ring buffer with the tokens before x [B, 1, D]. The keys and values of x are added, and attention reads
-            it.
-          index: [], index of the token x.
+          ring: ring buffer with the tokens before x [B, 1, D]. The keys and values of x are added to the ring buffer,
+            and the query attends to it. None: the query attends to `source`.
+          index: [], index of the token x in the ring buffer; None without `ring`.
         """
         chex.assert_rank(x, 3, custom_message="x is [B, T, D]")
         is_cached = isinstance(source, KeyValues)
@@ -151,7 +163,7 @@ class MultiHeadAttention(Attention):
 
         scale = scale_of(config, positions)
         to_query = heads("query", config.num_heads, x.shape[2], gain=head_dim**-0.5 / scale)
-        # An encoder's stream may be wider than the decoder's.
+        # In cross-attention, the encoder may be wider than the decoder.
         source_width = x.shape[2] if is_cached else source.shape[2]
         to_key, to_value = (heads(name, config.kv_heads, source_width) for name in ("key", "value"))
         q = to_query(x)
@@ -169,9 +181,9 @@ class MultiHeadAttention(Attention):
         y = self.attended(q, k, v, mask, bias, positions, scale, fused=not is_cached and ring is None)
         return self.out(y), cache
 
-    @nn.nowrap  # keeps the method's name out of the scopes
+    @nn.nowrap  # keeps the name of the method out of Flax's scopes
     def _normed(self, name: str, x: jax.Array) -> jax.Array:
-        """Normalizes queries or keys [B, T, H, K], each head separately or all heads together."""
+        """Normalizes queries or keys [B, T, H, K], each head separately or all together (`config.qk_norm_heads`)."""
         norm = Norm(self.config, name=name)
         if self.config.qk_norm_heads == "each":
             return norm(x)
@@ -180,9 +192,11 @@ class MultiHeadAttention(Attention):
 
 
 def scale_of(config: ModelConfig, positions: PositionTerms) -> float:
-    """Returns the factor of the products of queries and keys.
+    """Returns the factor by which attention multiplies the products of queries and keys.
 
-    NOTE T5 does not divide the logits by sqrt(K). Instead, its queries are initialized smaller by this factor.
+    This is `config.attention_scale`. If that is None, the factor follows from the head size and the position encoding.
+
+    NOTE T5 does not divide the logits by sqrt(K). Instead, it initializes the query kernel smaller by this factor.
     """
     if config.attention_scale is not None:
         return config.attention_scale

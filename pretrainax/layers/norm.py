@@ -1,4 +1,4 @@
-"""LayerNorm (Ba et al. 2016) and RMSNorm (Zhang and Sennrich 2019)."""
+"""The norm layers: LayerNorm (Ba et al. 2016) and RMSNorm (Zhang and Sennrich 2019)."""
 
 import functools
 from typing import Optional
@@ -12,10 +12,11 @@ from pretrainax.layers.rematerialization import barrier, saved_residual
 
 
 class Norm(nn.Module):
-    """Normalizes the last axis, in float32; the result has the dtype of x.
+    """Normalizes the last axis of x, in float32; the result has the dtype of x.
 
-    "layer": (x - mean) / sqrt(variance + ε) · scale + bias; "rms": x / sqrt(mean(x²) + ε) · scale; "rms_plus_one": the
-    same as "rms" with 1 + scale, so that weight decay pulls the factor to 1.
+    `config.norm` selects the formula. "layer": (x - mean) / sqrt(variance + ε) · scale + bias. "rms": x / sqrt(mean(x²)
+    + ε) · scale. "rms_plus_one": the same as "rms" with the factor 1 + scale, so that weight decay pulls the factor to
+    1.
     """
 
     config: ModelConfig
@@ -33,17 +34,19 @@ class Norm(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def normalised(centred: bool, epsilon: float, x: jax.Array, scale: jax.Array, bias: Optional[jax.Array]) -> jax.Array:
-    """Normalizes x [..., D], then multiplies by scale [D] and adds bias [D].
+    """Normalizes x [..., D], then multiplies it by scale [D] and adds bias [D] (None: no bias).
 
-    x is divided by its root mean square. If `centred`, its mean is subtracted before.
+    x is divided by sqrt(mean(x²) + epsilon) over the last axis. If `centred` is True, the mean of x is subtracted
+    first.
     """
     return _normalised(centred, epsilon, x, scale, bias)[0]
 
 
 def _normalised(centred, epsilon, x, scale, bias):
-    """Returns the normalized x and the residuals of the backward.
+    """Returns the normalized x, and the residuals that the backward needs.
 
-    The residuals are x, scale, bias, and for each token the mean and the inverse root mean square: [...].
+    The residuals are x, scale, bias, and for each token the mean (None unless `centred`) and the inverse root mean
+    square, [...] each.
     """
     y = x.astype(jnp.float32)
     mean = jnp.mean(y, axis=-1) if centred else None
@@ -61,10 +64,10 @@ def _expanded(x: jax.Array, vector: jax.Array) -> jax.Array:
 
 
 def _normalised_backward(centred, epsilon, residuals, gradient):
-    """Computes the gradients of x, scale and bias (Ba et al. 2016, derived by hand).
+    """Computes the gradients of x, scale and bias, with formulas that were derived by hand (Ba et al. 2016).
 
-    It reads x and the gradient twice: for the sums over tokens, and for the gradient of x. Autodiff would save, or
-    write, normalized copies in float32.
+    The backward reads x and the gradient twice: for the sums over tokens, and for the gradient of x. Autodiff would
+    save or write normalized copies in float32.
     """
     x, scale, bias, mean, inverse = residuals
     y, gradient = barrier(x).astype(jnp.float32), gradient.astype(jnp.float32)

@@ -1,21 +1,21 @@
-"""1F1B: a pipeline that starts the backward of a microbatch as soon as the last stage has its loss.
+"""1F1B: a pipeline that starts the backward of a microbatch as soon as the last stage has the microbatch's loss.
 
-This is PipeDream-flush (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+This schedule is PipeDream-flush (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
 
-Stages, microbatches and the bubble are the same as in `layers/pipeline.py`: M + P - 1 forwards and M + P - 1 backwards.
-At tick t, stage s computes microbatch t - s. It then computes the gradient of microbatch t - 2 (P - 1) + s from the
-gradient that the next stage sent at the previous tick. The last stage therefore starts the backward of a microbatch in
-the tick in which it arrives. The first stage stores 2 P - 1 microbatches for any M, because all stages tick together.
-In the paper, stages wait for their neighbours only and store P microbatches. The first P - 1 ticks have no backward,
-the last P - 1 ticks no forward.
+P stages, M microbatches and the bubble are the same as in `layers/pipeline.py`: there are M + P - 1 ticks with a
+forward and M + P - 1 ticks with a backward. At tick t, stage s first computes microbatch t - s. It then computes the
+gradient of microbatch t - 2 (P - 1) + s from the gradient that the next stage sent at the previous tick. The last stage
+therefore starts the backward of a microbatch in the tick in which the microbatch arrives. The first stage stores 2 P -
+1 microbatches for any M, because all stages tick together. In the paper, stages wait only for their neighbours and
+store P microbatches. The first P - 1 ticks have no backward, and the last P - 1 ticks have no forward.
 
-A stage saves only the input stream of each microbatch. The backward recomputes the stage's layers, with the residuals
-that `train.remat` selects, for one microbatch at a time.
+A stage saves only the input stream of each microbatch. The backward recomputes the stage's layers for one microbatch at
+a time, with the residuals that `train.remat` selects.
 
-The tokens of the microbatch that leaves the last stage are divided among all stages for the final norm, the head and
-the loss. No stage waits for another stage's product with the vocabulary.
+When a microbatch leaves the last stage, its tokens are divided among all stages, which compute the final norm, the head
+and the loss. No stage has to wait while the last stage multiplies by the vocabulary.
 
-The forward computes the gradients together with the loss. The differentiation rule only scales them.
+The forward computes the gradients together with the loss. The differentiation rule only scales the gradients.
 """
 
 import dataclasses
@@ -47,11 +47,11 @@ Loss: TypeAlias = tuple[jax.Array, Sums]  # the objective and the metric sums of
 
 
 class LossStage(NamedTuple):
-    """Computes the loss from the stream that leaves the last block."""
+    """The computation of the loss from the stream that leaves the last block."""
 
     run: Callable[[PyTree, jax.Array, dict[str, jax.Array]], Loss]  # (params, stream [1, n, D], tokens [1, n]) -> loss
-    params: PyTree  # parameters that `run` reads
-    tokens: dict[str, jax.Array]  # [B, T] each: inputs of `run` for each token
+    params: PyTree  # the parameters that `run` takes
+    tokens: dict[str, jax.Array]  # [B, T] each, further inputs of `run` for each token
 
 
 class _Gradients(NamedTuple):
@@ -59,8 +59,8 @@ class _Gradients(NamedTuple):
 
     blocks: PyTree
     ending: PyTree
-    shared: dict[int, jax.Array]  # of arrays that all layers read
-    x: jax.Array  # [n, T, D], of the embeddings of this device's rows
+    shared: dict[int, jax.Array]  # gradients of context arrays that all layers read, by index of the array
+    x: jax.Array  # [n, T, D], gradient of the embeddings of this device's rows
 
 
 class _State(NamedTuple):
@@ -83,10 +83,14 @@ def one_forward_one_backward(
     keys: Keys,
     parts: int,
 ) -> Loss:
-    """Returns the loss of all rows and computes its gradients in the same pass, under the mesh of `jax.set_mesh`.
+    """Returns the loss of all rows and computes the gradients in the same pass, under the mesh of `jax.set_mesh`.
 
-    Context arrays with a row axis depend on the batch alone and have no gradient. A bias that rows share has a
-    gradient. The other arguments are the same as in `layers.pipeline.run_pipeline`.
+    The loss is the objective and the metric sums of `ending`. Context arrays with a row axis depend on the batch alone
+    and have no gradient. A bias that all rows share has a gradient. The other arguments are the same as in
+    `layers.pipeline.run_pipeline`.
+
+    Args:
+      ending: the computation of the loss after the last block.
     """
     trained = {"blocks": params, "ending": ending.params}
     specs = param_specs(trained)
@@ -121,7 +125,7 @@ def one_forward_one_backward(
         in_specs=(shards, rows, P(), {i: rows if i in by_row else P() for i in fixed}, P(PIPELINE_AXIS), rows, P()),
         out_specs=(P(), (shards, rows, P())),
         axis_names=set(BATCH_AXES),
-        check_vma=False,  # as in `pipelined`
+        check_vma=False,  # for the same reason as in `run_pipeline`
     )
     return _loss(loss_and_gradients, trained, x, shared, fixed, layers, ending.tokens, keys)
 
@@ -136,7 +140,8 @@ def _loss_forward(loss_and_gradients, *arguments):
 
 
 def _loss_backward(_, gradients, cotangents):
-    # The gradients of the objective exist already and only need scaling. The metric sums have no gradient.
+    # The forward has already computed the gradients of the objective; they only need scaling. The metric sums have no
+    # gradient.
     scaled = jax.tree.map(lambda g: (g.astype(jnp.float32) * cotangents[0]).astype(g.dtype), gradients)
     return *scaled, None, None, None, None
 
@@ -145,7 +150,11 @@ _loss.defvjp(_loss_forward, _loss_backward)
 
 
 def _sum_gradient(gradient: jax.Array, own: P) -> jax.Array:
-    """Sums a gradient over the devices that have the same shard of a parameter."""
+    """Sums a gradient over the devices that have the same shard of a parameter.
+
+    Args:
+      own: the spec of the parameter's shards.
+    """
     return jax.lax.psum(gradient, [axis for axis in BATCH_AXES if axis not in own])
 
 
@@ -158,11 +167,14 @@ def _stage_share(x: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Ticks:
-    """Computes all microbatches on one stage. Each method is a step of a tick; all stages execute the same steps."""
+    """The computation of all microbatches on one stage.
 
-    # The stage's layers, for a microbatch
+    Each method is a part of a tick. All stages execute the same methods at the same time.
+    """
+
+    # Applies the layers of the stage: (blocks, shared, x, index of the microbatch) -> stream
     run: Callable[[PyTree, dict[int, jax.Array], jax.Array, jax.Array], jax.Array]
-    # The loss of this stage's share of the tokens of a microbatch, [n, D]
+    # Computes the loss of this stage's share of a microbatch: (ending, stream [n, D], index of the microbatch) -> loss
     end: Callable[[PyTree, jax.Array, jax.Array], Loss]
     blocks: PyTree
     ending: PyTree
@@ -171,7 +183,7 @@ class _Ticks:
     parts: int  # M
 
     def all(self) -> tuple[_Gradients, Loss]:
-        """Returns the sums over all ticks."""
+        """Runs all ticks, and returns the gradients and the loss of this stage, each summed over the microbatches."""
         last, ticks = self._stages - 1, self.parts + self._stages - 1
 
         def both(state, tick):
@@ -196,7 +208,7 @@ class _Ticks:
 
     @property
     def _rows(self) -> int:
-        """Returns the number of rows of a microbatch."""
+        """Returns the number of rows per microbatch."""
         return len(self.x) * self._stages // self.parts
 
     def _start(self) -> _State:
@@ -209,9 +221,9 @@ class _Ticks:
         return _State(part, part, inputs, gradients, zeros(loss))
 
     def _forward(self, state: _State, tick: jax.Array) -> tuple[jax.Array, _State]:
-        """Computes microbatch `tick` - s.
+        """Computes microbatch `tick` - s and sends it to the next stage; returns the computed stream and the new state.
 
-        In the bubble it computes any microbatch, because no stage reads the result.
+        In the bubble, the stage computes an arbitrary microbatch, because no stage reads the result.
         """
         number = tick - self._stage_index
         x = jnp.where(self._stage_index == 0, self._embeddings(tick), state.forward)
@@ -219,9 +231,13 @@ class _Ticks:
         return y, state._replace(forward=self._send(y, 1), inputs=state.inputs.at[number % len(state.inputs)].set(x))
 
     def _loss(self, state: _State, y: jax.Array, number: jax.Array) -> tuple[jax.Array, _State]:
-        """Returns the gradient of the last stage's output for a microbatch.
+        """Returns the gradient of the last stage's output for one microbatch, and the state with its loss added.
 
-        All stages compute it together, each for its share of the tokens.
+        All stages compute this loss together, each for its share of the tokens.
+
+        Args:
+          y: this stage's output in this tick; only the output of the last stage is used.
+          number: index of the microbatch.
         """
         # [b, T, D] -> [b T, D]
         tokens = jnp.where(self._stage_index == self._stages - 1, y, 0).reshape(-1, y.shape[-1])
@@ -235,12 +251,12 @@ class _Ticks:
         return d_y, state._replace(gradients=gradients, loss=_add(state.loss, (objective, sums)))
 
     def _backward(self, state: _State, d_y: jax.Array, tick: jax.Array) -> _State:
-        """Adds the gradients of microbatch `tick` - 2 (P - 1) + s.
+        """Returns the state with the gradients of microbatch `tick` - 2 (P - 1) + s added.
 
-        In the bubble the incoming gradient is zero, and so are the resulting gradients.
+        In the bubble, the incoming gradient is zero, and so are the resulting gradients.
 
         Args:
-          d_y: the gradient of the last stage's output.
+          d_y: the gradient of the last stage's output; the other stages use the gradient that they received.
         """
         last = self._stages - 1
         number = tick - 2 * last + self._stage_index
@@ -264,22 +280,28 @@ class _Ticks:
         return jnp.clip(number, 0, self.parts - 1)
 
     def _send(self, x: jax.Array, step: int) -> jax.Array:
-        """Sends x to the stage `step` further and returns the received array; a stage without a sender gets zeros."""
+        """Sends x to the stage with the index s + `step`, and returns the array that this stage receives.
+
+        A stage that no stage sends to receives zeros.
+        """
         pairs = [(i, i + step) for i in range(self._stages) if 0 <= i + step < self._stages]
         return jax.lax.ppermute(x, PIPELINE_AXIS, pairs)
 
     def _row_indices(self, number: jax.Array) -> jax.Array:
-        """Returns the indices [b] of a microbatch's rows on this device; `n` marks rows of other devices."""
+        """Returns the indices [b] of a microbatch's rows within the n rows of this device.
+
+        Rows of different devices get the index n, which is out of range.
+        """
         indices = number * self._rows + jnp.arange(self._rows) - self._stage_index * len(self.x)
         return jnp.where((indices >= 0) & (indices < len(self.x)), indices, len(self.x))
 
     def _embeddings(self, number: jax.Array) -> jax.Array:
-        """Returns the embeddings of a microbatch, [b, T, D], from the devices that hold its rows."""
+        """Returns the embeddings of a microbatch [b, T, D] on all stages, from the devices that hold its rows."""
         local = self.x.at[self._row_indices(number)].get(mode="fill", fill_value=0)
         return between_stages(jax.lax.psum, local)
 
     def _broadcast_first(self, x: jax.Array) -> jax.Array:
-        """Returns the first stage's array on all stages."""
+        """Returns the array x of the first stage, on all stages."""
         return between_stages(jax.lax.psum, jnp.where(self._stage_index == 0, x, 0))
 
 

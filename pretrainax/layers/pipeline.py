@@ -1,22 +1,23 @@
-"""GPipe: the layers of a stack are split over stages, and microbatches pass through the stages one after the other.
+"""GPipe: the layers of a stack are divided among stages, and microbatches pass through the stages one after the other.
 
 Source: Huang et al. 2018, arXiv 1811.06965, section 2.
 
-P stages, the devices along the mesh axis `pipeline`, have L/P layers each. The rows that they share are split into M
-microbatches. At tick t, stage s computes microbatch t - s from the output that the previous stage sent at the previous
-tick. The last microbatch is done after M + P - 1 ticks. In P - 1 of these ticks, a stage computes a result that no
-stage reads. This bubble is (P - 1) / (M + P - 1) of the time. The backward is the backward of the scan over ticks: it
-visits the stages in reverse.
+There are P stages, one for each index of the mesh axis `pipeline`. Each stage has L/P layers. The rows that the stages
+share are split into M microbatches. At tick t, stage s computes microbatch t - s from the output that the previous
+stage sent at the previous tick. The last microbatch is done after M + P - 1 ticks. In P - 1 of these ticks, a stage
+computes a result that no stage reads. This bubble is (P - 1) / (M + P - 1) of the time. The backward is the backward of
+the scan over ticks: microbatches pass through the stages in reverse order.
 
 Outside the stack, the axis splits rows like `data`, so embeddings and the loss are computed once, not once per stage.
-The stack gathers the rows of its stages, and scatters the output of the last stage to them.
+The stack gathers the rows of all stages at its start, and scatters the output of the last stage to the stages at its
+end.
 
-Parameters that `fsdp` splits are gathered once, not at each tick, and their gradients are summed and scattered once.
-Llama 3 does the same in pipelines (arXiv 2407.21783, section 3.3.2). One `jax.shard_map` therefore covers all axes that
-split rows. The compiler handles the axes that split the inside of a row, `sequence` and `tensor`.
+Parameters that `fsdp` splits are gathered once per step, not at each tick, and their gradients are summed and scattered
+once. Llama 3 does the same in pipelines (arXiv 2407.21783, section 3.3.2). One `jax.shard_map` therefore covers all
+axes that split rows. The compiler handles the axes that split the inside of a row, `sequence` and `tensor`.
 
-All microbatches pass forward before the first backward, so layers save residuals for all M microbatches.
-`layers/one_forward_one_backward.py` starts the backward of each microbatch at the last stage.
+All microbatches pass forward before the first backward starts, so layers save residuals for all M microbatches. In
+contrast, `layers/one_forward_one_backward.py` starts the backward of each microbatch at the last stage immediately.
 """
 
 import functools
@@ -34,21 +35,25 @@ from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import param_specs
 from pretrainax.sharding.stages import count_parts
 
-Keys: TypeAlias = dict[str, jax.Array]  # one random key per use
-# (parameters [L/P, …], stream [b, T, D], layers, context of b rows, keys) -> stream [b, T, D]
+Keys: TypeAlias = dict[str, jax.Array]  # use ("dropout") -> random key; empty without dropout
+# The layers of a stage: (parameters [L/P, …], stream [b, T, D], layers, context of b rows, keys) -> stream [b, T, D]
 Stage: TypeAlias = Callable[[PyTree, jax.Array, Layer, Context, Keys], jax.Array]
 
 
 def run_pipeline(
     stage: Stage, params: PyTree, x: jax.Array, layers: Layer, context: Context, keys: Keys, parts: int
 ) -> jax.Array:
-    """Computes the stream [B, T, D] after all layers, under the mesh of `jax.set_mesh`; BATCH_AXES must divide B.
+    """Computes the stream [B, T, D] after all layers with a pipeline, under the mesh of `jax.set_mesh`.
+
+    The product of the sizes of BATCH_AXES must divide B.
 
     Args:
-      params: of all blocks, [L, …].
-      layers: [L] each.
+      stage: the function that applies the layers of a stage to a microbatch.
+      params: parameters of all blocks, [L, …].
+      x: the stream before the first layer, [B, T, D].
+      layers: flags of all layers, [L] each.
       context: arrays [B, …], or arrays that all rows share.
-      keys: each microbatch and device derives its own keys from these, so that their dropout masks differ.
+      keys: random keys. Each microbatch and device derives its own keys from them, so that dropout masks differ.
       parts: M, the maximum number of microbatches; 0: one per row.
     """
     specs = param_specs({"blocks": params})["blocks"]
@@ -67,55 +72,69 @@ def run_pipeline(
         in_specs=(shards, rows, P(PIPELINE_AXIS), contexts, P()),
         out_specs=rows,
         axis_names=set(BATCH_AXES),
-        check_vma=False,  # a stage cannot declare that data from its neighbour varies along the axis
+        check_vma=False,  # a stage cannot declare that data from a neighbouring stage varies along the axis
     )
     return run(params, x, layers, context, keys)
 
 
 def shard_spec(spec: P) -> P:
-    """Returns the spec of a parameter inside a `jax.shard_map` over the axes that split rows."""
+    """Returns the part of a parameter's spec that applies to a `jax.shard_map` over the axes that split rows."""
     return P(*(name if name in BATCH_AXES else None for name in spec))
 
 
 def gather_param(x: jax.Array, spec: P) -> jax.Array:
-    """Gathers a parameter along `fsdp`; the backward scatters its gradient along `fsdp`."""
+    """Gathers a parameter along `fsdp`; the backward sums and scatters the gradient along `fsdp`.
+
+    A parameter that `fsdp` does not split is returned unchanged.
+    """
     if FSDP_AXIS not in spec:
         return x
     gather = functools.partial(jax.lax.all_gather, axis_name=FSDP_AXIS, axis=spec.index(FSDP_AXIS), tiled=True)
-    # An inner shard_map gathers each device's shard. Otherwise the compiler would gather along `tensor` first.
+    # The inner shard_map gathers only along `fsdp`. Without it, the compiler would gather along `tensor` first.
     split = P(*(None if name in BATCH_AXES else name for name in spec))
     return jax.shard_map(gather, in_specs=split, out_specs=split, check_vma=False)(x)
 
 
 def between_stages(collective: Callable[..., jax.Array], x: jax.Array, **how: bool) -> jax.Array:
-    """Applies a collective along `pipeline` to `x`; on a CPU, bfloat16 arrays and their gradients use float32.
+    """Applies a collective along the mesh axis `pipeline` to `x`. On a CPU, bfloat16 arrays are converted to float32.
 
-    NOTE XLA for CPUs aborts at a sum of bfloat16 under a `jax.shard_map` of some axes (jaxlib 0.10.2).
-    AllReducePromotion, which converts the sum to float32, mistakes its reduction for a single operation. There the
-    reduction ends in a copy.
+    NOTE XLA for CPUs aborts at a sum of bfloat16 under a `jax.shard_map` over some of the mesh axes (jaxlib 0.10.2).
+    Its pass AllReducePromotion converts the sum to float32 and assumes that the reduction is a single operation. Under
+    such a `jax.shard_map`, the reduction ends in a copy.
+
+    Args:
+      how: keyword arguments of the collective.
     """
     wide = x.astype(jnp.float32) if platform() == "cpu" and x.dtype == jnp.bfloat16 else x
     return collective(wide, PIPELINE_AXIS, **how).astype(x.dtype)
 
 
 def split_microbatches(x: jax.Array, parts: int) -> jax.Array:
-    """Gathers the rows of all stages and splits them into microbatches, [n, …] -> [M, P · n / M, …]."""
+    """Gathers the n rows of each of P stages, and splits them into M microbatches: [n, …] -> [M, P · n / M, …]."""
     x = between_stages(jax.lax.all_gather, x, tiled=True)  # [n, …] -> [P · n, …]
     return x.reshape(count_parts(parts, len(x)), -1, *x.shape[1:])
 
 
 def microbatch_keys(keys: Keys, number: jax.Array) -> Keys:
-    """Returns keys that are unique to this microbatch and device."""
+    """Returns random keys that are unique to a microbatch and to this device.
+
+    Args:
+      number: index of the microbatch.
+    """
     device = jax.lax.axis_index(BATCH_AXES)
     return {use: jax.random.fold_in(jax.random.fold_in(key, device), number) for use, key in keys.items()}
 
 
 def _ticks(stage: Callable, layers: Layer, keys: Keys, has_rows: PyTree, x: jax.Array, context: Context) -> jax.Array:
-    """Returns the rows [n, T, D] of this device after all stages, from microbatches [M, b, T, D]."""
+    """Returns the rows [n, T, D] of this device after all stages, from the microbatches [M, b, T, D] of all stages.
+
+    Args:
+      has_rows: for each array of `context`, True if the array has a microbatch axis [M, b, …].
+    """
     stages, stage_index, parts = axis_size(PIPELINE_AXIS), jax.lax.axis_index(PIPELINE_AXIS), len(x)
 
     def tick(received: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # This microbatch; in the bubble any microbatch, as no stage reads the result
+        # Index of the microbatch; in the bubble any valid index, because no stage reads the result.
         number = jnp.clip(t - stage_index, 0, parts - 1)
         own_context = jax.tree.map(lambda a, by_row: a[number] if by_row else a, context, has_rows)
         y = stage(jnp.where(stage_index == 0, x[number], received), layers, own_context, microbatch_keys(keys, number))

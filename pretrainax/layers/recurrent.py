@@ -1,4 +1,4 @@
-"""Stacked LSTMs with projections, one from left to right and one from right to left.
+"""Two stacks of LSTMs with projected outputs, one from left to right and one from right to left.
 
 This is the architecture of ELMo (Peters et al. 2018, arXiv 1802.05365, section 3.1).
 """
@@ -35,7 +35,8 @@ add_partition_rules(
 add_axis("filters", FSDP_AXIS)
 add_axis("gates", None)
 _GATES = 4  # input gate, candidate, forget gate, output gate: i, j, f, o
-# The forget gate is open initially (Jozefowicz et al. 2015, section 2.3; TensorFlow adds it to the sum)
+# Added to the forget gate's logit, so that the gate is open initially (Jozefowicz et al. 2015, section 2.3; TensorFlow
+# also adds this constant to the sum)
 _FORGET_BIAS = 1.0
 _BOTH = ("forward", "backward")
 
@@ -43,16 +44,17 @@ State = tuple[jax.Array, jax.Array]  # cell state [B, F] float32, and output [B,
 
 
 def recurrent_of(config: ModelConfig) -> Recurrent:
-    """Returns the `Recurrent` part of a recurrent model's config."""
+    """Returns the `Recurrent` part of the config of a recurrent model, such as ELMo."""
     part = config.part(Recurrent)
-    assert part is not None  # all callers are modules of recurrent models
+    assert part is not None  # this function is called only by modules of recurrent models
     return part
 
 
 class Cell(nn.Module):
-    """One step of an LSTM with a projected output (Sak et al. 2014, arXiv 1402.1128), without peepholes.
+    """One step of an LSTM with a projected output (Sak et al. 2014, arXiv 1402.1128), without peephole connections.
 
-    Gates are sigmoid(x · W + h · U + b) in float32. The cell state and the output are clipped.
+    The gates are sigmoid(x · W + h · U + b) in float32. If `clip` of the config is not None, the cell state and the
+    output are clipped.
     """
 
     config: ModelConfig
@@ -62,8 +64,9 @@ class Cell(nn.Module):
         """Returns the next state and the output [B, D].
 
         Args:
-          gates: the input's part of the gates, [B, 4, F].
-          starts: [B] bool, True where a segment begins: the state is reset.
+          state: cell state and output of the previous step.
+          gates: the part of the gates that is computed from the input (x · W + b), [B, 4, F].
+          starts: [B] bool, True where a segment begins; there the state is reset to 0.
         """
         config, limit = self.config, recurrent_of(self.config).clip
         clipped = lambda x: x if limit is None else jnp.clip(x, -limit, limit)  # noqa: E731
@@ -84,7 +87,10 @@ class Cell(nn.Module):
 
 
 class Direction(nn.Module):
-    """Reads each segment of a row with one LSTM, [B, T, D] -> [B, T, D], left to right or right to left."""
+    """Applies one LSTM to each segment of a row, [B, T, D] -> [B, T, D], from left to right or from right to left.
+
+    With `backward`, the LSTM reads from right to left.
+    """
 
     config: ModelConfig
     backward: bool
@@ -113,10 +119,11 @@ class Direction(nn.Module):
 
 
 class RecurrentBlock(Block):
-    """A bidirectional layer, [B, T, 2 D] -> [B, T, 2 D].
+    """A bidirectional layer of two LSTMs, [B, T, 2 D] -> [B, T, 2 D].
 
-    The left half of the stream reads forward, the right half reads backward, and neither sees the other. All layers but
-    the first have a residual connection (Peters et al. 2018, section 3.4).
+    The left half of the stream belongs to the LSTM that reads forward, the right half to the LSTM that reads backward.
+    Neither LSTM reads the half of the other. All layers but the first have a residual connection (Peters et al. 2018,
+    section 3.4).
     """
 
     @nn.compact
@@ -129,7 +136,10 @@ class RecurrentBlock(Block):
         branch: Optional[Branch] = None,
         source: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream, also as the layer's state: a task mixes the streams of all layers."""
+        """Returns the stream after this layer, and side outputs that have the same stream as the state of the layer.
+
+        A task head needs the streams of all layers, because its input is a weighted mean of them (`ScalarMix`).
+        """
         dropout = Dropout(self.config.dropout_rate, deterministic=context.deterministic)
         x = dropout(constrain(x))
         outputs = [
@@ -142,12 +152,12 @@ class RecurrentBlock(Block):
 
     @staticmethod
     def flops(config: ModelConfig, length: int) -> int:
-        """Returns the floating-point operations of one example's forward pass in one layer."""
+        """Returns the floating-point operations of the forward pass of one layer for a sequence of `length` tokens."""
         return 2 * length * len(_BOTH) * config.d_model * config.d_ff * (2 * _GATES + 1)
 
 
 class RecurrentStack(nn.Module):
-    """Maps word vectors [B, T, D] to the stream of both directions [B, T, 2 D]."""
+    """Computes the streams of both directions [B, T, 2 D] from word vectors [B, T, D]."""
 
     config: ModelConfig
     compute: Compute
@@ -155,7 +165,10 @@ class RecurrentStack(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, segment_ids: jax.Array, *, deterministic: bool) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream after the last layer, and the stream of each layer as state, [L, B, T, 2 D]."""
+        """Returns the stream after the last layer, and the side outputs.
+
+        The state in the side outputs contains the stream of each layer, [L, B, T, 2 D].
+        """
         context = Context(Mask(False, segment_ids, segment_ids), PositionTerms(), deterministic=deterministic)
         config, compute, count = self.config, self.compute, self.num_layers
         blocks = scan_blocks(RecurrentBlock, config, compute, count, blocks_per_iteration(compute, count))

@@ -1,4 +1,7 @@
-"""A weighted mean of all layers, the input of a task (Peters et al. 2018, arXiv 1802.05365, equation 1)."""
+"""A weighted mean of the outputs of all layers, as the input of a task head.
+
+Source: Peters et al. 2018, arXiv 1802.05365, equation 1.
+"""
 
 import chex
 import flax.linen as nn
@@ -11,7 +14,10 @@ add_partition_rules(((r"scalar_mix/(weights|scale)", "rows"),))
 
 
 class ScalarMix(nn.Module):
-    """gamma · sum over layers of softmax(s)_j · x_j, [L, B, T, D] -> [B, T, D]; at first s [L] is 0, gamma [1] is 1."""
+    """Computes gamma · sum over layers j of softmax(s)_j · x_j, [L, B, T, D] -> [B, T, D].
+
+    The trained parameters are s [L] (`weights`, initially 0) and gamma [1] (`scale`, initially 1).
+    """
 
     @nn.compact
     def __call__(self, layers: jax.Array) -> jax.Array:

@@ -1,18 +1,18 @@
-"""Attention over a length that the mesh splits: each device has T/n queries and S/n keys of each row.
+"""Attention for rows that the mesh splits along the length: each device has T/n queries and S/n keys of each row.
 
 n is the size of the mesh axis `sequence`.
 
 In ring attention (Liu et al. 2023, arXiv 2310.01889, section 3), the keys and values of each device travel around the
-ring of n devices. Each device attends to the keys and values that it currently holds and accumulates the softmax
-online. It never holds more than two parts of k and v and the logits of one part, so the ring supports long contexts. It
-is written in JAX and supports every mask, bias and cap.
+ring of n devices. Each device attends to the keys and values that it currently holds and accumulates the softmax step
+by step. A device never holds more than two parts of k and v and the logits of one part, so ring attention supports long
+contexts. It is written in JAX and supports every mask, bias and logit cap.
 
-Kernels that require whole keys get them by an all-gather instead, as in Llama 3 (arXiv 2407.21783, section 3.3.2). With
-few key heads, keys and values are small compared with the queries (`on_each_device`).
+A kernel that requires all keys of a row gets them by an all-gather instead, as in Llama 3 (arXiv 2407.21783, section
+3.3.2). With few key heads, keys and values are small compared with the queries (`on_each_device`).
 
-NOTE Parts are contiguous ranges of the row. With a causal mask, the first device has less work than the last and waits
-for it, half of the time of a long row. Orders that balance the work (Brandon et al. 2023, "striped") are not
-implemented.
+NOTE Each part is a contiguous range of the row. With a causal mask, the first device has less work than the last device
+and waits for it, which is half of the time for a long row. Orders of tokens that balance the work (Brandon et al. 2023,
+"striped") are not implemented.
 """
 
 import functools
@@ -43,8 +43,12 @@ def ring_attention(
     scale: float,
     logit_cap: Optional[float],
 ) -> jax.Array:
-    """Computes `attention` of whole arrays under the mesh of `jax.set_mesh`; pads lengths that it does not divide."""
-    assert not mask.has_positions  # each device computes the row indices of its part
+    """Computes `attention` of whole arrays as ring attention, under the mesh of `jax.set_mesh`.
+
+    Lengths that the number of devices of the ring does not divide are padded. The arguments and the result are the same
+    as in `attention`.
+    """
+    assert not mask.has_positions  # each device computes the indices of its own part
     parts = axis_size(LENGTH_AXIS)
     length, segments = q.shape[1], padded_segments(mask, q, k, parts)
     if segments is not None:
@@ -57,19 +61,22 @@ def ring_attention(
         functools.partial(_ring, _Settings(scale, logit_cap, parts)),
         in_specs=(array, array, array, _bias_spec(bias, q, k), _mask_spec(mask, per_token, per_token)),
         out_specs=array,
-        check_vma=False,  # a device cannot declare that data from its neighbour varies along the axis
+        check_vma=False,  # a device cannot declare that data from a neighbouring device varies along the axis
     )
     return run(q, k, v, bias, mask)[:, :length]
 
 
 def _rows(q: jax.Array) -> Optional[tuple[str, ...]]:
-    """Returns the axes that split the rows; None if they do not divide the batch, which each device then has whole."""
+    """Returns the mesh axes that split the rows, or None if they do not divide the number of rows.
+
+    If None, each device has all rows.
+    """
     axes = free_axes(BATCH_AXES)
     return axes if axes and q.shape[0] % axis_size(axes) == 0 else None
 
 
 def _heads(k: jax.Array) -> Optional[str]:
-    """Returns the axis that splits the heads; None if it does not divide their number."""
+    """Returns the mesh axis that splits the heads, or None if the axis does not divide the number of key heads."""
     return TENSOR_AXIS if k.shape[2] % axis_size(TENSOR_AXIS) == 0 else None
 
 
@@ -93,7 +100,7 @@ def _ring(settings: _Settings, q, k, v, bias, mask):
 
 
 def _ring_forward(settings: _Settings, q, k, v, bias, mask):
-    """Returns the output [B, T/n, H, K] and the residuals for the backward."""
+    """Returns the output [B, T/n, H, K] of this device, and the residuals for the backward."""
     b, t, h, d = q.shape
     g = k.shape[2]
     empty = (
@@ -121,12 +128,12 @@ def _ring_forward(settings: _Settings, q, k, v, bias, mask):
 
 
 def _ring_backward(settings: _Settings, residuals, gradient):
-    """Sends keys and values around the ring once more, together with their gradients.
+    """Computes the gradients of q, k, v and the bias: k, v and their gradients travel around the ring once more.
 
-    The gradient of a logit is p · (dp - D), where p is its weight, dp = value · d_out and D = out · d_out (Dao et al.
-    2022, arXiv 2205.14135, section B.4). With largest logits, normalisers and D held constant, the gradients of
-    sum(p · (dp - D)) are therefore the gradients of attention. This is true for any function that computes a logit from
-    q, k and the bias.
+    The gradient of a logit is p · (dp - D), where p is the attention weight of the logit, dp = value · d_out and D =
+    out · d_out (Dao et al. 2022, arXiv 2205.14135, section B.4). If the largest logits, the normalisers and D are held
+    constant, the gradients of sum(p · (dp - D)) are therefore the gradients of attention. This is true for any function
+    that computes a logit from q, k and the bias.
     """
     q, k, v, bias, mask, out, largest, normaliser = residuals
     b, g, r, t, d = out.shape
@@ -162,14 +169,14 @@ _ring.defvjp(_ring_forward, _ring_backward)
 
 
 def _kv_block(k, v, mask: Mask) -> dict[str, Optional[jax.Array]]:
-    """Returns the arrays that travel: keys and values with their segment ids and prefix."""
+    """Returns the arrays that travel around the ring: keys and values with their segment ids and prefix."""
     return {"k": k, "v": v, "ids": mask.key_segment_ids, "prefix": mask.prefix}
 
 
 def _scan_ring(settings: _Settings, attend, carry, kv_block):
-    """Calls `attend(carry, kv_block, step)` for each part of the keys, starting with the device's own part.
+    """Calls `attend(carry, kv_block, step)` for each part of the keys, and returns the last carry.
 
-    The transfer of the next part overlaps with the computation.
+    Step 0 has the device's own part. The transfer of the next part overlaps with the computation.
     """
 
     def body(state, step):
@@ -181,18 +188,18 @@ def _scan_ring(settings: _Settings, attend, carry, kv_block):
 
 
 def _send_to_next(settings: _Settings, tree):
-    """Sends a tree of arrays to the next device of the ring."""
+    """Sends a tree of arrays to the next device of the ring, and returns the tree from the previous device."""
     pairs = [(i, (i + 1) % settings.parts) for i in range(settings.parts)]
     return jax.tree.map(lambda x: jax.lax.ppermute(x, LENGTH_AXIS, pairs), tree)
 
 
 def _source_device(settings: _Settings, step):
-    """Returns the axis index of the device whose keys this device holds at a step."""
+    """Returns the index on the mesh axis of the device whose keys this device holds at a step."""
     return (jax.lax.axis_index(LENGTH_AXIS) - step) % settings.parts
 
 
 def _bias_columns(settings: _Settings, bias, step):
-    """Slices the bias of the current keys: [1 or B, H, T/n, S] -> [1 or B, H, T/n, S/n]."""
+    """Slices the bias of the current keys: [1 or B, H, T/n, S] -> [1 or B, H, T/n, S/n]; None stays None."""
     if bias is None:
         return None
     size = bias.shape[3] // settings.parts
@@ -200,7 +207,7 @@ def _bias_columns(settings: _Settings, bias, step):
 
 
 def _logits(settings: _Settings, q, kv_block, columns, mask: Mask, step):
-    """Computes the logits of this device's queries and the current keys, [B, G, R, T/n, S/n] float32."""
+    """Computes the logits of this device's queries with the current keys, [B, G, R, T/n, S/n] float32."""
     t, s = q.shape[1], kv_block["k"].shape[1]
     mask = mask.replace(
         key_segment_ids=kv_block["ids"],
@@ -215,10 +222,10 @@ def _logits(settings: _Settings, q, kv_block, columns, mask: Mask, step):
 
 
 def on_each_device(kernel):
-    """Runs a kernel that the compiler cannot split on each device's own rows, heads and queries.
+    """Returns a function that runs `kernel` on each device, with the rows, heads and queries of that device.
 
-    The function runs under the mesh of `jax.set_mesh`. It gathers keys and values along the length; the backward sums
-    and scatters their gradients.
+    This is for kernels that the compiler cannot split. The function runs under the mesh of `jax.set_mesh`. It gathers
+    keys and values along the length; the backward sums and scatters their gradients.
     """
 
     @functools.wraps(kernel)

@@ -1,8 +1,8 @@
-"""A stack of L blocks, scanned with their parameters stacked on a leading axis; the only place where layers repeat.
+"""A stack of L blocks, scanned with their parameters stacked on a leading axis; only this module repeats layers.
 
-In token-by-token generation, a step takes the time of reading the parameters once. A scan first copies the parameters
-of each layer out of the stack. `Stack` therefore also takes a tuple of the layers' parameters (`layer_by_layer`), and
-then applies one layer after the other.
+In token-by-token generation, the time of a step is the time of reading the parameters once. A scan first copies the
+parameters of each layer out of the stacked arrays. `Stack` therefore also accepts the parameters as a tuple with one
+tree per layer (`layer_by_layer`). It then applies one layer after the other without a scan.
 """
 
 import functools
@@ -36,50 +36,55 @@ from pretrainax.sharding.stages import stages_obstacle
 _SAVEABLE = {  # config.train.remat -> the residuals of a block that jax.checkpoint saves for the backward
     "none": products_saveable,
     "block": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # of linear maps, not attention's
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # outputs of linear layers, not of attention
 }
 
-# Per-layer inputs of a loop over layers: parameters, sown intermediates, random keys; (layers, context, state, branch).
+# How a loop over layers treats parameters, sown intermediates and random keys, which differ between layers, and the
+# arguments (layers, context, state, branch).
 _PER_LAYER = {
     "variable_axes": {"params": 0, "intermediates": 0},
     "split_rngs": {"params": True, "dropout": True},
-    "check_constancy_invariants": False,  # the check traces each block twice, for variables that all layers share
+    "check_constancy_invariants": False,  # this check of shared variables would trace each block twice
 }
 _IN_AXES = (0, nn.broadcast, 0, nn.broadcast)
 
 
 @flax.struct.dataclass
 class EncoderOutput:
-    """An encoded sequence for a decoder to read."""
+    """The output of an encoder, which the decoder reads with cross-attention."""
 
-    x: Optional[jax.Array]  # [B, S, D]; None: it is in the KV cache of the decoder's blocks
-    segment_ids: jax.Array  # [B, S]; segment i of the decoder reads segment i; or [B], as in `Stack`
-    sums: Sums = flax.struct.field(default_factory=dict)  # of the encoder's blocks
+    x: Optional[jax.Array]  # [B, S, D]; None: its keys and values are in the KV cache of the decoder
+    segment_ids: jax.Array  # [B, S], segment i of the decoder reads segment i; or lengths [B], as in `Stack`
+    sums: Sums = flax.struct.field(default_factory=dict)  # losses and metrics of the encoder's blocks
 
 
 class Blocks(nn.Module):
-    """Applies layers one after the other, [B, T, D] -> [B, T, D]; all have parameters of the same shapes."""
+    """Applies layers one after the other, [B, T, D] -> [B, T, D]; the parameters of all layers have the same shapes."""
 
     config: ModelConfig
     compute: Compute
     num_layers: int
-    unroll: Optional[int]  # blocks in each iteration of the loop; None: no loop
+    unroll: Optional[int]  # blocks in each iteration of the loop; None: no loop, all layers are unrolled
     block: type[Block] = Block
 
     @nn.compact
     def __call__(
         self, x: jax.Array, layers: Layer, context: Context, state: PyTree, branch: Optional[Branch]
     ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream after the last layer and the side outputs of each layer, [L, …]; layers: [L] each."""
+        """Returns the stream after the last layer, and the side outputs of each layer, [L, …].
+
+        Args:
+          layers: flags of the layers, [L] each. The other arguments are the same as in `Block`.
+        """
         blocks = scan_blocks(self.block, self.config, self.compute, self.num_layers, self.unroll)
         return blocks(self.config, self.compute, name="blocks")(x, layers, context, state, branch)
 
 
 class Turn(nn.Module):
-    """Applies the layers of a period: some without experts, then one with experts."""
+    """Applies the layers of one period, if layers alternate: some without experts, then one with experts."""
 
     before: Blocks
-    last: nn.Module  # with parameters [1, …]
+    last: nn.Module  # the layer with experts, with parameters [1, …]
 
     def __call__(
         self, x: jax.Array, layers: Layer, context: Context, state: PyTree, branch: Optional[Branch]
@@ -91,10 +96,12 @@ class Turn(nn.Module):
 
 
 class Stack(nn.Module):
-    """A stack of blocks, [B, T, D] -> [B, T, D]. All blocks share the position terms of attention, computed once.
+    """A stack of blocks, [B, T, D] -> [B, T, D], with the parts that the blocks share.
 
-    If only some layers have experts, the other layers are a separate parameter group: "dense" for the first layers,
-    "between" for layers that alternate with expert layers.
+    The position terms of attention are computed once for all blocks.
+
+    If only some layers have experts, the other layers are a separate parameter group: "dense" if they are the first
+    layers, or "between" if they alternate with layers that have experts.
     """
 
     config: ModelConfig
@@ -116,18 +123,19 @@ class Stack(nn.Module):
         state: PyTree = None,
         deterministic: bool,
     ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream after the last block and its norm, and the side outputs of the blocks.
+        """Returns the stream after the last block and the final norm, and the side outputs of the blocks.
 
         Args:
           x: embeddings, [B, T, D].
           positions: [B, T], from 0 in each segment.
-          segment_ids: [B, T], separate segments that must not see each other (0: padding); or [B], the length of the
-            single segment of each row.
-          prefix_mask: [B, T], 1 at tokens that their whole segment sees, in a causal stack or in a stack with windows.
-          encoded: the encoder's output, in an encoder-decoder.
-          ending: [B, T, D], absolute positions for the last block, which becomes a mask decoder. Or a `LossStage`, a
-            loss on pipeline stages: the call returns its objective [] instead of the stream, with its sums.
-          state: of each block, stacked [L, …]; a `KVCache` if the parameters are a tuple of layers. Returned likewise.
+          segment_ids: [B, T], ids of segments that must not attend to each other (0: padding); or [B], the length of
+            the single segment of each row.
+          prefix_mask: [B, T], 1 at tokens that their whole segment attends to, in a causal stack or in a stack with
+            windows.
+          encoded: the output of the encoder, in the decoder of an encoder-decoder.
+          ending: [B, T, D], absolute positions for the last block, which becomes a mask decoder. Or a `LossStage` for a
+            pipeline: its objective [] is returned instead of the stream.
+          state: of the blocks, [L, …]; a `KVCache` if the parameters are a tuple of layers. Returned likewise.
         """
         config = self.config
         chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
@@ -164,11 +172,15 @@ class Stack(nn.Module):
         self.sow("intermediates", "output", x)
         return x, side
 
-    @nn.nowrap  # keeps the method's name out of the scopes
+    @nn.nowrap  # keeps the name of the method out of Flax's scopes
     def _scanned(
         self, x: jax.Array, context: Context, state: PyTree, branch: Optional[Branch], absolute: Optional[jax.Array]
     ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream after the last block and the side outputs, from parameters stacked [L, …]."""
+        """Returns the stream after the last block, and the side outputs, for parameters that are stacked [L, …].
+
+        Args:
+          absolute: absolute positions for the last block, which becomes a mask decoder; None: no mask decoder.
+        """
         config, compute, name = self.config, self.compute, str(self.name)
         dense, others = layer_groups(config, self.num_layers)
         unroll = self._unroll()
@@ -197,10 +209,10 @@ class Stack(nn.Module):
     def _alternating(
         self, x: jax.Array, context: Context, state: PyTree, branch: Optional[Branch]
     ) -> tuple[jax.Array, SideOutputs]:
-        """Computes the same as `_scanned` if layers without experts alternate with one layer with experts.
+        """Computes the same as `_scanned` if each period has some layers without experts, then one with experts.
 
-        It is one scan over n periods of k layers. Parameters of each kind are stacked as everywhere, [l, …]; a period
-        uses l / n of them.
+        This is one scan over n periods. The parameters of each kind of layer are stacked as in every stack, [l, …].
+        Each period uses l / n of them.
         """
         compute, (dense, mixed) = self.compute, layer_groups(self.config, self.num_layers)
         periods, unroll = len(mixed.numbers), self._unroll()
@@ -226,7 +238,8 @@ class Stack(nn.Module):
     def _uses_pipeline(self, rows: int) -> bool:
         """Returns True if a pipeline computes the blocks.
 
-        The mesh must divide the rows, and no caller may need the intermediates between layers.
+        This requires a mesh with several pipeline stages, a model that supports them, and a number of rows that the
+        mesh divides. No caller may need the intermediates between layers.
         """
         needs_intermediates = self.is_initializing() or self.is_mutable_collection("intermediates")
         has_stages = axis_size(PIPELINE_AXIS) > 1 and stages_obstacle(self.config) is None
@@ -234,12 +247,12 @@ class Stack(nn.Module):
 
     @nn.nowrap
     def _pipelined(self, x: jax.Array, context: Context) -> jax.Array:
-        """Returns the stream after the last block, from parameters that the mesh splits by layers."""
+        """Returns the stream after the last block, computed by pipeline stages that each have a part of the layers."""
         return run_pipeline(self._stage, *self._on_stages(x, context))
 
     @nn.nowrap
     def _loss_on_stages(self, x: jax.Array, context: Context, ending: LossStage) -> tuple[jax.Array, SideOutputs]:
-        """Returns the objective of the `LossStage` after the last block, and its sums."""
+        """Runs the pipeline with `ending` after the last block, and returns the objective and the sums of the loss."""
         params = {name: tree for name, tree in self.variables["params"].items() if name == "final_norm"}
 
         def run(params, x, tokens):
@@ -253,7 +266,11 @@ class Stack(nn.Module):
 
     @nn.nowrap
     def _stage(self, params: PyTree, x: jax.Array, layers: Layer, context: Context, keys: Keys) -> jax.Array:
-        """Returns the stream after the blocks of a stage."""
+        """Returns the stream after the blocks of one pipeline stage.
+
+        Args:
+          params: parameters of the stage's blocks, [L/P, …].
+        """
         count = len(layers.number)
         run = scan_blocks(self.block, self.config, self.compute, count, blocks_per_iteration(self.compute, count))
         blocks = run(self.config, self.compute, parent=None, name="blocks")
@@ -270,7 +287,11 @@ class Stack(nn.Module):
     def _unrolled(
         self, x: jax.Array, context: Context, memory: Optional[KVCache], branch: Optional[Branch]
     ) -> tuple[jax.Array, SideOutputs]:
-        """Computes the same as `_scanned` from the tuple of `layer_by_layer`, without dropout."""
+        """Computes the same as `_scanned` from the tuple of `layer_by_layer`, without dropout.
+
+        Args:
+          memory: the KV cache, whose index is advanced by one token; None: no cache.
+        """
         layers, kinds = layer_flags(self.config, self.num_layers), layer_groups(self.config, self.num_layers)
         states: list[PyTree] = [None] * self.num_layers
         sums = []
@@ -291,9 +312,11 @@ class Stack(nn.Module):
 
 
 def _segments(segment_ids: jax.Array, length: int) -> tuple[jax.Array, bool]:
-    """Returns segment ids [B, T], from segment ids or segment lengths [B].
+    """Returns segment ids [B, T], and True if each row has a single segment.
 
-    The second value is True if each row has one segment.
+    Args:
+      segment_ids: segment ids [B, T], or the lengths [B] of the single segments.
+      length: T.
     """
     if segment_ids.ndim == 2:
         return segment_ids, False
@@ -302,7 +325,7 @@ def _segments(segment_ids: jax.Array, length: int) -> tuple[jax.Array, bool]:
 
 
 def _cross_mask(segment_ids: jax.Array, single_segment: bool, encoded: EncoderOutput) -> Mask:
-    """Returns the mask of a decoder's tokens [B, T] on an encoded sequence."""
+    """Returns the mask with which the decoder's tokens [B, T] attend to an encoded sequence."""
     read, alone = _segments(encoded.segment_ids, 0 if encoded.x is None else encoded.x.shape[1])
     return Mask(False, segment_ids, read, single_segment=single_segment and alone)
 
@@ -310,20 +333,21 @@ def _cross_mask(segment_ids: jax.Array, single_segment: bool, encoded: EncoderOu
 def scan_blocks(
     block: type[Block], config: ModelConfig, compute: Compute, length: int, unroll: Optional[int], *own_axes: object
 ) -> type[nn.Module]:
-    """Returns the class of `length` blocks, called with (carry, layers, context, state, branch) and further arguments.
+    """Returns the class of a loop over `length` blocks.
 
-    Shared layers (Lan et al. 2019, section 3.1) are a stack of one layer, applied repeatedly.
+    It is called with (carry, layers, context, state, branch) and further arguments. Shared layers (Lan et al. 2019,
+    section 3.1) are a stack of one layer, which is applied repeatedly.
 
     Args:
-      unroll: blocks in each iteration of the loop; None: no loop here or outside.
-      own_axes: axes of the block's further arguments.
+      unroll: blocks in each iteration of the loop; None: no loop, and no loop around these blocks.
+      own_axes: the scan axes of the further arguments of the block.
     """
-    if compute.remat != "none" or platform() != "cpu":  # a CPU is bound by arithmetic
+    if compute.remat != "none" or platform() != "cpu":  # arithmetic limits the speed of a CPU
         policy = _SAVEABLE[compute.remat]
         if unroll is None:
             policy = jax.checkpoint_policies.save_from_both_policies(policy, converted_saveable)
-        # The compiler cannot merge the work of two loops. It can in unrolled code, which would undo the
-        # rematerialization.
+        # In unrolled code, the compiler could merge the recomputation with the forward, which would undo the
+        # rematerialization. It cannot merge two loops.
         block = nn.remat(block, policy=policy, prevent_cse=unroll != 1)
     loop = {"in_axes": (*_IN_AXES, *own_axes), "length": length, "unroll": min(unroll or length, length)}
     if not config.share_layers:
@@ -338,7 +362,7 @@ def scan_blocks(
 
 
 def layer_flags(config: ModelConfig, count: int) -> Layer:
-    """Returns the flags and numbers of a stack's layers; [L] each."""
+    """Returns the flags and the numbers of the `count` layers of a stack, [L] each."""
     pattern = config.layer_pattern
     return Layer(
         is_first=jnp.asarray([i == 0 for i in range(count)]),
@@ -349,15 +373,15 @@ def layer_flags(config: ModelConfig, count: int) -> Layer:
 
 
 def _split(of_layers: PyTree, count: int) -> tuple[PyTree, PyTree]:
-    """Splits arrays [L, …] into the first `count` layers and the other layers."""
+    """Splits arrays [L, …] into the arrays of the first `count` layers and the arrays of the other layers."""
     return jax.tree.map(lambda s: s[:count], of_layers), jax.tree.map(lambda s: s[count:], of_layers)
 
 
 def _concatenate(first: PyTree, others: PyTree) -> PyTree:
-    """Concatenates arrays along the layers."""
+    """Concatenates the arrays of two groups of layers along the layer axis."""
     return jax.tree.map(lambda *s: jnp.concatenate(s), first, others)
 
 
 def layer_by_layer(blocks: PyTree) -> tuple[PyTree, ...]:
-    """Splits the parameters [L, …] of a stack's blocks into a tuple of one tree per block."""
+    """Splits the parameters [L, …] of a stack's blocks into a tuple with one tree per block."""
     return tuple(jax.tree.map(lambda x, i=i: x[i], blocks) for i in range(len(jax.tree.leaves(blocks)[0])))

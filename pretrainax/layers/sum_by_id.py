@@ -1,22 +1,23 @@
-"""The gradient of a table lookup, bitwise reproducible also on a GPU."""
+"""The gradient of a table lookup, which is bitwise reproducible also on a GPU."""
 
 import jax
 import jax.numpy as jnp
 
 from pretrainax.sharding.mesh import GPUS, platform
 
-BLOCK = 128  # tokens: large enough for a tensor core, and small enough that comparing all pairs costs little
+BLOCK = 128  # tokens per block: enough for a tensor core, and few enough that comparing all pairs of tokens is cheap
 
 
 def sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
-    """Returns for each id below `rows` the sum of the vectors with that id, [rows, D]; ignores other ids.
+    """Returns the sum of the vectors of each id from 0 to `rows` - 1, [rows, D]; other ids are ignored.
 
-    A GPU adds to a table with atomics, in the order in which its threads arrive. On a GPU, this function therefore sums
-    over sorted ids.
+    A GPU would add to a table with atomic operations, in the order in which its threads arrive. On a GPU, this function
+    therefore sorts the ids (`sorted_sum_by_id`).
 
     Args:
-      ids: integers of any shape.
-      x: a float vector of size D for each id.
+      ids: integers of any shape, [...].
+      x: [..., D], one float vector per id.
+      rows: number of rows of the result.
     """
     ids, x = ids.reshape(-1), x.reshape(-1, x.shape[-1])
     if platform() in GPUS:
@@ -25,11 +26,12 @@ def sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
 
 
 def sorted_sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
-    """Computes `sum_by_id` of ids [N] and x [N, D], by products with matrices of zeros and ones.
+    """Computes `sum_by_id` of ids [N] and x [N, D] with products by matrices of zeros and ones.
 
-    Tokens are sorted by id and split into blocks. Within a block, each token gets the sum over the tokens with its id,
-    in float32. An id that began in earlier blocks is the last id of each of these blocks; their sums for this id are
-    added. The last token of an id then has the whole sum, which becomes the id's row of the table.
+    Tokens are sorted by id and split into blocks. Within a block, each token gets the sum over the tokens of the block
+    with the same id, in float32. An id may also occur in earlier blocks. It is then the last id of each of these
+    blocks, whose sums for this id are added. After that, the last token of each id has the sum over all tokens of the
+    id. This sum becomes the row of the id in the result.
     """
     count = -(-ids.size // BLOCK)
     pad = (0, count * BLOCK - ids.size)
@@ -41,7 +43,7 @@ def sorted_sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
     block_sums = _product(blocks[:, :, None] == blocks[:, None, :], vectors)
     numbers = jnp.arange(count)
     began_before = (first[:, None] == last[None, :]) & (numbers[None, :] < numbers[:, None])
-    earlier = _product(began_before, block_sums[:, -1])  # [blocks, D]: earlier sums for the first id of each block
+    earlier = _product(began_before, block_sums[:, -1])  # [blocks, D], sums of earlier blocks for each block's first id
     total = block_sums + jnp.where((blocks == first[:, None])[..., None], earlier[:, None], 0)
     last_token = jnp.searchsorted(ids, jnp.arange(rows, dtype=ids.dtype), side="right") - 1
     last_token = jnp.maximum(last_token, 0)
@@ -50,6 +52,6 @@ def sorted_sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
 
 
 def _product(is_same: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns the sum of the vectors [..., M, D] that each row of is_same [..., N, M] selects, in float32."""
-    # "highest", because a GPU would round float32 to 10 bits.
+    """Returns sums of the vectors x [..., M, D] that the rows of is_same [..., N, M] select, [..., N, D] float32."""
+    # "highest", because by default a GPU would round the mantissas of float32 to 10 bits.
     return jnp.matmul(is_same.astype(x.dtype), x, precision="highest", preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""Sums with their counts: added over layers, microbatches and devices, and divided once."""
+"""Sums of losses and metrics with their counts: added up over layers, microbatches and devices, and divided once."""
 
 import jax
 import jax.numpy as jnp
@@ -9,18 +9,20 @@ Sums = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), float32 s
 
 
 def add_sums(one: Sums, other: Sums) -> Sums:
-    """Returns the sums of both dictionaries; sums with the same name are added."""
+    """Returns the entries of both dictionaries; entries with the same name are added."""
     both = {name: jax.tree.map(jnp.add, one[name], other[name]) for name in one.keys() & other.keys()}
     return {**one, **other, **both}
 
 
 def sum_over_layers(sums: Sums, stack: str, numbers: range) -> Sums:
-    """Adds the sums [l, …] of a stack over its layers; BY_LAYER sums keep their layer axis.
+    """Returns the sums [l, …] of a stack's layers, added up over the layers; BY_LAYER sums keep their layer axis.
 
-    The name of a BY_LAYER sum gets the stack, the first layer and the step: layers/decoder/0:1/expert_tokens.
+    The stack, the first layer and the step are inserted into the name of a BY_LAYER sum:
+    layers/decoder/0:1/expert_tokens.
 
     Args:
-      numbers: of these layers in the stack.
+      stack: name of the stack.
+      numbers: indices of these layers in the stack.
     """
     layered = {name: pair for name, pair in sums.items() if name.startswith(BY_LAYER)}
     others = {name: pair for name, pair in sums.items() if name not in layered}

@@ -1,6 +1,6 @@
-"""Pallas attention kernels for TPUs, called through JAX; they never hold the [B, H, T, S] weights.
+"""Pallas attention kernels for TPUs, called through JAX; they never hold the [B, H, T, S] weights in memory.
 
-The kernels are imported when they are used.
+The kernels are imported only when they are used.
 """
 
 import functools
@@ -18,16 +18,19 @@ from pretrainax.layers.sequence_parallel import on_each_device
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size
 
-LANES = 128  # lengths are padded to multiples of the width of a TPU's vector registers
+LANES = 128  # width of a TPU's vector registers; lengths are padded to multiples of it
 
 
 def _block(length: int) -> int:
-    """Returns the rows of a tile. Large tiles fill the matrix unit; 512 × 512 in float32 is 1 of the 16 MB of VMEM."""
+    """Returns the number of queries or keys per tile of a kernel, for a padded length.
+
+    Large tiles fill the matrix unit; 512 × 512 in float32 is 1 of the 16 MB of VMEM.
+    """
     return math.gcd(length, 512)
 
 
 def tpu_splash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
-    """Returns the reason why `tpu_splash` cannot compute an attention, or None if it can."""
+    """Returns the reason why `tpu_splash` cannot compute an attention, as a predicate, or None if it can."""
     obstacle = _obstacle_of_both(spec, platform)
     if obstacle is None and spec.bias != "none":
         return "takes no bias, and this model has relative positions ('tpu_flash' takes one)"
@@ -35,7 +38,7 @@ def tpu_splash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
 
 
 def tpu_flash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
-    """Returns the reason why `tpu_flash` cannot compute an attention, or None if it can."""
+    """Returns the reason why `tpu_flash` cannot compute an attention, as a predicate, or None if it can."""
     obstacle = _obstacle_of_both(spec, platform)
     if obstacle is not None:
         return obstacle
@@ -67,10 +70,10 @@ def _obstacle_of_both(spec: AttentionSpec, platform: str) -> Optional[str]:
 
 
 def tpu_work(spec: AttentionSpec) -> Work:
-    """Returns the pairs in the tiles that both kernels do not skip.
+    """Returns the work of both kernels: the pairs in the tiles that they do not skip.
 
-    In the backward, each kernel has one kernel for the gradient of queries and one for the gradients of keys and
-    values. Both recompute the logits, and the gradient of the weights is computed twice.
+    Each kernel has two kernels for its backward: one for the gradient of queries, and one for the gradients of keys and
+    values. Both recompute the logits, and both compute the gradient of the attention weights.
     """
     local, whole = (length + -length % LANES for length in (spec.query_length // spec.sequence, spec.key_length))
     return Work(seen_pairs(spec, (_block(local), _block(whole))), again=3)
@@ -78,7 +81,10 @@ def tpu_work(spec: AttentionSpec) -> Work:
 
 @on_each_device
 def tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
-    """Computes `attention` without a bias; the kernel skips blocks that a causal mask or a window hides."""
+    """Computes `attention` with JAX's splash attention kernel, which does not support a bias.
+
+    The kernel skips the tiles that a causal mask or a window hides.
+    """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -86,7 +92,7 @@ def tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
     segments = padded_segments(mask, q, k, LANES)
     # [B, T, H, K] -> [B, H, T', K]; the kernel has no scale, so q is scaled here
     heads_first = [pad(x, 1, LANES).swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v)]
-    # The mask covers whole rows: this device has one part of their queries, and all keys.
+    # The mask covers whole rows. This device has one part of the queries of each row, and all keys.
     parts = axis_size(LENGTH_AXIS) if mask.causal or mask.window is not None else 1
     block_q, block_kv = (_block(x.shape[2]) for x in heads_first[:2])
     shape = parts * heads_first[0].shape[2], heads_first[1].shape[2]
@@ -115,10 +121,14 @@ def tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
 
 
 def _own_shard(kernel: Any, parts: int) -> Any:
-    """Returns the kernel for the queries of this device, with its blocks of the mask.
+    """Returns a splash attention kernel for the queries of this device, with the device's part of the mask.
 
-    The device's index on the axis selects the blocks. SplashAttentionKernel.manual_sharding_spec splits them in the
-    same way.
+    The index of the device on the axis `sequence` selects the blocks of the mask.
+    SplashAttentionKernel.manual_sharding_spec splits the mask in the same way.
+
+    Args:
+      kernel: the kernel for whole rows.
+      parts: number of parts of a row.
     """
 
     def shard(x, axis):
@@ -137,7 +147,7 @@ def _own_shard(kernel: Any, parts: int) -> Any:
 
 @on_each_device
 def tpu_flash(q, k, v, mask: Mask, bias, scale, logit_cap):
-    """Computes `attention` without windows and without a logit cap; it supports a bias."""
+    """Computes `attention` with JAX's flash attention kernel, which supports a bias but no windows and no logit cap."""
     assert mask.window is None and mask.prefix is None and not mask.has_positions and logit_cap is None
     from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
@@ -174,7 +184,8 @@ def tpu_flash(q, k, v, mask: Mask, bias, scale, logit_cap):
         segments = None if segments is None else flash.SegmentIds(*(x[None] for x in segments))
         return run(q[None], k[None], v[None], None if bias is None else bias[None], segments)[0]
 
-    # Row by row, because the kernel expects the bias as [B, H, T, S]: a shared bias stays [1, H, T, S] in memory.
+    # The kernel is applied row by row, because it expects the bias as [B, H, T, S]. A bias that all rows share then
+    # stays [1, H, T, S] in memory.
     shared = bias is not None and bias.shape[0] == 1
     bias = bias if bias is None or shared else saved_residual(bias)
     bias_axis = None if shared else 0

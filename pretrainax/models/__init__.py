@@ -1,4 +1,4 @@
-"""Models built from `layers`: the three families of Transformers, and a recurrent family.
+"""Builds the model of a config: a decoder, encoder, encoder-decoder, ELECTRA or recurrent model, from `layers`.
 
 model = models.build(config, compute)
 params = model.init(key, batch, deterministic=True)["params"]
@@ -35,16 +35,16 @@ __all__ = [
 
 
 def build(config: ModelConfig, compute: Compute) -> AnyModel:
-    """Returns the model of a config. The model reads `config` at each call, so do not change it afterwards."""
+    """Returns the model of a config. The model reads `config` at each call, so do not change `config` afterwards."""
     return cast(AnyModel, model_of(config)(config, compute))  # Flax types `apply` as possibly returning a tuple
 
 
 def abstract_params(config: ModelConfig) -> PyTree:
-    """Returns the shapes and dtypes of the parameters, without computing any."""
-    key = repr(config)  # by value, because a config may change between two calls
+    """Returns the parameter tree of a config's model as shapes and dtypes (`jax.ShapeDtypeStruct`), without arrays."""
+    key = repr(config)  # by value: a config is mutable, so the same object may have other fields in a later call
     if key not in _abstract_params:  # cached, because tracing a model takes a second
         _abstract_params[key] = _trace_params(config)
-    return jax.tree.map(lambda shape: shape, _abstract_params[key])  # a copy for the caller
+    return jax.tree.map(lambda shape: shape, _abstract_params[key])  # a copy, which the caller may change
 
 
 _abstract_params: dict[str, PyTree] = {}

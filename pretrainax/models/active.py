@@ -1,4 +1,4 @@
-"""The active part of a model: the parameters that one token uses, without the experts that do not receive it."""
+"""Counts the active parameters of a model, which exclude the experts that do not process a token."""
 
 import math
 
@@ -12,7 +12,7 @@ from pretrainax.sharding.rules import axes_of_leaves
 
 
 def active_parameters(config: ModelConfig) -> int:
-    """Returns the number of parameters that one token uses."""
+    """Returns the number of parameters that one token uses: all parameters, but only `top_k` experts per layer."""
     params = abstract_params(config)
     sizes = [math.prod(x.shape) for x in jax.tree.leaves(params)]
     if config.experts is None:
@@ -22,12 +22,15 @@ def active_parameters(config: ModelConfig) -> int:
 
 
 def predicted_vocabulary(config: ModelConfig) -> int:
-    """Returns the number of vocabulary logits per predicted token; 0 for a classifier."""
+    """Returns the number of vocabulary logits per predicted token, summed over a generator and its discriminator.
+
+    The result is 0 for a model without a language-model head, such as a classifier.
+    """
     return sum(model.vocab_size for model in component_configs(config) if HEADS["lm"].is_in(model))
 
 
 def describe_experts(config: ModelConfig) -> str:
-    """Returns a line with the number of experts and of active parameters; "" for a model without experts."""
+    """Returns a line with the numbers of experts and of active parameters; "" for a model without experts."""
     if config.experts is None:
         return ""
     settings = config.experts

@@ -1,4 +1,4 @@
-"""The base class of models: embeds the inputs and applies the heads to the last hidden states."""
+"""Base classes of models, which embed the inputs and apply the heads to the last hidden states; their registry."""
 
 import math
 from typing import NamedTuple, Optional, Protocol, TypeVar, cast
@@ -27,36 +27,36 @@ from pretrainax.sharding.param_paths import PyTree
 
 
 class AnyModel(Protocol):
-    """The interface of the result of `models.build`: a `Model`, or an `Electra`, which has two models inside."""
+    """The interface of the result of `models.build`: a `Model`, or an `Electra`, which consists of two `Model`s."""
 
     config: ModelConfig
     compute: Compute
 
     def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
-        """Returns fresh parameters as {"params": tree}."""
+        """Returns randomly initialized parameters as {"params": tree}."""
         ...
 
     def apply(
         self, variables: dict[str, PyTree], batch: Batch, *, deterministic: bool, rngs: Optional[PyTree] = None
     ) -> Outputs:
-        """Returns the outputs for a batch, with parameters `variables["params"]`."""
+        """Returns the outputs for a batch, with parameters `variables["params"]`; `deterministic` disables dropout."""
         ...
 
 
 def table(config: ModelConfig, rows: int, **axes) -> Embedding:
-    """Returns an embedding table with this number of rows, of the width of the embeddings."""
+    """Returns an embedding table [rows, config.embedding_width]; `axes` are further arguments of `Embedding`."""
     return Embedding(rows, config.embedding_width, normal_init(config, fan_in=1), **axes)
 
 
 def token_table(config: ModelConfig) -> Embedding:
-    """Returns the embedding table of a stack's input tokens."""
+    """Returns the embedding table of the input tokens, [vocab_size, config.embedding_width]."""
     return table(config, config.vocab_size, axes=("vocab_size", "d_model"))
 
 
 class Flops(NamedTuple):
-    """The FLOPs of one example's forward pass, without the FLOPs between queries and keys."""
+    """The FLOPs of one example's forward pass, without the FLOPs of query-key pairs in attention."""
 
-    blocks: float
+    blocks: float  # FLOPs in the blocks
     around: float  # FLOPs before and after the blocks
 
 
@@ -68,17 +68,24 @@ class AnyFamily(nn.Module):
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
-        """Returns True if this class implements the config."""
+        """Returns True if this class implements the model of the config."""
         raise NotImplementedError
 
     @staticmethod
     def flops(config: ModelConfig, inputs: int, targets: int) -> Optional[Flops]:
-        """Returns the FLOPs of a model without blocks of this package; None for models with these blocks."""
+        """Returns the forward FLOPs of one example, for a model that does not use the blocks of `pretrainax.layers`.
+
+        Args:
+          inputs, targets: tokens per example, as in `models.flops.flops_per_step`.
+
+        Returns:
+          None for a model of these blocks, whose FLOPs `models.flops` counts.
+        """
         return None
 
 
 class Model(AnyFamily):
-    """Base class of this package's families, which add their stacks."""
+    """Base class of this package's model families. It has embeddings and heads; subclasses add stacks of blocks."""
 
     def setup(self):
         config = self.config
@@ -99,7 +106,10 @@ class Model(AnyFamily):
 
     @property
     def output_embedding(self) -> Embedding:
-        """Returns the embedding table of the output tokens, to which the output matrix may be tied."""
+        """Returns the token embedding table to which the output matrix may be tied.
+
+        With `separate_embeddings`, this is the table of the decoder, else the only token table.
+        """
         return self.decoder_token_embedding if self.config.separate_embeddings else self.token_embedding
 
     def embed(
@@ -111,11 +121,15 @@ class Model(AnyFamily):
         side: str = "",
         deterministic: bool,
     ) -> jax.Array:
-        """Returns the sum of a token's embeddings, [B, T] -> [B, T, D].
+        """Returns the input of the first block, [B, T] -> [B, T, D]: the sum of token, position and type embeddings.
+
+        The sum is normalized and projected to width D, if the config says so. Dropout applies before the projection.
 
         Args:
           token_types: [B, T]; None: all tokens have type 0.
-          side: "decoder_" selects the decoder's positions, norm and, with `separate_embeddings`, tokens.
+          side: "decoder_" selects the position table and the norm of the decoder and, with `separate_embeddings`, its
+            token table. "" selects the tables of the encoder, or of the only stack.
+          deterministic: disables dropout.
         """
         config = self.config.last_stack if side else self.config
         ids = (tokens, positions) if token_types is None else (tokens, positions, token_types)
@@ -134,14 +148,20 @@ class Model(AnyFamily):
         return self.embedding_projection(x) if config.embedding_dim else x
 
     def absolute(self, positions: jax.Array) -> jax.Array:
-        """Returns the absolute position embeddings for a mask decoder, [B, T] -> [B, T, D]."""
+        """Returns absolute position embeddings, [B, T] -> [B, T, D], which an enhanced mask decoder (DeBERTa) adds."""
         assert self.position_embedding is not None  # a mask decoder needs position embeddings
         x = constrain(self.position_embedding(positions)).astype(self.compute.dtype)
         # [B, T, E] -> [B, T, D]
         return self.embedding_projection(x) if self.config.embedding_dim else x
 
     def answer(self, x: jax.Array, side: SideOutputs, batch: Batch, *, deterministic: bool) -> Outputs:
-        """Returns the outputs of all heads for the last hidden state [B, T, D], with the stack's side outputs."""
+        """Returns the outputs of all heads for the last hidden states, with the side outputs of the blocks.
+
+        Args:
+          x: the last hidden states, [B, T, D].
+          side: the sums and the state of the blocks.
+          deterministic: disables dropout.
+        """
         outputs, sums = {}, side.sums
         for head in heads_of(self.config):
             outputs[head.name] = head.answer(self, x, batch, deterministic=deterministic)
@@ -154,16 +174,16 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def register_model(cls: _Class) -> _Class:
-    """Registers a model family; it takes precedence over families registered before."""
+    """Registers a model family, which takes precedence over the families that were registered earlier; a decorator."""
     MODELS.insert(0, cast(type[AnyFamily], cls))
     return cls
 
 
 def model_of(config: ModelConfig) -> type[AnyFamily]:
-    """Returns the model class for a config.
+    """Returns the registered model class that implements the model of a config.
 
     Raises:
-      UserError: no registered class implements the config.
+      UserError: no registered class implements this model.
     """
     matching = next((cls for cls in MODELS if cls.is_in(config)), None)
     if matching is None:

@@ -1,4 +1,7 @@
-"""Decoder: each token attends to earlier tokens (GPT-2, LLaMA), and in a prefix LM to the whole prefix."""
+"""Decoder-only Transformer: each token attends to earlier tokens (GPT-2, LLaMA).
+
+In a prefix LM, the tokens of the prefix attend to the whole prefix.
+"""
 
 import functools
 from collections.abc import Callable
@@ -31,20 +34,27 @@ class Decoder(Model):
         return self.decode(batch, deterministic=deterministic)
 
     def decode(self, batch: Batch, state: PyTree = None, *, deterministic: bool) -> Outputs:
-        """Returns the outputs for each token, with the updated `state` of the blocks [L, …], such as a KV cache."""
+        """Returns the outputs for each token, with the updated `state` of the blocks.
+
+        Args:
+          state: the state of all blocks, stacked [L, …], such as a KV cache; None: no state.
+          deterministic: disables dropout.
+        """
         x, side = self._through_stack(batch, state, deterministic=deterministic)
         return self.answer(x, side, batch, deterministic=deterministic)
 
     def one_forward_one_backward_loss(self, batch: Batch, loss: Callable[[Outputs, Batch], Loss]) -> Loss:
-        """Returns the training loss of a batch; a pipeline computes each microbatch's gradients right after its loss.
+        """Returns the training objective of a batch and its sums, in a pipeline with the 1F1B schedule.
+
+        The pipeline computes the gradients of each microbatch right after the loss of that microbatch.
 
         Args:
-          loss: (outputs, batch) -> loss of some tokens [1, n]; losses are added up.
+          loss: (outputs, batch) -> (objective, sums) of some tokens [1, n]. The results for all tokens are added up.
         """
         names = (*self.names_of_heads, *(["token_embedding"] if self.config.tie_embeddings else []))
         params = {name: tree for name, tree in self.variables["params"].items() if name in names}
         tokens = {name: batch[name] for name in ("targets", "loss_weights", "text_weights") if name in batch}
-        if "target_bytes" in batch:  # a count per row, stored at its first token and added up
+        if "target_bytes" in batch:  # a count per row, here stored at the first token of the row and added up
             tokens["target_bytes"] = jnp.zeros_like(batch["loss_weights"]).at[:, 0].set(batch["target_bytes"])
         answer = functools.partial(self.clone(parent=None).apply, deterministic=False, method="answer")
 

@@ -1,14 +1,14 @@
-"""ELECTRA: a generator (a masked LM) replaces tokens, and a discriminator predicts the replaced tokens.
+"""ELECTRA: a generator (a masked LM) replaces tokens, and a discriminator predicts which tokens were replaced.
 
-Clark et al. 2020 (arXiv 2003.10555), and the embedding sharing of DeBERTa v3 (He et al. 2021, arXiv 2111.09543,
+Sources: Clark et al. 2020 (arXiv 2003.10555), and for embedding sharing DeBERTa v3 (He et al. 2021, arXiv 2111.09543,
 section 3.3). The model consists of two encoders: the discriminator, which is later fine-tuned, and the generator. Both
-are in one parameter tree. The discriminator's parameters have the same paths as in a plain encoder. Next to them are
+are in one parameter tree. The parameters of the discriminator have the same paths as in an encoder. The tree also has
 
     generator/...             the parameters that the generator does not share
     embedding_difference/...  added to the shared tables for the discriminator, with gradient disentanglement only
 
-`discriminator` and `generator` split a tree into two plain encoders, and `join` merges them. Training uses the same
-functions, so the exported parameters are the trained parameters.
+`discriminator` and `generator` return the parameters of one encoder, and `join` merges two encoders into one tree.
+Training uses these functions too, so the exported parameters are the trained parameters.
 """
 
 import copy
@@ -37,26 +37,27 @@ SHARED = {
     "all": ("token_embedding", "position_embedding", "token_type_embedding", "embedding_norm"),
     "gradient_disentangled": ("token_embedding", "position_embedding"),
 }
-_SAMPLE_CHUNK = 4096  # number of tokens whose vocabulary logits exist at a time when replacements are sampled
+_SAMPLE_CHUNK = 4096  # replacements are sampled from the vocabulary logits of this number of tokens at a time
 
 
 def component_configs(config: ModelConfig) -> list[ModelConfig]:
-    """Returns the configs of the models in a config: the config itself, or a generator and its discriminator."""
+    """Returns the config itself in a list; for ELECTRA, the configs of the generator and the discriminator."""
     return [config] if config.generator is None else [generator_config(config), discriminator_config(config)]
 
 
 def discriminator_config(config: ModelConfig) -> ModelConfig:
-    """Returns the config of the discriminator.
+    """Returns the config of the discriminator, an encoder.
 
-    Only the generator has the enhanced mask decoder (DeBERTa v3, in the released code).
+    Only the generator has the enhanced mask decoder, as in the released code of DeBERTa v3.
     """
     return dataclasses.replace(copy.deepcopy(config), generator=None, enhanced_mask_decoder=False)
 
 
 def generator_config(config: ModelConfig) -> ModelConfig:
-    """Returns the config of the generator, a masked LM.
+    """Returns the config of the generator, an encoder with a masked-LM head.
 
-    Its embeddings have the width of the discriminator's embeddings, and are projected if `d_model` differs.
+    The embeddings of the generator have the width of the discriminator's embeddings. If its `d_model` differs from that
+    width, they are projected.
     """
     sizes, width = _generator_of(config), config.embedding_width
     heads = {field.name: False for field in dataclasses.fields(config) if field.name.endswith("_head")}
@@ -76,10 +77,14 @@ def generator_config(config: ModelConfig) -> ModelConfig:
 
 
 def discriminator(config: ModelConfig, params: PyTree) -> tuple[ModelConfig, PyTree]:
-    """Returns the config and the parameters of the discriminator as a plain encoder.
+    """Returns the config and the parameters of the discriminator, as those of a separate encoder.
 
-    With gradient disentanglement (He et al. 2021, section 3.3), its tables are the shared tables plus the difference,
-    and no gradient of the discriminator reaches the shared tables.
+    With gradient disentanglement (He et al. 2021, section 3.3), the embedding tables of the discriminator are the
+    shared tables plus the difference, and no gradient of the discriminator reaches the shared tables.
+
+    Args:
+      config: the config of the ELECTRA model.
+      params: the parameter tree of the ELECTRA model.
     """
     own = {name: x for name, x in params.items() if name not in ("generator", "embedding_difference")}
     for name, difference in params.get("embedding_difference", {}).items():
@@ -88,16 +93,16 @@ def discriminator(config: ModelConfig, params: PyTree) -> tuple[ModelConfig, PyT
 
 
 def generator(config: ModelConfig, params: PyTree) -> tuple[ModelConfig, PyTree]:
-    """Returns the config and the parameters of the generator as a plain encoder."""
+    """Returns the config and the parameters of the generator, as those of a separate encoder."""
     shared = {name: params[name] for name in _shared(config) if name in params}
     return generator_config(config), {**shared, **params["generator"]}
 
 
 def join(config: ModelConfig, discriminator: PyTree, generator: PyTree) -> PyTree:
-    """Returns the parameter tree of `config` from the parameters of its discriminator and generator.
+    """Returns the parameter tree of an ELECTRA model from the parameters of its discriminator and of its generator.
 
     Raises:
-      UserError: embeddings that `config` shares differ between the two encoders.
+      UserError: an embedding table that `config` shares differs between the two encoders.
     """
     shared = [name for name in _shared(config) if name in discriminator and name in generator]
     joined = dict(discriminator)
@@ -116,7 +121,7 @@ def join(config: ModelConfig, discriminator: PyTree, generator: PyTree) -> PyTre
 
 
 def _generator_of(config: ModelConfig) -> Generator:
-    """Returns `config.generator` of a model with a generator."""
+    """Returns `config.generator`, which must not be None."""
     assert config.generator is not None
     return config.generator
 
@@ -132,11 +137,11 @@ def _disentangled(config: ModelConfig) -> bool:
 @dataclasses.dataclass(frozen=True)
 @register_model
 class Electra:
-    """Generator and discriminator with the interface of the other models, for batches of masked language modeling.
+    """A generator and a discriminator behind the interface `AnyModel`, for batches of masked language modeling.
 
-    The outputs contain the heads of both encoders, and the mask of replaced tokens. The replacements are sampled with
-    the key "sample" of `rngs`. Without this key, as in evaluation, the key of a row is derived from its tokens, so a
-    row gets the same replacements in any batch.
+    The outputs contain the heads of both encoders and the mask of replaced tokens. The random key "sample" of `rngs`
+    determines the sampled replacements. Without this key, as in evaluation, the key of a row is derived from the tokens
+    of the row, so a row has the same replacements in any batch.
     """
 
     config: ModelConfig
@@ -148,7 +153,7 @@ class Electra:
 
     @staticmethod
     def flops(config: ModelConfig, inputs: int, targets: int) -> None:
-        """Returns None: both models have blocks."""
+        """Returns None, because `models.flops` counts the FLOPs of both encoders."""
 
     def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
         def fresh(number, config):
@@ -193,24 +198,27 @@ class Electra:
 
 
 def _folded(keys: PyTree, number: int) -> PyTree:
-    """Returns the keys of encoder `number`; with equal keys, encoders of one shape would drop the same activations."""
+    """Returns the random keys of encoder `number` (0 is the discriminator, 1 the generator).
+
+    With equal keys, two encoders of the same shape would drop the same activations.
+    """
     return jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)
 
 
 def sample_replacements(
     generated: LanguageModelOutput, batch: Batch, sample: Optional[jax.Array] = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the tokens with the generator's replacements, and the mask of replaced tokens.
+    """Returns the tokens of a batch with the generator's replacements, and the mask of replaced tokens.
 
-    Predicted tokens are sampled from the softmax, and other tokens are unchanged. A sample equal to the original token
-    counts as original (Clark et al. 2020, section 2). Samples have no gradient.
+    At the predicted positions, tokens are sampled from the generator's softmax. All other tokens are unchanged. A
+    sample that equals the original token counts as original (Clark et al. 2020, section 2). Samples have no gradient.
 
     Args:
       generated: the predictions [B, N]; N = K if the batch has masked_positions [B, K], else T.
       sample: a random key; None: the key of each row is derived from the sum of its tokens.
 
     Returns:
-      Tokens [B, T] int32, and [B, T] bool.
+      The tokens, [B, T] int32, and the mask, [B, T] bool.
     """
     tokens, predicted = batch["tokens"], batch["loss_weights"] > 0
     rows, length = tokens.shape
@@ -234,9 +242,12 @@ def sample_replacements(
 def _draw(generated: LanguageModelOutput, keys: jax.Array, places: jax.Array) -> jax.Array:
     """Samples a token from the softmax of each prediction, [B, N] int32, as the argmax of logits + Gumbel noise.
 
-    The noise depends on the row's key and the token's position [B, N]. Sampling recomputes the logits, a third of the
-    cost of their loss, and draws a random number for each logit. Logits exist for a chunk of tokens at a time; the size
-    of the chunk does not change the samples.
+    Sampling recomputes the logits, which costs a third of their loss, and draws a random number for each logit. Only
+    the logits of one chunk of tokens exist at a time; the size of the chunk does not change the samples.
+
+    Args:
+      keys: a random key for each row, [B].
+      places: [B, N], the position of each prediction in its row. The noise depends on the key and this position.
     """
     generated = jax.lax.stop_gradient(generated)
     matrix = constrain(generated.unembedding.astype(generated.features.dtype), logical_spec(None, "vocab_size"))

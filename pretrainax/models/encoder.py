@@ -1,4 +1,4 @@
-"""Encoder: each token attends to its whole segment (BERT)."""
+"""Encoder-only Transformer: each token attends to all tokens of its segment (BERT)."""
 
 from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch, segments_of

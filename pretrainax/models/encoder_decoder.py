@@ -1,4 +1,4 @@
-"""Encoder-decoder: a decoder with cross-attention to an encoder (Vaswani et al. 2017; T5)."""
+"""Encoder-decoder Transformer: a decoder with cross-attention to an encoder (Vaswani et al. 2017; T5)."""
 
 import dataclasses
 
@@ -19,9 +19,9 @@ from pretrainax.sharding.param_paths import PyTree
 class EncoderDecoder(Model):
     """An encoder-decoder Transformer.
 
-    Encoder and decoder share the token embedding, unless `separate_embeddings` is set. Each has its own learned
-    positions and embedding norm (Lewis et al. 2019, in the released code). Segment i of the decoder attends to segment
-    i of the encoder.
+    Encoder and decoder share the token embedding, unless `separate_embeddings` is set. Learned position embeddings and
+    embedding norms are separate, as in the released code of BART (Lewis et al. 2019). Segment i of the decoder attends
+    to segment i of the encoder.
     """
 
     @staticmethod
@@ -43,14 +43,20 @@ class EncoderDecoder(Model):
         return self.decode(batch, self.encode(batch, deterministic=deterministic), deterministic=deterministic)
 
     def encode(self, batch: Batch, *, deterministic: bool) -> EncoderOutput:
-        """Returns the encoded `encoder_tokens`, which the decoder reads at every step."""
+        """Returns the encoder's output for the `encoder_tokens` of a batch; generation computes it once per batch."""
         positions, segment_ids = batch["encoder_positions"], segments_of(batch, "encoder_")
         x = self.embed(batch["encoder_tokens"], positions, deterministic=deterministic)
         x, side = self.encoder(x, positions, segment_ids, deterministic=deterministic)
         return EncoderOutput(self._drop(x, deterministic), segment_ids, side.sums)
 
     def decode(self, batch: Batch, encoded: EncoderOutput, state: PyTree = None, *, deterministic: bool) -> Outputs:
-        """Returns the outputs for each token, with the updated `state` of the decoder's blocks [L, …]."""
+        """Returns the outputs for each target token, with the updated `state` of the decoder's blocks.
+
+        Args:
+          encoded: the result of `encode`.
+          state: the state of the decoder's blocks, stacked [L, …], such as a KV cache; None: no state.
+          deterministic: disables dropout.
+        """
         x, side = self.decoder(
             self.embed(batch["tokens"], batch["positions"], side="decoder_", deterministic=deterministic),
             batch["positions"],
@@ -63,5 +69,5 @@ class EncoderDecoder(Model):
         return self.answer(self._drop(x, deterministic), both, batch, deterministic=deterministic)
 
     def _drop(self, x: jax.Array, deterministic: bool) -> jax.Array:
-        # T5 also applies dropout after the last norm (Raffel et al. 2020, section 2.1).
+        # Like T5, applies dropout after the final norm (Raffel et al. 2020, section 2.1).
         return x if self.config.norm_at == "post" else self.dropout(x, deterministic=deterministic)

@@ -1,6 +1,6 @@
-"""FLOPs of a step, computed from the architecture.
+"""Computes the FLOPs of a training step from the architecture of the model.
 
-XLA's cost analysis is not usable here, because it counts the body of the scan over layers once.
+XLA's cost analysis is not usable for this, because it counts the body of the scan over layers only once.
 """
 
 import collections
@@ -22,17 +22,17 @@ from pretrainax.models.heads import heads_of
 
 
 class Attention(NamedTuple):
-    """A group of equal attentions of a model."""
+    """A group of attention layers with equal shapes and masks."""
 
-    layers: int
-    queries: int  # per example
-    keys: int
-    heads: int
-    kv_heads: int
-    head_dim: int  # of queries and keys
-    value_dim: int
-    causal: bool
-    window: Optional[int]
+    layers: int  # number of layers in the group
+    queries: int  # number of queries per example
+    keys: int  # number of keys per example
+    heads: int  # number of query heads
+    kv_heads: int  # number of heads of keys and values
+    head_dim: int  # width of a query or key of one head
+    value_dim: int  # width of a value of one head
+    causal: bool  # queries attend only to earlier tokens and their own
+    window: Optional[int]  # size of the sliding window, in tokens; None: no window
 
 
 WorkOf = Callable[[Attention], Work]
@@ -47,21 +47,22 @@ def flops_per_step(
     teacher: Optional[ModelConfig] = None,
     passes: int = 3,
 ) -> float:
-    """Returns the FLOPs of the matrix products of one update: the forward pass, plus twice that for the backward pass.
+    """Returns the FLOPs of the matrix products of one update; the backward pass counts twice the forward pass.
 
     The count follows PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B), like published MFUs. A multiply-add
-    counts as 2 FLOPs. Attention counts in full, even if a causal mask removes half of it or a window removes more. The
-    head of a masked LM counts for `lengths.targets` positions only. Padding counts like text. Generator and
+    counts as 2 FLOPs. Attention counts in full, even if a causal mask or a window removes query-key pairs. The head of
+    a masked LM counts for `targets` positions only. Padding counts like other tokens. For ELECTRA, generator and
     discriminator both count.
     Not counted: norms, activations, softmax, embeddings, the optimizer, recomputation (by rematerialization, or in the
     backward pass of a fused attention), and the logits for sampling a generator's replacements.
 
     Args:
-      batch_size: examples per update, times the number of gradients that the optimizer takes per update.
+      batch_size: examples per update, times the number of gradients that the optimizer computes per update.
       inputs, targets: tokens per example. An encoder reads `inputs` tokens and predicts `targets` of them, an
         encoder-decoder reads `inputs` and predicts `targets`, and in a decoder both are equal.
-      teacher: a model that also runs the forward pass; None: no teacher.
-      passes: number of products with each matrix, `Experiment.passes`. Matrices that a tuning adds are not counted.
+      teacher: the config of a model of which only the forward pass runs (distillation); None: no teacher.
+      passes: number of products with each matrix in a step, `Experiment.passes`; 3: one forward, two backward. Matrices
+        that parameter-efficient tuning adds are not counted.
     """
     attention = attention_flops(config, inputs, targets, lambda one: PRODUCTS * one.queries * one.keys)
     total = batch_size * (
@@ -79,7 +80,11 @@ def executed_flops(
     teacher: Optional[ModelConfig] = None,
     passes: int = 3,
 ) -> float:
-    """Returns the FLOPs of `flops_per_step` without query-key pairs that the attention skips, by `work`."""
+    """Returns the FLOPs of `flops_per_step` without the query-key pairs that the attention implementation skips.
+
+    Args:
+      work: returns the computed query-key pairs of an attention; a result of `work_of`.
+    """
     attention = attention_flops(config, inputs, targets, lambda one: PRODUCTS * work(one).pairs.sum())
     total = batch_size * (
         matrix_flops(passes, *other_flops(config, inputs, targets)) + attention_fraction(passes) * attention
@@ -88,23 +93,28 @@ def executed_flops(
 
 
 def matrix_flops(passes: int, blocks: float, around: float) -> float:
-    """Returns the FLOPs of a step's products with matrices, from the forward FLOPs in and around the blocks.
+    """Returns the FLOPs of a step's products with parameter matrices, from the forward FLOPs.
 
-    If only the heads are trained (one pass), the heads have a backward pass and the blocks have none.
+    If `passes` is 1, only the heads are trained: the heads have a backward pass and the blocks have none.
+
+    Args:
+      passes: as in `flops_per_step`.
+      blocks: forward FLOPs in the blocks.
+      around: forward FLOPs before and after the blocks.
     """
     return passes * blocks + (3 if passes == 1 else passes) * around
 
 
 def attention_fraction(passes: int) -> float:
-    """Returns the fraction of the attention products that a step computes: 1/3 without a backward pass."""
+    """Returns the fraction of the attention products that a step computes: 1, or 1/3 without a backward pass."""
     return 1.0 if passes > 1 else 1 / 3
 
 
 def attention_flops(config: ModelConfig, inputs: int, targets: int, products: Callable[[Attention], float]) -> float:
-    """Returns the FLOPs between queries, keys and values of one example.
+    """Returns the FLOPs of the products between queries, keys and values for one example.
 
     Args:
-      products: returns query-key pairs × matrix products per pair, of one head.
+      products: returns the number of query-key pairs × matrix products per pair, for one head of an attention.
     """
     groups = attentions(config, inputs, targets)
     # Half of the products are between queries and keys, half with values.
@@ -113,7 +123,7 @@ def attention_flops(config: ModelConfig, inputs: int, targets: int, products: Ca
 
 
 def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, float]:
-    """Returns the other forward FLOPs of one example: in the blocks, and before and after the blocks."""
+    """Returns the forward FLOPs of one example without query-key pairs: in the blocks, and before and after them."""
     if config.generator is not None:
         parts = (other_flops(part, inputs, targets) for part in component_configs(config))
         blocks, around = map(sum, zip(*parts, strict=True))
@@ -135,7 +145,10 @@ def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, 
 
 
 def expert_flops(config: ModelConfig, inputs: int, targets: int) -> float:
-    """Returns the FLOPs of the feed-forwards with experts, whose products are grouped by expert."""
+    """Returns the forward FLOPs of one example in feed-forward layers with experts; 0 for a model without experts.
+
+    The matrix products of these layers are grouped by expert.
+    """
     if config.experts is None:
         return 0.0
     stacks = zip(config.stacks.values(), (inputs, targets), strict=False)
@@ -149,7 +162,14 @@ def expert_flops(config: ModelConfig, inputs: int, targets: int) -> float:
 
 
 def _blocks(config: ModelConfig, layers: int, length: int) -> int:
-    """Returns the forward FLOPs of one example in feed-forwards, positions and self-attention projections."""
+    """Returns the forward FLOPs of one example in the blocks of a stack, without query-key pairs.
+
+    Included are feed-forward layers, positions and the projections of self-attention.
+
+    Args:
+      layers: number of blocks.
+      length: number of tokens.
+    """
     attention = self_attention_of(config).flops(config, length, length) + positions_for(config).flops(length, length)
     return layers * attention + sum(
         len(kind.numbers) * part.kind.flops(part.config, length)
@@ -162,7 +182,7 @@ def _blocks(config: ModelConfig, layers: int, length: int) -> int:
 
 
 def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Attention]:
-    """Yields all attentions of a model, in groups."""
+    """Yields the attention layers of a model, grouped by shapes and masks; the arguments are as in `flops_per_step`."""
     if config.generator is not None:
         for part in component_configs(config):
             yield from attentions(part, inputs, targets)
@@ -186,33 +206,36 @@ def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Atten
 
 
 def _heads(config: ModelConfig) -> tuple[int, int, int, int]:
-    """Returns the numbers of query heads and key heads, and the widths of keys and values."""
+    """Returns (query heads, key-value heads, width of a key, width of a value) of a stack's attention."""
     width, latent = config.dim_per_head, config.latent_attention
     return config.num_heads, config.kv_heads, width, width if latent is None else latent.value_dim
 
 
 def implementation_of(specs: Sequence[AttentionSpec], requested: str, platform: str) -> ImplementationOf:
-    """Returns a function from an attention to the name of its implementation and its spec.
+    """Returns a function that maps an `Attention` to the name of its implementation and its spec.
 
     Args:
-      specs: specs from a trace of the model, possibly with other sequence lengths.
+      specs: specs from a trace of the model, possibly with different sequence lengths.
       requested, platform: as in `choose_backend`.
     """
 
     def implementation(one: Attention) -> tuple[str, AttentionSpec]:
         candidates = [s for s in specs if (s.causal, s.head_dim) == (one.causal, one.head_dim)]
         lengths = one.queries, one.keys
-        # With other lengths, cross-attention may get the encoder's spec; no kernel skips pairs in either.
+        # With different lengths, cross-attention may get the encoder's spec. No kernel skips pairs in either of them.
         traced = next((spec for spec in candidates if spec.lengths == lengths), candidates[0])
         traced = dataclasses.replace(traced, query_length=one.queries, key_length=one.keys)
-        name, _ = choose_backend(requested, platform, traced)  # all layers of a stack use the same
+        name, _ = choose_backend(requested, platform, traced)  # all layers of a stack use the same implementation
         return name, dataclasses.replace(traced, window=one.window)
 
     return implementation
 
 
 def work_of(specs: Sequence[AttentionSpec], requested: str, platform: str) -> WorkOf:
-    """Returns a function from an attention to the work of its implementation; arguments as in `implementation_of`."""
+    """Returns a function that maps an `Attention` to the work of its implementation, such as the computed pairs.
+
+    The arguments are as in `implementation_of`.
+    """
     implementation = implementation_of(specs, requested, platform)
 
     def work(one: Attention) -> Work:

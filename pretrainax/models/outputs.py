@@ -1,4 +1,4 @@
-"""The outputs of a model."""
+"""Defines `Outputs`, the result of a model for a batch: the outputs of its heads, sums, state and hidden states."""
 
 from collections.abc import Mapping
 from typing import Optional
@@ -16,12 +16,14 @@ TOKENS = "tokens"  # unit of sums over all tokens that a model reads, see `count
 
 @flax.struct.dataclass
 class Outputs:
-    """The outputs of the model's heads, and the side outputs of its blocks."""
+    """The outputs of a model for a batch: the outputs of its heads, and the side outputs of its blocks."""
 
     heads: dict[str, PyTree]  # name of a head -> its output, see models.heads
-    sums: Sums = flax.struct.field(default_factory=dict)  # of all blocks; sums named "*_loss" are minimized too
-    state: PyTree = None  # of the decoder's blocks, stacked [L, …]; None without an input state
-    hidden: Optional[dict[str, jax.Array]] = None  # if requested: "encoder", "decoder", … -> [L, B, T, D] of all blocks
+    # {name: (sum, count)} of all blocks; the training objective includes the sums whose names end in "_loss"
+    sums: Sums = flax.struct.field(default_factory=dict)
+    state: PyTree = None  # state of the decoder's blocks, stacked [L, …]; None if the model received no state
+    # hidden states after each block, {"encoder": [L, B, T, D], …}; None unless requested
+    hidden: Optional[dict[str, jax.Array]] = None
 
     @property
     def logits(self) -> jax.Array:
@@ -31,24 +33,26 @@ class Outputs:
     def combined_objective(
         self, own: jax.Array, counts: Mapping[str, jax.Array], total_counts: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, Sums]:
-        """Returns the training objective, and additional sums to report.
+        """Returns the training objective, and additional sums to report; by default `own` and no sums.
+
+        A subclass adds further terms, such as a distillation loss.
 
         Args:
-          own: the objective of heads and blocks.
-          counts: the batch's counts by unit; a unit is the name of a head's loss, or TOKENS.
-          total_counts: the counts of the whole global batch.
+          own: the objective of the heads and blocks of this model.
+          counts: the counts of this batch, by unit. A unit is the name of a head's loss, or TOKENS.
+          total_counts: the counts of the global batch, of which this batch may be a micro-batch.
         """
         return own, {}
 
 
 def count_tokens(batch: Batch) -> jax.Array:
-    """Returns the number of tokens that encoder and decoder read, without padding."""
+    """Returns the number of tokens in a batch that the encoder and the decoder read, without padding, as float32."""
     read = [batch[name] > 0 for name in ("encoder_segment_ids", "segment_ids") if name in batch]
     return sum((tokens.sum(dtype=jnp.float32) for tokens in read), start=jnp.zeros((), jnp.float32))
 
 
 def hidden_states(intermediates: PyTree) -> dict[str, jax.Array]:
-    """Returns `Outputs.hidden` from the intermediates that `apply(…, mutable=["intermediates"])` returns."""
+    """Returns `Outputs.hidden` from the intermediates that `model.apply(…, mutable=["intermediates"])` returns."""
 
     def hidden(blocks: PyTree) -> jax.Array:
         (x,) = blocks["hidden"]

@@ -1,7 +1,7 @@
-"""Recurrent: two LSTMs over character-based word vectors (ELMo: Peters et al. 2018, arXiv 1802.05365).
+"""Recurrent model: two stacks of LSTMs over word vectors from characters (ELMo: Peters et al. 2018, arXiv 1802.05365).
 
-LSTMs replace the Transformer's blocks. A forward LSTM predicts the next word, a backward LSTM predicts the previous
-word, and both share one softmax.
+LSTMs replace the blocks of a Transformer. The forward LSTMs predict the next word, the backward LSTMs predict the
+previous word, and both share one output matrix.
 """
 
 import jax
@@ -20,9 +20,10 @@ from pretrainax.models.outputs import Outputs
 
 @register_model
 class RecurrentModel(Model):
-    """A bidirectional language model with a stream [B, T, 2 D], one half for each direction, and no token table.
+    """A bidirectional language model without a token embedding table.
 
-    The head of a task reads a learned average of all layers and the word vectors (Peters et al. 2018, section 3.2).
+    The hidden states are [B, T, 2 D]. The first half is the forward stream, and the second half the backward stream.
+    The head of a task reads a learned average of all layers and of the word vectors (Peters et al. 2018, section 3.2).
     """
 
     @staticmethod
@@ -52,8 +53,8 @@ class RecurrentModel(Model):
 
 
 def _layers(words: jax.Array, above: jax.Array) -> jax.Array:
-    """Stacks the word vectors, repeated twice along the features, and the layers above them.
+    """Stacks the word vectors and the outputs of the LSTM layers, [B, T, D], [L, B, T, 2 D] -> [L + 1, B, T, 2 D].
 
-    [B, T, D], [L, B, T, 2 D] -> [L + 1, B, T, 2 D].
+    The word vectors are repeated twice along the features, once for each direction.
     """
     return jnp.concatenate([jnp.concatenate([words, words], axis=-1)[None], above])

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules, the choices of `config.optimizer` and `config.schedule`."""
+"""Contains the optimizers and learning-rate schedules that `config.optimizer` and `config.schedule` select."""
 
 from pretrainax.optim.factored import SM3, Adafactor
 from pretrainax.optim.muon import Muon

@@ -1,8 +1,8 @@
-"""Biases that balance the load of experts without a loss (DeepSeek-V3, arXiv 2412.19437, section 2.1.2; Wang et al.
-2024, arXiv 2408.15664, algorithm 1).
+"""Updates the router biases that balance the load of experts without an auxiliary loss.
 
-The biases are parameters, so that they are saved, averaged and sharded like others, but they have neither gradients nor
-weight decay. After each update they move by the number of tokens that the routers sent to each expert in the batch.
+Sources: DeepSeek-V3, arXiv 2412.19437, section 2.1.2; Wang et al. 2024, arXiv 2408.15664, algorithm 1. The biases are
+parameters, so they are saved, averaged and sharded like other parameters, but they have neither gradients nor weight
+decay. After each update, each bias changes by a fixed amount. The number of tokens of its expert determines the sign.
 """
 
 from collections.abc import Mapping
@@ -23,12 +23,14 @@ _BIAS = "/blocks/mlp/router/balance"
 def update_balance_biases(
     settings: Optional[MixtureOfExperts], layers: LayersConfig, params: PyTree, sums: Mapping
 ) -> PyTree:
-    """Returns the parameters with router biases moved by `bias_rate`; the biases of frozen layers do not move.
+    """Returns the parameters with router biases changed by ±`bias_rate`, except the biases of frozen layers.
 
-    A bias moves up if its expert got fewer tokens than the mean expert of its layer, and down if it got more.
+    A bias increases if its expert received fewer tokens than the mean expert of the layer, and decreases if the expert
+    received more. The parameters are unchanged if `settings` or `bias_rate` is None.
 
     Args:
-      sums: {name: (sum, count)} of the metrics of the update, which include the tokens of each expert, [L, E].
+      sums: {name: (sum, count)}, the sums of the update's metrics. They include the number of tokens of each expert in
+        each layer, [L, E].
     """
     if settings is None or settings.bias_rate is None:
         return params

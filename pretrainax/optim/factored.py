@@ -1,4 +1,4 @@
-"""Optimizers whose second moment is factored into rows and columns: Adafactor and SM3."""
+"""Implements the optimizers whose second moment is factored into rows and columns: Adafactor and SM3."""
 
 import dataclasses
 from typing import Optional
@@ -13,18 +13,19 @@ from pretrainax.optim.optimizers import Chain
 class Adafactor(Chain):
     """Adafactor without a first moment, as in T5 (Shazeer and Stern 2018, arXiv 1804.04235, algorithms 4 and 5).
 
-        v = b v + (1 - b) (g² + 1e-30), b = 1 - (updates made)^-decay_exponent
+        v = b v + (1 - b) (g² + 1e-30), b = 1 - (number of updates)^-decay_exponent
         u = g / sqrt(v); u /= max(1, RMS(u) / clip_rms)
         w -= rate(step) · (max(1e-3, RMS(w)) · u + weight_decay · w)
 
-    For a matrix with sides of at least `min_factored_size`, v is the product of the means of its rows and its columns.
+    RMS is the root mean square over a matrix. If both sides of a matrix have at least `min_factored_size` entries, the
+    state contains only the means of the rows and of the columns of v, and v is computed from their product.
     """
 
     learning_rate: float = 1e-2  # peak of the schedule
-    decay_exponent: float = 0.8  # the second moment decays by 1 - updates^-decay_exponent
+    decay_exponent: float = 0.8  # the decay rate b of the second moment is 1 - updates^-decay_exponent
     clip_rms: Optional[float] = 1.0  # maximum RMS of the update of a matrix; None: no clipping
-    scale_by_parameter_rms: bool = True  # updates relative to the RMS of each matrix
-    min_factored_size: int = 128  # matrices with a smaller side have an unfactored second moment
+    scale_by_parameter_rms: bool = True  # multiplies updates by the RMS of each matrix; False: by 1
+    min_factored_size: int = 128  # the second moment of matrices with a smaller side is not factored
     weight_decay: float = 0.0  # decoupled, times the learning rate; biases and norms do not decay
     clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 
@@ -52,16 +53,17 @@ class Adafactor(Chain):
 
 @dataclasses.dataclass
 class SM3(Chain):
-    """Adagrad with one sum of squares per row and per column, and momentum (Anil et al. 2019, arXiv 1901.11150,
-    algorithm SM3-II).
+    """Adagrad with momentum, and with one accumulator per row and per column instead of one per weight.
 
-        v = min(row, column) + g²; row, column = max of v along each
+    Source: Anil et al. 2019, arXiv 1901.11150, algorithm SM3-II.
+
+        v = min(row, column) + g²; row, column = maximum of v over each row, each column
         m = b1 m + (1 - b1) g / sqrt(v)
         w -= rate(step) · (m + weight_decay · w)
     """
 
     learning_rate: float = 1e-1  # peak of the schedule
-    b1: float = 0.9  # decay rate of the momentum, the mean of updates
+    b1: float = 0.9  # decay rate of the momentum m
     weight_decay: float = 0.0  # decoupled, times the learning rate; biases and norms do not decay
     clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 

@@ -1,6 +1,6 @@
-"""Per-layer learning rates: frozen layers, layer-wise decay of the rate, and gradual unfreezing.
+"""Implements per-layer learning rates: frozen layers, layer-wise decay of the rate, and gradual unfreezing.
 
-The blocks of a stack are one array [L, …], so a per-layer value is a vector along its first axis.
+Each parameter of a stack of layers is one array [L, …], so its per-layer values are an array [L, 1, …].
 """
 
 import math
@@ -17,18 +17,21 @@ from pretrainax.optim.matrices import tree_of_names
 from pretrainax.optim.optimizers import Optimizer
 from pretrainax.sharding.param_paths import PyTree, layer_indices, stack_of
 
-# Paths outside of stacks of parameters before the first block or shared by all blocks: embeddings, their norms and
-# projections, position biases, the input convolution. All others are above the last block.
+# Outside of stacks, these paths are below the first block or shared by all blocks: embeddings, their norms and
+# projections, position biases, the input convolution. All other paths outside of stacks are above the last block.
 _BELOW = re.compile(r"(^|/)((\w+_)?embedding(_\w+)?|relative_bias|convolution)/")
 
 
 def layers_above(params: PyTree) -> PyTree:
-    """Returns the number of layers above each parameter: [L, 1, …] for a stack, whose blocks are the layers; else [].
+    """Returns, for each parameter, the number of layers above it, where the heads are one more layer above the blocks.
+
+    The number is 0 for parameters of heads, 1 for the last block, and L + 1 for embeddings. Parameters of a stack have
+    an array [L, 1, …], with one number per block; other parameters have a scalar [].
 
     Args:
       params: arrays or shapes.
 
-    NOTE ELECTRA's code (model/optimization.py) counts one more layer above all parameters but the heads.
+    NOTE ELECTRA's code (model/optimization.py) counts one more layer above all parameters except those of the heads.
     """
     stacks = layer_indices(params)
     most = max((total for _, total in stacks.values()), default=0)
@@ -48,7 +51,10 @@ def _of_layers(values: Sequence, x: PyTree) -> np.ndarray:
 
 
 def trained_mask(layers: LayersConfig, params: PyTree) -> PyTree:
-    """Returns flags, True for trained parameters, in the shapes of `layers_above`.
+    """Returns True for each trained parameter and False for each frozen parameter, in the shapes of `layers_above`.
+
+    Args:
+      params: arrays or shapes.
 
     Raises:
       UserError: no parameter is trained.
@@ -68,7 +74,7 @@ def trained_mask(layers: LayersConfig, params: PyTree) -> PyTree:
 
 
 def count_trained(layers: LayersConfig, params: PyTree) -> int:
-    """Returns the number of trained parameters; params: arrays or shapes."""
+    """Returns the number of scalar parameters that are trained; `params` are arrays or shapes."""
     shares = jax.tree.map(
         lambda on, x: int(on.sum()) * math.prod(x.shape) // on.size, trained_mask(layers, params), params
     )
@@ -76,17 +82,21 @@ def count_trained(layers: LayersConfig, params: PyTree) -> int:
 
 
 def rate_factors(layers: LayersConfig, params: PyTree, step: jax.typing.ArrayLike) -> PyTree:
-    """Returns the factor of each parameter's learning rate at a step (0 is the first), in the shapes of `layers_above`.
+    """Returns the factor by which each parameter's learning rate is multiplied, in the shapes of `layers_above`.
 
-    The factor is rate_decay^layers_above, and 0 for frozen parameters. With gradual unfreezing, a layer with n layers
-    above it starts at step n · unfreeze_every.
+    The factor is rate_decay^layers_above, and 0 for frozen parameters. With gradual unfreezing, the factor of a layer
+    with n layers above it is 0 before step n · unfreeze_every, and then grows linearly over `unfreeze_warmup` steps.
+
+    Args:
+      params: arrays or shapes.
+      step: number of completed updates; 0 at the first update.
     """
 
     def factor(above: np.ndarray, on: np.ndarray) -> jax.Array:
         decayed = jnp.asarray(layers.rate_decay**above * on, jnp.float32)
         if not layers.unfreeze_every:
             return decayed
-        updates = step - layers.unfreeze_every * above + 1  # of the layer, including this one
+        updates = step - layers.unfreeze_every * above + 1  # number of updates of the layer, including this update
         return decayed * jnp.clip(updates / max(layers.unfreeze_warmup, 1), 0.0, 1.0)
 
     return jax.tree.map(factor, layers_above(params), trained_mask(layers, params))
@@ -95,15 +105,19 @@ def rate_factors(layers: LayersConfig, params: PyTree, step: jax.typing.ArrayLik
 def with_layer_rates(
     layers: LayersConfig, chosen: Optimizer, built: optax.GradientTransformationExtraArgs, params: PyTree
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns an optimizer with per-layer learning rates, which scale weight decay too; both are zero if frozen.
+    """Returns an optimizer with per-layer learning rates; the factors of `rate_factors` scale updates and weight decay.
 
-    The state is that of `built` for all parameters, including frozen ones. It sees the gradients of layers before their
-    unfreezing, so that their first updates are not larger than others. `mask_frozen` sets frozen gradients to zero.
+    The optimizer state is that of `built` and covers all parameters, including frozen parameters. With gradual
+    unfreezing, the state includes gradients from before a layer is unfrozen, so the first updates of this layer are not
+    larger than its later updates. `mask_frozen` sets the gradients of frozen parameters to zero.
 
     Args:
       chosen: the optimizer of the config.
-      built: the transformation that `chosen` built.
+      built: the transformation that `chosen.build` returned.
       params: arrays or shapes.
+
+    Raises:
+      UserError: no parameter is trained.
     """
     if layers == LayersConfig():
         return built
@@ -120,7 +134,7 @@ def with_layer_rates(
 
 
 def mask_frozen(layers: LayersConfig, gradients: PyTree) -> PyTree:
-    """Returns gradients with zeros for frozen parameters, so that global norms exclude them."""
+    """Returns the gradients with zeros for frozen parameters, so that the global gradient norm excludes them."""
     if layers == LayersConfig():
         return gradients
     return jax.tree.map(lambda g, on: jnp.where(on, g, 0.0), gradients, trained_mask(layers, gradients))

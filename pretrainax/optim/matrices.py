@@ -1,8 +1,8 @@
-"""Applies a transformation of one matrix to each matrix of a model.
+"""Applies an Optax transformation, which treats each array as one matrix, to each matrix of a model.
 
-The layers of a stack are one array [L, …], experts are one array [L, E, …], and attention projections have an axis for
-heads, [D, H, K] or [H, K, D]. In papers and in Optax, a matrix is that of one layer and one expert, with all heads in
-one axis, [D, H · K].
+In this package, a parameter of a stack of layers is one array [L, …], a parameter of experts is one array [L, E, …],
+and attention projections have a separate axis for heads, [D, H, K] or [H, K, D]. In papers and in Optax, a matrix
+belongs to one layer and one expert, and has all heads in one axis, [D, H · K].
 """
 
 from collections.abc import Callable
@@ -19,21 +19,25 @@ HEADS = ("num_heads", "num_kv_heads")  # names of the axes that precede head_dim
 
 
 def tree_of_names(tree: PyTree) -> PyTree:
-    """Returns a tree of the paths of the leaves of `tree`."""
+    """Returns a tree with the structure of `tree`, whose leaves are the paths of the leaves of `tree`."""
     return jax.tree.unflatten(jax.tree.structure(tree), parameter_names(tree))
 
 
 def rms(stacked: int, x: jax.Array) -> jax.Array:
-    """Returns the root mean square of each matrix of a parameter or update: [L, …] -> [L, 1, …], or […] -> [1, …].
+    """Returns the root mean square (RMS) of each matrix of a parameter or update: [L, …] -> [L, 1, …].
 
     Args:
-      stacked: number of axes that stack matrices.
+      stacked: the number of leading axes that stack matrices; 0: `x` is one matrix, […] -> [1, …].
     """
     return jnp.sqrt(jnp.mean(jnp.square(x), axis=tuple(range(stacked, x.ndim)), keepdims=True))
 
 
 def scale_by_rms_ratio(factor: Callable[[jax.Array, jax.Array], jax.Array]) -> optax.GradientTransformation:
-    """Returns the transformation update × factor(RMS of the parameter, RMS of the update), per matrix."""
+    """Returns a transformation that multiplies the update of each matrix by a factor.
+
+    Args:
+      factor: (RMS of the parameter, RMS of the update) -> factor of the update, for each matrix.
+    """
 
     def scale(stacked: int, update: jax.Array, param: jax.Array) -> jax.Array:
         return update * factor(rms(stacked, param), rms(stacked, update))
@@ -42,23 +46,30 @@ def scale_by_rms_ratio(factor: Callable[[jax.Array, jax.Array], jax.Array]) -> o
 
 
 def stacked_axes(params: PyTree) -> PyTree:
-    """Returns the number of axes that stack matrices, for each parameter."""
+    """Returns, for each parameter, the number of leading axes that stack matrices: layers and experts."""
     counts = [sum(axis in STACKED for axis in axes) for axes in axes_of_leaves(params)]
     return jax.tree.unflatten(jax.tree.structure(params), counts)
 
 
 def first_output(axes: tuple[str, ...]) -> int:
-    """Returns the index of the first output axis of a kernel: the last axis, or the last two if they are heads."""
+    """Returns the index of the first output axis of a kernel with the given logical axes.
+
+    The outputs are the last axis, or the last two axes if the last axis is "head_dim".
+    """
     return len(axes) - (2 if axes[-1] == "head_dim" else 1)
 
 
 def map_matrices(
     transformation: optax.GradientTransformation, params_shape: PyTree
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns `transformation`, which treats each leaf as one matrix, applied to each matrix of the model separately.
+    """Returns a transformation that applies `transformation` separately to each matrix of the model.
 
-    The result maps it over layers and experts, and merges heads into one axis. All arrays of its state, including
-    counters, have an axis for layers.
+    The result maps `transformation` over layers and experts, and merges the axes of heads into one axis. For a stack,
+    all arrays of the state, including counters, have an axis for layers.
+
+    Args:
+      transformation: treats each array as one matrix.
+      params_shape: the parameters, as arrays or shapes.
 
     Raises:
       ValueError: PARTITION_RULES has no row for a parameter.
@@ -85,7 +96,10 @@ def map_matrices(
 
 
 def _label(stack: str, has_experts: bool) -> str:
-    """Returns the key of a stack in the state: "encoder_blocks" for "encoder/blocks"."""
+    """Returns the key of a group of parameters in the optimizer state.
+
+    "encoder/blocks" -> "encoder_blocks", or "encoder_blocks_experts" for its experts; "" (no stack) -> "alone".
+    """
     return (stack.replace("/", "_") or "alone") + "_experts" * has_experts
 
 
@@ -93,14 +107,14 @@ def _mapped(transformation: optax.GradientTransformation) -> optax.GradientTrans
     """Returns `transformation` mapped over the first axis of all arrays."""
 
     def init(params):
-        # Optax inspects the structure of a state with a tree without arrays, which vmap does not accept.
+        # Optax calls `init` with a tree without arrays to inspect the structure of a state; vmap does not accept it.
         return jax.vmap(transformation.init)(params) if jax.tree.leaves(params) else transformation.init(params)
 
     return optax.GradientTransformation(init, jax.vmap(transformation.update))
 
 
 def _flat_shape(shape: tuple[int, ...], axes: tuple[str, ...]) -> tuple[int, ...]:
-    """Returns the shape with heads merged into one axis: (L, D, H, K) -> (L, D, H · K)."""
+    """Returns the shape of a parameter with the axes of heads merged into one axis: (L, D, H, K) -> (L, D, H · K)."""
     for i, (heads, dimension) in enumerate(zip(axes, axes[1:], strict=False)):
         if heads in HEADS and dimension == "head_dim":
             return (*shape[:i], shape[i] * shape[i + 1], *shape[i + 2 :])

@@ -1,4 +1,4 @@
-"""Muon: orthogonalized momentum for the matrices of the blocks, and AdamW for all other parameters."""
+"""Implements Muon: orthogonalized momentum for the matrices of the blocks, and AdamW for all other parameters."""
 
 import dataclasses
 import math
@@ -12,12 +12,14 @@ from pretrainax.optim.optimizers import Chain, scale_by_adam, scale_by_rate_of_s
 from pretrainax.sharding.param_paths import PyTree, is_stacked
 from pretrainax.sharding.rules import axes_of_leaves
 
-Axes = optax.contrib.MuonDimensionNumbers  # the input axes and the output axes of a matrix in an array
+Axes = optax.contrib.MuonDimensionNumbers  # which axes of an array are the inputs and the outputs of its matrices
 
 
 @dataclasses.dataclass
 class Muon(Chain):
-    """Orthogonalized momentum (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon, and its code).
+    """An optimizer that orthogonalizes the momentum of each matrix.
+
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon, and the code of that post.
 
         m = momentum · m + (1 - momentum) · g
         w -= rate(step) · (sqrt(max(1, outputs / inputs)) · U + weight_decay · w)
@@ -28,13 +30,14 @@ class Muon(Chain):
 
     learning_rate: float = 0.02  # peak of the schedule
     momentum: float = 0.95  # decay rate of the momentum
-    # RMS of each update; 0.2 as in Adam (Liu et al. 2025, arXiv 2502.16982, section 2.2); None: by the shape, as above
+    # RMS of each matrix's update; 0.2 resembles Adam (Liu et al. 2025, arXiv 2502.16982, section 2.2); None: the factor
+    # sqrt(max(1, outputs / inputs)) above
     update_rms: Optional[float] = None
-    split_heads: bool = False  # each head of a projection is a separate matrix; False: the projection is one matrix
+    split_heads: bool = False  # each head of an attention projection is a matrix; False: all heads form one matrix
     adam_learning_rate: Optional[float] = 3e-4  # peak of the schedule for AdamW; None: learning_rate
     b1: float = 0.9  # AdamW: decay rate of the first moment
     b2: float = 0.95  # AdamW: decay rate of the second moment
-    epsilon: float = 1e-10  # AdamW: added to the root of that memory
+    epsilon: float = 1e-10  # AdamW: added to the square root of the second moment
     weight_decay: float = 0.0  # decoupled, times the learning rate; biases and norms do not decay
     clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 
@@ -56,7 +59,7 @@ class Muon(Chain):
         )
 
     def _axes(self, params_shape: PyTree) -> PyTree:
-        """Returns the axes of the matrices in each array that Muon trains; a MaskedNode for other arrays."""
+        """Returns, for each parameter, the axes of its matrices; a MaskedNode if AdamW trains the parameter."""
 
         def axes_of(name: str, axes: tuple[str, ...]) -> Union[Axes, optax.MaskedNode]:
             if not is_stacked(name) or not name.endswith("kernel"):
@@ -73,11 +76,11 @@ class Muon(Chain):
         return jax.tree.unflatten(jax.tree.structure(params_shape), list(leaves))
 
     def _orthogonal(self, axes: PyTree) -> optax.GradientTransformation:
-        """Returns the transformation to orthogonalized momentum.
+        """Returns the transformation from gradients to orthogonalized momentum, scaled as in the class docstring.
 
-        NOTE The momentum is Optax's `trace`, and `scale_by_muon` only orthogonalizes it, without momentum or state. The
-        momentum of `scale_by_muon` has a bias correction, which the author's code lacks, and another direction with
-        Nesterov.
+        NOTE Optax's `trace` computes the momentum, and `scale_by_muon`, without momentum or state, only orthogonalizes
+        it. The momentum of `scale_by_muon` has a bias correction, which the author's code lacks, and a different
+        direction with Nesterov momentum.
         """
 
         def update(updates, params):

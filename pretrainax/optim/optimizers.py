@@ -1,4 +1,4 @@
-"""The base classes of optimizers, which chain Optax transformations; AdamW and its variants, Adagrad and Lion."""
+"""Defines the base classes of optimizers, which chain Optax transformations; AdamW and variants, Adagrad and Lion."""
 
 import dataclasses
 import math
@@ -19,44 +19,52 @@ BiasCorrection = Literal["moments", "rate", "none"]
 
 
 class Optimizer(kinds.Optimizer):
-    """Base class of optimizers. A subclass is a dataclass with a `learning_rate` that implements `build`."""
+    """Base class of optimizers. A subclass is a dataclass with a field `learning_rate`, and implements `build`."""
 
     learning_rate: float  # peak of the schedule
     needs_gradient_function: ClassVar[bool] = (
-        False  # `update` takes `gradients_at`, parameters -> gradients of the batch
+        False  # `update` takes `gradients_at`, a function from parameters to the gradients of the batch
     )
-    # `update` takes `factors`, a tree of factors of the rate (optim/layers.py); updates of others are scaled by it
+    # `update` takes `factors`, a tree of learning-rate factors (optim/layers.py); False: the caller scales the updates
     takes_factors: ClassVar[bool] = False
 
     @property
     def is_scale_invariant(self) -> bool:
-        """Returns True if one learning rate fits models of all sizes.
+        """Returns True if the same learning rate is suitable for models of all sizes.
 
-        Then an update is relative to the size of its matrix, or to the sizes of all previous gradients.
+        The updates of such an optimizer are relative to the RMS or norm of each matrix, or to all previous gradients.
         """
         return False
 
     @property
     def gradients_per_update(self) -> float:
-        """Returns the mean cost of an update in gradient computations."""
+        """Returns the mean cost of the gradient computations per update; 1 is one forward and one backward pass."""
         return 1.0
 
     @property
     def has_gradient_point(self) -> bool:
-        """Returns True if the gradient is taken at other parameters than the model's; both sets need memory."""
+        """Returns True if gradients are computed at a point that differs from the model's parameters.
+
+        The point needs as much memory as the parameters.
+        """
         return type(self).gradient_point is not Optimizer.gradient_point
 
     def build(self, schedule: Rate, params_shape: PyTree) -> optax.GradientTransformationExtraArgs:
-        """Returns the gradient transformation with the learning rate of `schedule`.
+        """Returns the Optax transformation from gradients to updates, with the learning rate of `schedule`.
 
-        Its `update(gradients, state, params, step=…)` takes the step.
+        The `update(gradients, state, params, step=…)` of the transformation takes the number of completed updates as
+        `step`.
+
+        Args:
+          params_shape: the parameters, as arrays or shapes.
         """
         raise NotImplementedError
 
     def gradient_point(self, params: PyTree, state: PyTree) -> PyTree:
-        """Returns the parameters at which the next gradient is taken; `params` by default.
+        """Returns the parameters at which the next gradient is computed; by default, the parameters of the model.
 
         Args:
+          params: the parameters of the model.
           state: the state of the transformation that `build` returned.
         """
         del state
@@ -64,9 +72,10 @@ class Optimizer(kinds.Optimizer):
 
 
 class Chain(Optimizer):
-    """An optimizer that chains clipping, the update direction, weight decay and the learning rate of the step.
+    """An optimizer that chains gradient clipping, the update direction, weight decay and the learning rate of the step.
 
-    The learning rate does not use a counter in the state, which would lag behind after a skipped update.
+    The learning rate depends on the `step` argument of `update` and not on a counter in the state, because a skipped
+    update does not advance such a counter.
     """
 
     weight_decay: float
@@ -81,15 +90,19 @@ class Chain(Optimizer):
         )
 
     def directions(self, params_shape: PyTree) -> Iterable[optax.GradientTransformation]:
-        """Returns the transformations from the clipped gradient to the update direction."""
+        """Returns the transformations from the clipped gradients to the update direction.
+
+        Args:
+          params_shape: the parameters, as arrays or shapes.
+        """
         raise NotImplementedError
 
     def clipping(self) -> optax.GradientTransformation:
-        """Returns global-norm gradient clipping at `clip_norm`."""
+        """Returns the transformation that clips the global gradient norm to `clip_norm`; None: no clipping."""
         return optax.clip_by_global_norm(self.clip_norm) if self.clip_norm is not None else optax.identity()
 
     def decaying(self, params_shape: PyTree) -> optax.GradientTransformation:
-        """Returns the weight-decay transformation, masked by `DECAY`."""
+        """Returns the transformation that adds weight decay for the parameters that `DECAY` selects."""
         return optax.add_decayed_weights(self.weight_decay, decay_mask(params_shape))
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -105,7 +118,7 @@ class Chain(Optimizer):
 
 
 def scale_by_rate_of_step(schedule: Rate) -> optax.GradientTransformationExtraArgs:
-    """Returns the transformation update × -rate(step), for the `step` argument of `update`."""
+    """Returns a transformation that multiplies updates by -schedule(step), with `step` an argument of `update`."""
 
     def update(updates, state, params=None, *, step, **_):
         rate = schedule(step)
@@ -117,7 +130,11 @@ def scale_by_rate_of_step(schedule: Rate) -> optax.GradientTransformationExtraAr
 def scale_by_adam(
     b1: float, b2: float, epsilon: float, bias_correction: BiasCorrection = "moments"
 ) -> optax.GradientTransformation:
-    """Returns Adam's direction with float32 moments: Optax's, or a variant of it with another bias correction."""
+    """Returns the transformation to Adam's update direction, with float32 moments.
+
+    Args:
+      b1, b2, epsilon, bias_correction: as the fields of `AdamW`.
+    """
     optax_adam = optax.scale_by_adam(b1, b2, epsilon, mu_dtype=jnp.float32)
     if bias_correction == "moments":
         return optax_adam
@@ -140,10 +157,12 @@ class AdamW(Chain):
         m, v = b1 m + (1 - b1) g, b2 v + (1 - b2) g²
         w -= rate(step) · (m̂ / (sqrt(v̂) + epsilon) + weight_decay · w)
 
-    g is the gradient clipped to clip_norm. m̂ and v̂ have a bias correction. DECAY selects the parameters that decay.
+    g is the gradient, clipped to clip_norm. m̂ and v̂ are the moments with bias correction. `decay.DECAY` selects the
+    parameters that decay.
 
-    NOTE torch does the same. TensorFlow and fairseq correct the rate instead, by sqrt(1 - b2^t) / (1 - b1^t) at update
-    t (Kingma and Ba 2014, section 2), which makes epsilon effectively larger in the first 1 / (1 - b2) updates.
+    NOTE torch also corrects the moments. TensorFlow and fairseq correct the learning rate instead, by the factor
+    sqrt(1 - b2^t) / (1 - b1^t) at update t (Kingma and Ba 2014, section 2). In the first 1 / (1 - b2) updates, this has
+    the effect of a larger epsilon.
     """
 
     learning_rate: float = 1e-3  # peak of the schedule
@@ -152,8 +171,10 @@ class AdamW(Chain):
     epsilon: float = 1e-8  # added to the square root of the second moment
     weight_decay: float = 0.01  # decoupled, times the learning rate; biases and norms do not decay
     clip_norm: Optional[float] = 1.0  # maximum global norm of the gradient; None: no clipping
-    scale_by_parameter_rms: bool = False  # updates relative to the RMS of each matrix, for T5's unscaled init
-    # "moments": as in torch; "rate": as in TensorFlow and fairseq; "none": as in BERT, ELECTRA and DeBERTa
+    # multiplies the update of each matrix by the RMS of the matrix, at least 1e-3; for T5's unscaled initialization
+    scale_by_parameter_rms: bool = False
+    # corrects the "moments", as torch does; the "rate", as TensorFlow and fairseq do; or "none", as the code of BERT,
+    # ELECTRA and DeBERTa does
     bias_correction: BiasCorrection = "moments"
 
     @property
@@ -167,14 +188,15 @@ class AdamW(Chain):
 
 @dataclasses.dataclass
 class Lamb(Chain):
-    """AdamW whose update of each matrix has the norm of the matrix, for large batches (You et al. 2019, arXiv
-    1904.00962, algorithm 2).
+    """AdamW for large batches, with updates of each matrix that are proportional to the norm of the matrix.
+
+    Source: You et al. 2019, arXiv 1904.00962, algorithm 2.
 
         u = m̂ / (sqrt(v̂) + epsilon) + weight_decay · w
         w -= rate(step) · |w| / |u| · u
 
-    NOTE Biases and norms, which do not decay, get the unscaled update of Adam, as in ALBERT's code. The algorithm
-    scales them too.
+    NOTE Biases and the parameters of norms, which do not decay, get the unscaled update of Adam, as in ALBERT's code.
+    Algorithm 2 scales these updates too.
     """
 
     learning_rate: float = 1e-3  # peak of the schedule
@@ -201,13 +223,15 @@ class Lamb(Chain):
 
 @dataclasses.dataclass
 class StableAdamW(Chain):
-    """AdamW with a smaller rate if squared gradients exceed the second moment, instead of gradient clipping.
+    """AdamW that, instead of clipping gradients, lowers the rate of a matrix if squared gradients exceed the moment v̂.
 
     Source: Wortsman et al. 2023, arXiv 2304.13013, algorithm 2, as in ModernBERT.
 
         w -= rate(step) / max(1, RMS(g / max(sqrt(v̂), epsilon))) · (m̂ / (sqrt(v̂) + epsilon) + weight_decay · w)
 
-    RMS is the root mean square of each matrix. NOTE In ModernBERT's release, queries, keys and values are one matrix.
+    RMS is the root mean square over each matrix. m̂ and v̂ are the bias-corrected moments of AdamW.
+
+    NOTE In the released ModernBERT, queries, keys and values have one common matrix. Here, they have three.
     """
 
     learning_rate: float = 1e-3  # peak of the schedule
@@ -236,12 +260,13 @@ class StableAdamW(Chain):
 
 @dataclasses.dataclass
 class AdEMAMix(Chain):
-    """AdamW with a second, slower first moment (Pagliardini et al. 2024, arXiv 2409.03137, algorithm 1).
+    """AdamW with an additional, slower first moment (Pagliardini et al. 2024, arXiv 2409.03137, algorithm 1).
 
+        m2 = b3 m2 + (1 - b3) g
         w -= rate(step) · ((m̂ + alpha · m2) / (sqrt(v̂) + epsilon) + weight_decay · w)
 
-    m2 = b3 m2 + (1 - b3) g. Over `alpha_warmup_steps`, alpha grows from 0, and the half-life of b3 from
-    the one of b1.
+    In the first `alpha_warmup_steps`, alpha grows linearly from 0 to `alpha`, and the decay rate of m2 grows from b1 to
+    b3, with a linearly growing half-life.
     """
 
     learning_rate: float = 1e-3  # peak of the schedule
@@ -250,7 +275,7 @@ class AdEMAMix(Chain):
     b3: float = 0.9999  # decay rate of the slow first moment
     alpha: float = 8.0  # weight of the slow first moment
     alpha_warmup_steps: int = (
-        0  # steps over which alpha and b3 rise; the paper uses all steps of the run, config.train.steps
+        0  # number of steps in which alpha and b3 grow; in the paper, all steps of the run (config.train.steps)
     )
     epsilon: float = 1e-8  # added to the square root of the second moment
     weight_decay: float = 0.1  # decoupled, times the learning rate; biases and norms do not decay
@@ -280,15 +305,18 @@ class AdEMAMix(Chain):
 
 
 def _half_life(decay: float) -> float:
-    """Returns the half-life of a moving average, in updates."""
+    """Returns the half-life of a moving average with this decay rate, in updates."""
     return math.log(0.5) / math.log(decay)
 
 
 @dataclasses.dataclass
 class Adagrad(Chain):
-    """The gradient divided by the root of the sum of all its squares (Duchi et al. 2011), as in ELMo.
+    """Adagrad, which divides the gradient by the root of the sum of all squared gradients (Duchi et al. 2011).
 
-    v += g²;  w -= rate(step) · (g / sqrt(v) + weight_decay · w)
+        v += g²
+        w -= rate(step) · (g / sqrt(v) + weight_decay · w)
+
+    The default settings are as in ELMo.
     """
 
     learning_rate: float = 0.2  # peak of the schedule
@@ -311,14 +339,15 @@ class Adagrad(Chain):
 
 @dataclasses.dataclass
 class Lion(Chain):
-    """The sign of an interpolation of momentum and gradient, with half of Adam's memory (Chen et al. 2023, arXiv
-    2302.06675, algorithm 2).
+    """Lion, whose update is the sign of an interpolation between momentum and gradient; its state is half of Adam's.
+
+    Source: Chen et al. 2023, arXiv 2302.06675, algorithm 2.
 
         w -= rate(step) · (sign(b1 m + (1 - b1) g) + weight_decay · w)
         m = b2 m + (1 - b2) g
 
-    Each update has the size of the rate, so a good rate is 3 to 10 times smaller than Adam's, and weight decay is
-    larger by the same factor (section 5).
+    Each weight changes by ±rate, apart from weight decay. Compared with Adam, a suitable learning rate is therefore 3
+    to 10 times smaller, and weight decay 3 to 10 times larger (section 5).
     """
 
     learning_rate: float = 1e-4  # peak of the schedule
@@ -332,11 +361,16 @@ class Lion(Chain):
 
 
 def _norm_ratio(size: jax.Array, update_size: jax.Array) -> jax.Array:
-    """Returns |w| / |u|; 1 if either is zero, because a matrix of zeros would never change."""
+    """Returns Lamb's factor |w| / |u|; 1 if |w| or |u| is zero, because a matrix of zeros would never change.
+
+    Args:
+      size: the RMS of a matrix.
+      update_size: the RMS of the update of this matrix.
+    """
     return jnp.where((size > 0.0) & (update_size > 0.0), size / jnp.maximum(update_size, 1e-30), 1.0)
 
 
 def _parameter_rms(size: jax.Array, update_size: jax.Array) -> jax.Array:
-    """Returns max(1e-3, RMS(parameter)), as in Adafactor's relative step sizes (Shazeer and Stern 2018, section 8)."""
+    """Returns max(1e-3, RMS of a matrix), as in Adafactor's relative step sizes (Shazeer and Stern 2018, section 8)."""
     del update_size
     return jnp.maximum(1e-3, size)

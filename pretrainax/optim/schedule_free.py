@@ -1,4 +1,4 @@
-"""Schedule-free AdamW: averages its iterates instead of decaying the learning rate."""
+"""Implements schedule-free AdamW, which averages its iterates instead of decaying the learning rate."""
 
 import dataclasses
 from typing import ClassVar, Optional
@@ -13,14 +13,16 @@ from pretrainax.optim.schedules import WarmupConstant
 
 @dataclasses.dataclass
 class ScheduleFreeAdamW(Chain):
-    """AdamW with a constant rate, whose model is the average of its iterates (Defazio et al. 2024, arXiv 2405.15682,
-    algorithm 1).
+    """AdamW with a constant learning rate, in which the parameters of the model are an average of the iterates.
 
-        y = (1 - b1) z + b1 x; g is the gradient at y
+    Source: Defazio et al. 2024, arXiv 2405.15682, algorithm 1.
+
+        y = (1 - b1) z + b1 x; g is the gradient at y, v the second moment of g
         z -= r · (g / (sqrt(v) + epsilon) + weight_decay · y), r = rate(step) · sqrt(1 - b2^updates)
         x = (1 - c) x + c z, c = r² / (sum of r² so far)
 
-    The parameters of the model are x, which evaluation, checkpoints, exports and averages use. z and v are the state.
+    x are the parameters of the model, for evaluation, checkpoints, exports and moving averages. The iterates z and the
+    second moment v are the state of the optimizer.
     """
 
     takes_factors: ClassVar[bool] = True  # the factors apply to the update of z
@@ -44,7 +46,7 @@ class ScheduleFreeAdamW(Chain):
             return optax.contrib.schedule_free(iterates, rate, self.b1)
 
         def update(updates, state, params=None, *, step, factors=None, **_):
-            count = jnp.asarray(state.step_count, jnp.float32)  # updates, including this one
+            count = jnp.asarray(state.step_count, jnp.float32)  # number of updates, including this update
             free = at(schedule(step) * jnp.sqrt(1.0 - self.b2**count), factors)
             point = self.gradient_point(params, state)
             moved, state = free.update(updates, state, point)

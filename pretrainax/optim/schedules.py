@@ -1,4 +1,4 @@
-"""Learning-rate schedules: warmup to the peak, then decay, built from the schedules of Optax."""
+"""Defines learning-rate schedules: a warmup to the peak rate and then a decay, built from the schedules of Optax."""
 
 import abc
 import dataclasses
@@ -11,36 +11,42 @@ import optax
 
 from pretrainax.config import Experiment, kinds
 
-Rate = Callable[[jax.typing.ArrayLike], jax.Array]  # step (0 is the first) -> learning rate of its update
+Rate = Callable[[jax.typing.ArrayLike], jax.Array]  # number of completed updates -> learning rate of the next update
 
 
 @dataclasses.dataclass
 class Schedule(kinds.Schedule):
-    """A warmup from peak / warmup_steps at step 0 (a rate of 0 would waste an update) to the peak, then a decay.
+    """Base class of schedules: a linear warmup to the peak rate, then a decay that a subclass defines in `fall`.
 
-    If warmup_steps exceeds train.steps, as in a short trial of a long run, the rate rises until the end.
-    NOTE Released code mostly starts at 0 and reaches the peak one step later, at step warmup_steps. A start_fraction
-    does the same here, and gives exactly the rates of `optax.warmup_cosine_decay_schedule`. Optax interpolates in
-    float32, which changed the rates by at most 2e-7 of the peak from earlier formulas of this file.
+    The rate of step 0 is peak / warmup_steps, because a rate of 0 would waste an update. If warmup_steps exceeds
+    train.steps, as in a short trial of a long run, the rate increases until the end of the run.
+    NOTE Most released code starts at 0 and reaches the peak one step later, at step warmup_steps. start_fraction=0 does
+    the same; the rates of `WarmupCosine` are then exactly the rates of `optax.warmup_cosine_decay_schedule`. Since
+    0.5.0, Optax computes the rates in float32. They differ from the rates of earlier versions by at most 2e-7 of the
+    peak.
     """
 
-    warmup_steps: int = 1000  # steps of the warmup
-    # rate at step 0 / peak (nanoT5: 0.5); the warmup then ends a step later; None: 1 / warmup_steps
+    warmup_steps: int = 1000  # number of steps of the warmup
+    # rate of step 0 / peak (nanoT5: 0.5); the peak is then reached one step later; None: 1 / warmup_steps
     start_fraction: Optional[float] = dataclasses.field(default=None, kw_only=True)
 
     def build(self, peak: float, steps: int) -> Rate:
-        """Returns the learning-rate schedule of a run of `steps` updates; `self.fall` gives the part after warmup."""
+        """Returns the learning-rate schedule of a run of `steps` updates, with the warmup and the decay of `fall`."""
         start, steps_to_peak = self.start_fraction, self.warmup_steps
         if start is None:
             start, steps_to_peak = 1 / max(self.warmup_steps, 1), self.warmup_steps - 1
         warmup = optax.linear_schedule(start * peak, peak, max(steps_to_peak, 1))
         return optax.join_schedules([warmup, self.fall(peak, max(steps - self.warmup_steps, 1))], [self.warmup_steps])
 
-    @abc.abstractmethod  # without ABC: it only marks that this class is no choice
+    @abc.abstractmethod  # the class is no ABC: this decorator only marks that a config cannot select the class itself
     def fall(self, peak: float, steps: int) -> optax.Schedule:
-        """Returns the schedule after warmup, a function of the steps since then; the run has `steps` of them.
+        """Returns the schedule after the warmup, a function of the number of steps since the end of the warmup.
 
         The decay ends at the first step after the run, so the rate of the last step is above the final rate.
+
+        Args:
+          peak: the peak rate.
+          steps: the number of steps after the warmup.
         """
         raise NotImplementedError
 
@@ -60,7 +66,7 @@ class Schedule(kinds.Schedule):
 
 @dataclasses.dataclass
 class WarmupCosine(Schedule):
-    """Cosine decay from the peak to final_fraction of the peak (Loshchilov and Hutter 2016, section 3)."""
+    """Cosine decay from the peak rate to final_fraction of the peak (Loshchilov and Hutter 2016, section 3)."""
 
     final_fraction: float = 0.1  # final rate / peak
 
@@ -70,7 +76,7 @@ class WarmupCosine(Schedule):
 
 @dataclasses.dataclass
 class WarmupLinear(Schedule):
-    """Linear decay from the peak to final_fraction of the peak (Devlin et al. 2018, appendix A.2)."""
+    """Linear decay from the peak rate to final_fraction of the peak (Devlin et al. 2018, appendix A.2)."""
 
     final_fraction: float = 0.0  # final rate / peak
 
@@ -80,12 +86,15 @@ class WarmupLinear(Schedule):
 
 @dataclasses.dataclass
 class WarmupInverseSquareRoot(Schedule):
-    """peak · sqrt(warmup_steps / (step + 1)) (Vaswani et al. 2017, section 5.3); independent of train.steps.
+    """Inverse-square-root decay: the rate is peak · sqrt(warmup_steps / (step + 1)) (Vaswani et al. 2017, section 5.3).
 
-    NOTE T5 (Raffel et al. 2020, section 3.1.2) holds the peak, 0.01, for its first 10,000 steps: start_fraction=1.
+    The rates do not depend on train.steps.
+
+    NOTE T5 (Raffel et al. 2020, section 3.1.2) has a rate of 0.01, the peak, in its first 10,000 steps:
+    start_fraction=1.
     """
 
-    warmup_steps: int = 10_000  # steps of the warmup
+    warmup_steps: int = 10_000  # number of steps of the warmup
 
     def fall(self, peak, steps):  # Optax has no such schedule.
         return lambda step: peak * jnp.sqrt(max(self.warmup_steps, 1) / (step + self.warmup_steps + 1.0))
@@ -93,7 +102,7 @@ class WarmupInverseSquareRoot(Schedule):
 
 @dataclasses.dataclass
 class WarmupConstant(Schedule):
-    """A constant rate, the peak, after warmup."""
+    """A constant rate after the warmup: the peak."""
 
     def fall(self, peak, steps):
         return optax.constant_schedule(peak)
@@ -101,14 +110,17 @@ class WarmupConstant(Schedule):
 
 @dataclasses.dataclass
 class WarmupStableDecay(Schedule):
-    """The peak until decay_steps before the end, then 1 - sqrt decay to final_fraction of the peak (Hägele et al. 2024,
-    arXiv 2405.18392, section 4). Runs of different lengths share all steps before their decay."""
+    """A constant rate, the peak, and a decay to final_fraction of the peak in the last decay_steps of the run.
 
-    decay_steps: int = 1000  # steps of the decay, at the end of the run
+    The decay is peak · (1 - (1 - final_fraction) · sqrt(progress of the decay)) (Hägele et al. 2024, arXiv 2405.18392,
+    section 4). Runs of different lengths have the same rates in all steps before the decay.
+    """
+
+    decay_steps: int = 1000  # number of steps of the decay, at the end of the run
     final_fraction: float = 0.0  # final rate / peak
 
     def fall(self, peak, steps):
-        def decay(step):  # not Optax's polynomial of power 1/2, sqrt(1 - progress)
+        def decay(step):  # Optax's polynomial schedule of power 1/2 differs: sqrt(1 - progress)
             progress = jnp.clip((step - (steps - self.decay_steps)) / max(self.decay_steps, 1), 0.0, 1.0)
             return peak * (1.0 - (1.0 - self.final_fraction) * jnp.sqrt(progress))
 
@@ -122,15 +134,14 @@ class WarmupStableDecay(Schedule):
 
 @dataclasses.dataclass
 class WarmupSteps(Schedule):
-    """Step decay: multiplies the peak by `factor` after each share of the run (DeepSeek-V2, arXiv 2405.04434, section
-    3.1.2).
+    """Step decay: multiplies the rate by `factor` at each of the `shares` of the run.
 
-    The shares refer to all steps, including warmup. NOTE DeepSeek's refer to all tokens, which is equivalent for
-    batches of equal size.
+    Source: DeepSeek-V2, arXiv 2405.04434, section 3.1.2. The shares refer to all steps of the run, including warmup.
+    NOTE DeepSeek's shares refer to all tokens, which is equivalent for batches of equal size.
     """
 
-    shares: tuple[float, ...] = (0.6, 0.9)  # shares of the run after which the rate decays
-    factor: float = 0.316  # of the rate at each decay
+    shares: tuple[float, ...] = (0.6, 0.9)  # shares of the run after which the rate decreases
+    factor: float = 0.316  # factor of the rate at each decrease
 
     def fall(self, peak, steps):
         whole = self.warmup_steps + steps

@@ -1,4 +1,4 @@
-"""SOAP: Adam in the eigenbases of Shampoo's factors."""
+"""Implements SOAP, which runs Adam in the eigenbases of Shampoo's factors."""
 
 import dataclasses
 import math
@@ -20,21 +20,23 @@ from pretrainax.sharding.rules import axes_of_leaves
 
 @dataclasses.dataclass
 class SOAP(Chain):
-    """Adam on gradients rotated into the eigenbases of their second moments (Vyas et al. 2024, arXiv 2409.11321,
-    algorithm 3). For each matrix, with inputs I and outputs O,
+    """Adam on gradients that are rotated into the eigenbases of their second moments.
 
-        L = b3 L + (1 - b3) G Gᵀ [I, I], R = b3 R + (1 - b3) Gᵀ G [O, O]; P and Q are their eigenvectors
+    Source: Vyas et al. 2024, arXiv 2409.11321, algorithm 3. For each matrix, with I inputs, O outputs and gradient G,
+
+        L = b3 L + (1 - b3) G Gᵀ [I, I], R = b3 R + (1 - b3) Gᵀ G [O, O]; P and Q are the eigenvectors of L and R
         w -= rate(step) · (P Adam(Pᵀ G Q) Qᵀ + weight_decay · w)
 
-    One power iteration and a QR decomposition update the eigenvectors every `interval` updates. The first update only
-    initializes L and R, and is zero, as in the released code. A side longer than `max_side` is not rotated; AdamW
-    trains biases and norms. The state of a square matrix is six times as large as the matrix; Adam's is twice as large.
+    One power iteration and a QR decomposition update the eigenvectors every `interval` updates. As in the released
+    code, the first update only initializes L and R, and its Adam term is zero. A side longer than `max_side` is not
+    rotated. AdamW trains biases and norms. The optimizer state of a square matrix is six times as large as the matrix;
+    with Adam, it is twice as large.
 
-    NOTE The rank of the first gradient is below the longer side of a matrix. As in the released code, rounding decides
-    the basis of the remaining directions, so a run starts with other steps on another mesh. On one mesh a run repeats
-    bit for bit, and a run that resumes on another mesh loads its bases.
-    NOTE All heads of a projection form one matrix [D, H · K], as for a layer in the released code. Here the first, zero
-    update still decays the weights.
+    NOTE The rank of the first gradient is below the longer side of a matrix. As in the released code, rounding errors
+    determine the basis of the remaining directions, so the first steps differ between meshes. On the same mesh, a run
+    is reproducible bit for bit. A run that resumes on a different mesh loads its bases from the checkpoint.
+    NOTE The heads of a projection form one matrix [D, H · K], like the weight of a linear layer in the released code.
+    Unlike in the released code, the first update applies weight decay.
     """
 
     learning_rate: float = 3e-3  # peak of the schedule
@@ -43,7 +45,7 @@ class SOAP(Chain):
     b3: float = 0.95  # decay rate of L and R
     epsilon: float = 1e-8  # added to the square root of the second moment
     interval: int = 10  # number of updates between changes of the eigenvectors
-    max_side: int = 10_000  # maximum length of a side with eigenvectors
+    max_side: int = 10_000  # longer sides of a matrix are not rotated
     weight_decay: float = 0.01  # decoupled, times the learning rate; biases and norms do not decay
     clip_norm: Optional[float] = 1.0  # maximum global norm of the gradient; None: no clipping
 
@@ -64,7 +66,7 @@ class SOAP(Chain):
                 yield f"config.optimizer.{name} is {getattr(self, name)}, it must be at least 1"
 
     def _matrices(self, params_shape: PyTree) -> PyTree:
-        """Returns a `_Matrix` for each array of matrices with a rotated side, and a MaskedNode for other arrays."""
+        """Returns a `_Matrix` for each parameter with a rotated side, and a MaskedNode for the other parameters."""
 
         def matrix_of(name: str, x: jax.ShapeDtypeStruct, axes: tuple[str, ...]) -> Union[_Matrix, optax.MaskedNode]:
             stacked = sum(axis in STACKED for axis in axes)
@@ -83,7 +85,7 @@ class SOAP(Chain):
         return jax.tree.unflatten(jax.tree.structure(params_shape), list(rows))
 
     def _rotated(self, matrices: PyTree) -> optax.GradientTransformation:
-        """Returns the transformation of the arrays that have a `_Matrix`."""
+        """Returns SOAP's transformation of the gradients of the parameters that have a `_Matrix`."""
 
         def init(params):
             if not jax.tree.leaves(params):  # Optax inspects the structure with a tree without arrays
@@ -103,7 +105,7 @@ class SOAP(Chain):
         return optax.GradientTransformation(init, update)
 
     def _update_array(self, matrix: "_Matrix", count, gradient, mean, square, factors, bases):
-        """Returns the update of one array and its new state."""
+        """Returns the update of one parameter and its new state: (update, mean, square, factors, bases)."""
         shape, started = gradient.shape, count > 0
         gradient, mean, square = (x.reshape(matrix.shape) for x in (gradient, mean, square))
         mean = jnp.where(started, _ema(mean, gradient, self.b1), mean)
@@ -123,33 +125,33 @@ class SOAP(Chain):
 
 
 class _State(NamedTuple):
-    count: jax.Array  # [] int32, updates so far
-    mean: PyTree  # first moment, of gradients
-    square: PyTree  # second moment, of rotated gradients
-    factors: PyTree  # L and R of each array, a list of `Placed`
-    bases: PyTree  # P and Q of each array, a list of `Placed`
+    count: jax.Array  # [] int32, number of updates so far
+    mean: PyTree  # first moment of the gradients
+    square: PyTree  # second moment of the rotated gradients
+    factors: PyTree  # L and R of each parameter, a list of `Placed`
+    bases: PyTree  # P and Q of each parameter, a list of `Placed`
 
 
 @dataclasses.dataclass(frozen=True)
 class _Matrix:
-    """Describes an array as stacked matrices [stacked, inputs, outputs]."""
+    """Describes a parameter as stacked matrices [stacked…, inputs, outputs]."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # the shape of the stacked matrices
     stacked: tuple[str, ...]  # names of the axes that stack matrices
-    names: tuple[str, str]  # name of the first input axis and of the first output axis
+    names: tuple[str, str]  # logical names of the first input axis and of the first output axis
     rotated: tuple[int, ...]  # the sides with eigenvectors: 0 inputs, 1 outputs
 
     def factors(self) -> list[Placed]:
-        """Returns the initial factors L and R: zeros [layers, side, side] for each rotated side, with their axes."""
+        """Returns the initial factors L and R: zeros [stacked…, side, side] for each rotated side, with axis names."""
         sides = [(self.shape[i - 2], self.names[i]) for i in self.rotated]
         return [Placed(jnp.zeros((*self.shape[:-2], n, n)), (*self.stacked, name, None)) for n, name in sides]
 
     def outer(self, x: jax.Array) -> list[jax.Array]:
-        """Returns x xᵀ for rotated inputs and xᵀ x for rotated outputs."""
+        """Returns the outer products for the rotated sides: x xᵀ for inputs, xᵀ x for outputs."""
         return [_product(("...IO,...JO->...IJ", "...IO,...IP->...OP")[i], x, x) for i in self.rotated]
 
     def rotate(self, x: jax.Array, bases: list[Placed], back: bool = False) -> jax.Array:
-        """Returns Pᵀ x Q; if `back`, P x Qᵀ."""
+        """Returns Pᵀ x Q; with `back`, the inverse rotation P x Qᵀ. Sides that are not rotated have no P or Q."""
         for i, basis in zip(self.rotated, bases, strict=True):
             matrix = basis.array.mT if back else basis.array
             x = _product(("...IO,...IJ->...JO", "...IO,...OP->...IP")[i], x, matrix)
@@ -157,15 +159,15 @@ class _Matrix:
 
 
 def _eigenvectors(bases: list[jax.Array], factors: list[jax.Array]) -> list[jax.Array]:
-    """Returns eigenvectors [stacked, side, side] of the factors."""
+    """Returns the eigenvectors of the factors, [stacked…, side, side]; `bases` is unused (for `jax.lax.switch`)."""
     del bases
     return [_each_matrix(lambda factor: jnp.linalg.eigh(factor)[1], factor) for factor in factors]
 
 
 def _power_iteration(bases: list[jax.Array], factors: list[jax.Array]) -> list[jax.Array]:
-    """Returns the bases after one power iteration, orthogonalized in the order of their eigenvalues.
+    """Returns the bases after one power iteration, orthogonalized in the order of decreasing eigenvalue estimates.
 
-    NOTE The released code sorts the vectors and the second moments with them. Here both stay at their places.
+    NOTE The released code also sorts the vectors and the second moments. Here, both keep their order.
     """
 
     def iterate(basis: jax.Array, factor: jax.Array) -> jax.Array:
@@ -177,10 +179,10 @@ def _power_iteration(bases: list[jax.Array], factors: list[jax.Array]) -> list[j
 
 
 def _each_matrix(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
-    """Applies a function to each matrix of arrays [stacked, side, side] sequentially.
+    """Applies a function to each matrix of arrays [stacked…, side, side], one matrix after the other.
 
-    LAPACK would decompose several matrices on the threads on which simulated CPU devices wait for each other if there
-    are more devices than cores: a test on eight devices deadlocked.
+    With more simulated CPU devices than cores, decomposing several matrices at once may deadlock, as in a test on eight
+    devices: LAPACK uses the threads on which the devices wait for each other.
     """
     return function(*arrays) if arrays[0].ndim == 2 else jax.lax.map(lambda x: _each_matrix(function, *x), arrays)
 
@@ -190,5 +192,5 @@ def _ema(mean: jax.Array, new: jax.Array, decay: float) -> jax.Array:
 
 
 def _product(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns an einsum in full float32 precision, on a TPU too."""
+    """Returns the einsum of two arrays in full float32 precision, also on a TPU."""
     return jnp.einsum(axes, x, y, precision="highest")

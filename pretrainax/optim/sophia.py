@@ -1,4 +1,4 @@
-"""Sophia: a second-order optimizer that estimates the diagonal of the Hessian every few updates."""
+"""Implements Sophia, a second-order optimizer that estimates the diagonal of the Hessian every few updates."""
 
 import dataclasses
 from typing import ClassVar, Optional
@@ -12,25 +12,29 @@ from pretrainax.optim.optimizers import Chain
 
 @dataclasses.dataclass
 class Sophia(Chain):
-    """The first moment divided by a moving average of the curvature, clipped (Liu et al. 2023, arXiv 2305.14342,
-    algorithm 3, with Hutchinson's estimate, algorithm 1).
+    """An optimizer that divides the first moment by a moving average of the curvature, and clips the quotient.
 
-        h = b2 h + (1 - b2) s · (H s) every `interval` updates, with signs s drawn at random and H the Hessian
+    Source: Liu et al. 2023, arXiv 2305.14342, algorithm 3, with Hutchinson's estimate of the curvature (algorithm 1).
+
+        h = b2 h + (1 - b2) s · (H s) every `interval` updates, with random signs s and the Hessian H
         w -= rate(step) · (clip(m̂ / max(gamma · h, epsilon), 1) + weight_decay · w)
 
-    An estimate costs 8/3 gradients and saves twice as many residuals for the backward pass. It differentiates kernels
-    twice, so `train.attention` must be "xla".
+    The curvature h is an estimate of the diagonal of H. An estimate costs as much as 8/3 gradients, and stores twice as
+    many residuals for the backward pass as a gradient. It needs second derivatives, which only the attention
+    implementation "xla" has.
 
-    NOTE Optax's m̂ has a bias correction, the paper's m has none. Optax measures the curvature after the update, as in
-    the released code; in the algorithm this is before the update. Random signs replace the paper's normal numbers.
+    NOTE Optax's m̂ has a bias correction, the paper's m has none. Optax estimates the curvature after the update, as
+    does the released code; in algorithm 3 this is before the update. Random signs replace the paper's normally
+    distributed numbers.
     """
 
     needs_gradient_function: ClassVar[bool] = True
 
     learning_rate: float = 3e-4  # peak of the schedule
     b1: float = 0.965  # decay rate of the first moment
-    b2: float = 0.99  # decay rate of the curvature
-    gamma: float = 0.01  # factor of the curvature; a larger factor clips fewer weights; 10 to 50 % should be unclipped
+    b2: float = 0.99  # decay rate of the moving average of the curvature
+    # factor of the curvature; with a larger factor, fewer updates are clipped; 10 to 50 % should not be clipped
+    gamma: float = 0.01
     interval: int = 10  # number of updates between estimates of the curvature
     epsilon: float = 1e-12  # smallest divisor
     weight_decay: float = 0.1  # decoupled, times the learning rate; biases and norms do not decay
@@ -38,11 +42,12 @@ class Sophia(Chain):
 
     @property
     def gradients_per_update(self):
-        return 1.0 + (2 / 3 + 2.0) / self.interval  # all passes but the weight gradients, and their tangents
+        # 2/3 of a gradient for the primal passes, without the gradients of weights; 2 gradients for the tangents
+        return 1.0 + (2 / 3 + 2.0) / self.interval
 
     def directions(self, params_shape):
         yield optax.contrib.sophia(
-            -1.0,  # learning rate and weight decay come later in the chain
+            -1.0,  # the learning rate; the real learning rate and weight decay come later in the chain
             b1=self.b1,
             b2=self.b2,
             eps=self.epsilon,
@@ -67,10 +72,10 @@ class Sophia(Chain):
 
 
 def _hutchinson() -> optax.GradientTransformationExtraArgs:
-    """Returns Hutchinson's estimate of the diagonal of the Hessian, signs · (Hessian · signs).
+    """Returns a transformation whose update is Hutchinson's estimate of the Hessian's diagonal, signs · (H · signs).
 
     NOTE Optax's version differentiates the loss of a whole batch. This version differentiates gradients, so it works
-    with gradient accumulation. Its signs are a function of the step, so it has no state.
+    with gradient accumulation. The random signs are a function of the step, so the transformation has no state.
     """
 
     def update(updates, state, params=None, *, step, gradients_at, **_):

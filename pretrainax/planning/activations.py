@@ -1,9 +1,9 @@
-"""Traces the train state and the residuals that a step saves for its backward pass, on shapes, without allocation.
+"""Finds the shapes of the train state and of the residuals of a train step by tracing, without allocating arrays.
 
-The module traces `jax.vjp` of the real objective and counts the residuals, so each family, rematerialization policy and
-attention kernel is measured on the code that runs. The trace covers one device: its rows, and a model with the device's
-share of the heads, the feed-forward and the vocabulary (as `PARTITION_RULES` splits them; Shoeybi et al. 2019,
-section 3).
+Residuals are the arrays that the forward pass saves for the backward pass. The module traces `jax.vjp` of the real
+objective and reads the residuals from the trace, so it needs no formulas per model family, rematerialization policy or
+attention kernel. The trace covers one device: its rows of the batch, and a model with the device's share of the heads,
+the feed-forward width and the vocabulary (as AXIS_RULES splits them; Shoeybi et al. 2019, section 3).
 """
 
 import copy
@@ -41,25 +41,26 @@ from pretrainax.training.wrapped import trained_model
 
 
 class SavedResidual(NamedTuple):
-    """An array that lives from the forward pass to the backward pass."""
+    """An array that the forward pass saves for the backward pass."""
 
-    module: str  # decoder/blocks/mlp/up
-    shape: tuple[int, ...]  # of the trace with 2 rows
+    module: str  # the module that computes the array, "decoder/blocks/mlp/up", or "loss" outside the model
+    shape: tuple[int, ...]  # the shape in a trace with 2 rows
     dtype: str
-    bytes: float
+    bytes: float  # per device, for the rows of one microbatch
 
 
 def saved_residuals(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[SavedResidual]:
-    """Traces the residuals that one device saves for the backward pass of one microbatch.
+    """Returns the residuals that one device saves for the backward pass of one microbatch.
 
     Args:
+      mesh_sizes: size of each mesh axis, {axis of AXES: size}.
       platform: "tpu", "gpu" or "cpu".
     """
     rows = micro_rows(experiment, mesh_sizes)
     shard = shard_experiment(experiment, mesh_sizes)
     shard.train = dataclasses.replace(shard.train, global_batch_size=1, accumulate=1)
     key = config_key(shard)
-    # The bytes of an array are a constant plus a multiple of the rows. Two traces give both terms.
+    # The bytes of an array are a constant plus a multiple of the number of rows. Traces with 2 and 4 rows give both.
     teacher = _teacher(experiment, mesh_sizes)
     two_rows, four_rows = (_trace(key, count, platform, teacher) for count in (2, 4))
     bytes_per_row = [(b.bytes - a.bytes) / 2 for a, b in zip(two_rows, four_rows, strict=True)]
@@ -70,13 +71,15 @@ def saved_residuals(experiment: Experiment, mesh_sizes: dict[str, int], platform
 
 
 def micro_rows(experiment: Experiment, mesh_sizes: dict[str, int]) -> float:
-    """Returns the number of rows of one device in one microbatch."""
+    """Returns the number of batch rows that one device processes in one microbatch; may be a fraction."""
     parts = math.prod(mesh_sizes[axis] for axis in BATCH_AXES)
     return experiment.train.global_batch_size / (experiment.train.accumulate * parts)
 
 
 def shard_experiment(experiment: Experiment, mesh_sizes: dict[str, int]) -> Experiment:
-    """Returns the experiment of one device: its share of the heads and widths, as AXIS_RULES splits them.
+    """Returns a copy of the experiment with a model of one device: its share of heads, feed-forward and vocabulary.
+
+    AXIS_RULES determines the shares.
 
     NOTE The heads and the width of a generator (ELECTRA) are not divided.
     """
@@ -90,7 +93,7 @@ def shard_experiment(experiment: Experiment, mesh_sizes: dict[str, int]) -> Expe
 
 
 def _teacher(experiment: Experiment, mesh_sizes: dict[str, int]) -> str:
-    """Returns one device's share of the teacher's config, as JSON; "" without a teacher."""
+    """Returns the config of one device's share of the teacher model, as JSON; "" without a teacher."""
     teacher = copy.deepcopy(teacher_of(experiment))
     if teacher is None:
         return ""
@@ -99,13 +102,18 @@ def _teacher(experiment: Experiment, mesh_sizes: dict[str, int]) -> str:
 
 
 def _build(experiment: Experiment, train: TrainConfig, teacher: str) -> models.AnyModel:
-    """Builds the model that the run trains; `teacher` is the JSON of `_teacher`."""
+    """Returns the Flax module that the run trains.
+
+    Args:
+      train: the train config without "auto" values.
+      teacher: the config of the teacher as JSON, from `_teacher`; "" without a teacher.
+    """
     teacher_config = config_lib.from_json(ModelConfig, json.loads(teacher)) if teacher else None
     return trained_model(experiment, train, teacher_config)
 
 
 def _shard_model(model: ModelConfig, mesh_sizes: dict[str, int]) -> None:
-    """Reduces a model's config, in place, to the share of one device."""
+    """Reduces heads, feed-forward widths and vocabulary of a model config to the share of one device, in place."""
     names = ("num_heads", "num_kv_heads", "d_ff", "vocab_size")
     parts = {name: math.prod(mesh_sizes[axis] for axis in mesh_axes(name)) for name in names}
     if max(parts.values()) == 1:
@@ -120,10 +128,10 @@ def _shard_model(model: ModelConfig, mesh_sizes: dict[str, int]) -> None:
 
 
 def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainState:
-    """Returns shapes, dtypes and shardings of the train state, on a mesh that needs no real devices.
+    """Returns the train state as shapes with dtypes and shardings, on a mesh without real devices.
 
     Raises:
-      UserError: the mesh does not divide the batch or the model.
+      UserError: the batch size or a size of the model is not divisible by the mesh.
     """
     mesh = abstract_mesh(mesh_sizes, "cpu")
     check_mesh(experiment, mesh)
@@ -135,14 +143,20 @@ def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainS
 
 
 def abstract_frozen(experiment: Experiment, mesh_sizes: dict[str, int]) -> dict[str, Params]:
-    """Returns shapes, dtypes and shardings of the frozen parameters, by collection; {} without frozen parameters."""
+    """Returns the frozen parameters, by Flax collection, as shapes with dtypes and shardings; {} if none are frozen."""
     mesh, frozen = abstract_mesh(mesh_sizes, "cpu"), _built_steps(config_key(experiment)).abstract_frozen or {}
     return {name: with_shardings(tree, tree_shardings(mesh, tree)) for name, tree in frozen.items()}
 
 
 @functools.lru_cache(maxsize=64)
 def _built_steps(key: str) -> Steps:
-    """Builds the real model and optimizer. Their state does not depend on the platform or the batch."""
+    """Builds the run's train step with its model and optimizer, on a mesh of one CPU device.
+
+    The shapes of the train state do not depend on the platform or the batch.
+
+    Args:
+      key: the JSON of `config_key`.
+    """
     experiment = config_lib.from_json(Experiment, json.loads(key))
     experiment.train = dataclasses.replace(experiment.train, attention="xla", global_batch_size=1, accumulate=1)
     mesh = abstract_mesh(dict.fromkeys(AXES, 1), "cpu")
@@ -151,7 +165,7 @@ def _built_steps(key: str) -> Steps:
 
 
 def shapes_of(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns `batch_shapes`, cached per experiment because they are slow to compute."""
+    """Returns the shapes of the global batch, from a cache per experiment: `batch_shapes` is slow."""
     return _cached_shapes(config_key(experiment))
 
 
@@ -161,13 +175,13 @@ def _cached_shapes(key: str) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def resolved_train_config(experiment: Experiment, platform: str) -> TrainConfig:
-    """Returns `config.train` with "auto" resolved for the platform."""
+    """Returns `experiment.train` with the values that "auto" stands for on the platform ("tpu", "gpu" or "cpu")."""
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         return resolve_auto(experiment.train)
 
 
 def compute_itemsize(experiment: Experiment, platform: str) -> int:
-    """Returns the bytes per element of the compute dtype on the platform."""
+    """Returns the bytes per element of the compute dtype: 2 for bfloat16, 4 for float32."""
     return 2 if resolved_train_config(experiment, platform).dtype == "bfloat16" else 4
 
 
@@ -180,8 +194,9 @@ def _trace(key: str, rows: int, platform: str, teacher: str) -> list[SavedResidu
     experiment = config_lib.from_json(Experiment, json.loads(key))
     shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
     if platform == "gpu":
-        # A trace of cuDNN's attention requires cuDNN. The TPU kernels save the same arrays: queries, keys, values, the
-        # result and the normalizer of each row. If some attentions of a model use cuDNN, all count as cuDNN.
+        # Tracing cuDNN's attention requires cuDNN. The TPU kernels save arrays with the same shapes: queries, keys,
+        # values, the result and the normalizer of each row. The trace therefore uses the TPU kernels. If any attention
+        # of a model uses cuDNN, all of its attentions are traced in this way.
         requested, specs = experiment.train.attention, _attention_specs(key, platform, teacher)
         chosen = {choose_backend(requested, platform, spec)[0] for spec in specs}
         platform, experiment.train.attention = ("tpu", "auto") if "cudnn" in chosen else ("gpu", "xla")
@@ -191,7 +206,7 @@ def _trace(key: str, rows: int, platform: str, teacher: str) -> list[SavedResidu
 
 
 def attention_specs(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[AttentionSpec]:
-    """Returns the specs of all attentions of an experiment on a mesh."""
+    """Returns the spec (shapes, mask, bias, dropout) of each call of attention in the model of an experiment."""
     train = dataclasses.replace(experiment.train, remat="none", accumulate=1, global_batch_size=1)
     teacher = _teacher(experiment, dict.fromkeys(AXES, 1))
     specs = _attention_specs(config_key(dataclasses.replace(experiment, train=train)), platform, teacher)
@@ -200,7 +215,10 @@ def attention_specs(experiment: Experiment, mesh_sizes: dict[str, int], platform
 
 @functools.lru_cache(maxsize=64)
 def _attention_specs(key: str, platform: str, teacher: str) -> tuple[AttentionSpec, ...]:
-    """Returns the specs of all attentions on one device, from a trace with "xla", which runs on every platform."""
+    """Returns the spec of each call of attention, on a mesh of one device.
+
+    The trace uses the attention "xla", because that implementation can be traced on every platform.
+    """
     experiment = config_lib.from_json(Experiment, json.loads(key))
     experiment.train.attention = "xla"
     mesh = abstract_mesh(dict.fromkeys(AXES, 1), platform)
@@ -218,19 +236,19 @@ def _residuals_of(
         return jax.tree.leaves(jax.vjp(objective, params, has_aux=True)[1])
 
     jaxpr, modules = _objective_jaxpr(model, train, shapes, residuals)
-    seen = set(jaxpr.invars)  # parameters and batch, which the step holds anyway
+    seen = set(jaxpr.invars)  # parameters and batch: not residuals, because they exist during the whole step
     for var in jaxpr.outvars:
         if not isinstance(var, Literal) and _behind_reshapes(jaxpr, var) not in seen:
             seen.add(_behind_reshapes(jaxpr, var))
             equations = _producers(jaxpr, var)
             if any(is_cast_kernel(eqn) for eqn in equations):
-                continue  # copies of parameters: the memory estimate counts them separately
+                continue  # a parameter in the compute dtype: the memory estimate counts these copies separately
             words = [word for eqn in equations for word in name_stack_words(eqn) if word in modules]
             yield SavedResidual("/".join(words) or "loss", var.aval.shape, str(var.aval.dtype), bytes_of(var))
 
 
 def forward_jaxpr(experiment: Experiment, rows: int, platform: str) -> tuple[Jaxpr, set[str]]:
-    """Returns (jaxpr of the objective's forward pass for `rows` rows, names of the modules in its scopes)."""
+    """Returns (jaxpr of the objective's forward pass for a batch of `rows` rows, names of the model's modules)."""
     shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         train = resolve_auto(experiment.train)
@@ -241,7 +259,10 @@ def forward_jaxpr(experiment: Experiment, rows: int, platform: str) -> tuple[Jax
 def _objective_jaxpr(
     model: models.AnyModel, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct], function: Callable[..., PyTree]
 ) -> tuple[Jaxpr, set[str]]:
-    """Returns (jaxpr of `function(objective, params)`, names of the model's modules)."""
+    """Returns (jaxpr of `function(objective, params)`, names of the model's modules).
+
+    `objective(params)` is the training objective of `model` on a batch with these shapes.
+    """
     variables = train_step.abstract_variables(model, shapes)
     params = variables.pop("params")
 
@@ -259,18 +280,24 @@ def _objective_jaxpr(
 
 
 def _behind_reshapes(jaxpr: Jaxpr, var: Var) -> Var:
-    """Returns the variable behind reshapes, which take no memory (the parameters of a loop over groups of layers)."""
+    """Returns the variable that a chain of reshapes starts from; `var` itself if no reshape computes it.
+
+    Reshapes take no memory. A loop over groups of layers reshapes its parameters, for example.
+    """
     eqn = next((eqn for eqn in jaxpr.eqns if var in eqn.outvars), None)
     is_view = eqn is not None and eqn.primitive.name == "reshape" and isinstance(eqn.invars[0], Var)
     return _behind_reshapes(jaxpr, eqn.invars[0]) if is_view else var
 
 
 def bytes_of(var: Union[Var, Literal]) -> int:
-    return var.aval.size * getattr(var.aval.dtype, "itemsize", 8)  # a random key has 8 bytes
+    return var.aval.size * getattr(var.aval.dtype, "itemsize", 8)  # random keys have no itemsize: 8 bytes
 
 
 def _producers(jaxpr: Jaxpr, var: Var) -> list[JaxprEqn]:
-    """Returns the equations that compute a variable, through the bodies of loops, the outermost equation first."""
+    """Returns the equations that compute a variable: the outermost equation first, then those in its inner jaxprs.
+
+    Loops and calls have inner jaxprs. The result is [] for an input of the jaxpr.
+    """
     eqn = next((eqn for eqn in jaxpr.eqns if var in eqn.outvars), None)
     if eqn is None:
         return []
@@ -285,5 +312,5 @@ def _producers(jaxpr: Jaxpr, var: Var) -> list[JaxprEqn]:
 
 
 def name_stack_words(eqn: JaxprEqn) -> list[str]:
-    """Returns the words of an equation's name stack, such as jvp(Decoder)/decoder/transpose(jvp(blocks))."""
+    """Returns the words in an equation's name stack: jvp, Decoder, decoder, ... for jvp(Decoder)/decoder/..."""
     return re.findall(r"\w+", str(eqn.source_info.name_stack))

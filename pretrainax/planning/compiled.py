@@ -25,22 +25,25 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """Bytes of a device's main memory in the compiler's layout, without a TPU's VMEM."""
+    """Bytes of main memory that a compiled step uses on one device, without a TPU's VMEM.
 
-    arguments: int  # parameters, moments, batch
+    The compiler reports these numbers. They include the padding of its array layouts.
+    """
+
+    arguments: int  # parameters, optimizer moments, batch
     outputs: int  # including metrics
     donated: int  # arguments whose memory the outputs reuse
     temporaries: int
-    code: int
-    peak: Optional[int]  # total at the peak; None if the compiler does not report it
+    code: int  # the compiled program
+    peak: Optional[int]  # the largest total at any time; None on a GPU or if the compiler does not report it
 
     @property
     def total(self) -> int:
-        """Returns the bytes of memory that the step requires.
+        """Returns the bytes of main memory that one device needs for the step.
 
-        The TPU compiler limits the peak. The peak is less than the sum of all parts, because temporaries reuse the
-        memory of arguments that are no longer needed. (For a small step the peak is larger, because it includes VMEM.)
-        A GPU holds all temporaries during the whole step, so there the requirement is the sum.
+        On a TPU, the need is the peak, which is usually less than the sum of all parts: temporaries reuse the memory of
+        arguments that are no longer needed. (For a small step the peak exceeds the sum, because it includes VMEM. The
+        need is then the sum.) A GPU allocates all temporaries for the whole step, so its need is the sum.
         """
         parts = self.arguments + self.outputs - self.donated + self.temporaries + self.code
         return parts if self.peak is None else min(parts, self.peak)
@@ -48,29 +51,29 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """The compiler's report on a train step, per device."""
+    """Memory, communication and memory traffic of a compiled train step, per device."""
 
-    fits: bool
-    needed: int  # bytes of main memory
-    available: int
+    fits: bool  # needed <= available
+    needed: int  # bytes of main memory that the step needs
+    available: int  # bytes of main memory of the device
     memory: Optional[Usage]  # None if compilation failed, as on a TPU for a step that does not fit
-    collectives: list[Collective]  # of one step; empty if compilation failed
-    buffers: list[Buffer]  # largest first
-    moved: Optional[MemoryTraffic]  # through main memory in one step; None if compilation failed
-    seconds: float  # for tracing and compiling
+    collectives: list[Collective]  # of one step; [] if compilation failed
+    buffers: list[Buffer]  # the largest arrays of the step, largest first; [] if compilation failed
+    moved: Optional[MemoryTraffic]  # bytes read and written in one step; None if compilation failed
+    seconds: float  # duration of tracing and compiling
 
 
 def compile_step(experiment: Experiment, topology: Topology) -> Compiled:
-    """Compiles the step of `experiment` for `topology`, with the dtype and attention kernel of that platform.
+    """Compiles the train step of `experiment` for `topology`, with the dtype and attention kernel of its platform.
 
     Raises:
-      UserError: no compiler for the chip is installed, or the config does not divide over the devices.
+      UserError: no compiler for the chip is installed, or the batch or the model is not divisible by the mesh.
     """
     return compile_for(experiment, topology.devices(), topology.chip.memory_bytes)
 
 
 def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available: int) -> Compiled:
-    """Compiles the step for any devices, each with `available` bytes of memory."""
+    """Compiles the train step of `experiment` for the given devices, each with `available` bytes of memory."""
     start = time.perf_counter()
     mesh = make_mesh(experiment.mesh, devices)
     with jax.set_mesh(mesh):
@@ -94,7 +97,11 @@ def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available
 
 
 def usage(compiled: jax.stages.Compiled, is_tpu: bool) -> Usage:
-    """Reads the compiler's memory analysis; the peak only for a TPU, whose compiler limits it."""
+    """Returns the compiler's memory analysis of a step.
+
+    Args:
+      is_tpu: True includes the peak, which the TPU compiler limits; False sets the peak to None.
+    """
     analysis = compiled.memory_analysis()
     names = {"arguments": "argument", "outputs": "output", "donated": "alias", "temporaries": "temp"}
     sizes = {name: getattr(analysis, f"{kind}_size_in_bytes") for name, kind in names.items()}
@@ -103,15 +110,19 @@ def usage(compiled: jax.stages.Compiled, is_tpu: bool) -> Usage:
 
 
 def argument_bytes(arguments: PyTree) -> int:
-    """Returns the bytes of one device's shards of sharded arrays, without the padding to a TPU's tiles."""
+    """Returns the bytes of one device's shards of all arrays in `arguments`, without the padding to a TPU's tiles."""
     leaves = jax.tree.leaves(arguments)
     return sum(part_bytes(x, x.sharding) for x in leaves)
 
 
 def exhausted_bytes(message: str, arguments: int) -> Optional[int]:
-    """Reads the bytes that a step needs from an out-of-memory error of the compiler; None for any other error.
+    """Returns the bytes that a step needs, from the compiler's out-of-memory error; None for any other error.
 
-    The message contains either the total, or the temporaries alone; then the function adds the arguments.
+    Some messages contain the total. Other messages contain only the temporaries, and the function adds the arguments.
+
+    Args:
+      message: the error message of the compiler.
+      arguments: bytes of the arguments of the step.
     """
     match = re.search(r"(Used|HLO temporaries \()\s*([\d.]+)([KMGT]?)", message)
     if "RESOURCE_EXHAUSTED" not in message or match is None:

@@ -12,7 +12,7 @@ from pretrainax.training.callbacks import Callback
 
 
 def current_topology() -> Optional[Topology]:
-    """Returns the topology of this process's devices; None if the planner does not support their chip."""
+    """Returns the topology of all devices of the current run; None if the planner does not support their chip."""
     devices = jax.devices()
     chip = chip_of(devices[0].device_kind)
     if chip is None:
@@ -26,7 +26,10 @@ def current_topology() -> Optional[Topology]:
 
 
 class ResolveRemat(Callback):
-    """Resolves `train.remat="auto"` by the memory of the current devices, if the planner supports their chip."""
+    """Callback that replaces `train.remat="auto"` by the fastest policy that fits in the memory of the current devices.
+
+    If the planner does not support the chip of the devices, the value stays "auto".
+    """
 
     part = "starting"
 

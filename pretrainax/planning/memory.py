@@ -1,8 +1,9 @@
-"""Estimates the memory of one device during a step, from shapes alone: `estimate(experiment, mesh_sizes, chip)`.
+"""Estimates the memory of one device during a train step, from shapes alone: `estimate(experiment, mesh_sizes, chip)`.
 
-Parameters, optimizer state and batch are exact: the module shards the real model and the real optimizer state with the
-real sharding rules. Activations are the residuals of the traced backward pass (`planning.activations`). A model gives
-the rest: the peak is either at the loss, with a chunk of logits, or in the backward pass, with the gradients.
+The bytes of parameters, optimizer state and batch are exact: the module applies the real sharding rules to the shapes
+of the real train state. Activations are the residuals from a trace of the backward pass (`planning.activations`). The
+rest is an approximation: memory peaks either at the loss, with a chunk of logits, or in the backward pass, with the
+gradients.
 """
 
 import dataclasses
@@ -33,43 +34,50 @@ from pretrainax.sharding.mesh import abstract_mesh
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names, stack_of
 from pretrainax.sharding.stages import Stages, pipeline_stages
 
-# The share of a chip's memory that an estimate may fill. The rest is for gaps in the compiler's buffer assignment and
-# for the padding of a TPU's rows to multiples of 128.
+# The largest share of a chip's memory that an estimate may fill for the run to count as fitting. The rest is for gaps
+# between the compiler's buffers and for the padding of arrays on a TPU to multiples of 128.
 MARGIN = 0.85
-MEM_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION=0.92"  # as in launch/slurm.sbatch: MARGIN plus room for programs
+MEM_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION=0.92"  # as in launch/slurm.sbatch: MARGIN and space for programs
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of one device, by content."""
+    """Estimated bytes of memory of one device during a train step, by content."""
 
-    parameters: int  # trained
-    optimizer: int
+    parameters: int  # trained parameters
+    optimizer: int  # optimizer state
     ema: int  # moving average of the parameters
-    frozen: int  # parameters that the tuning method does not train, or the teacher's
+    frozen: int  # parameters that parameter-efficient tuning does not train, and parameters of a teacher
     batch: int
     gradients: int
     # residuals of one microbatch; three times as many if the optimizer differentiates the gradient
     activations: int
     logits: int  # one chunk of logits, or its gradient, and the output matrix
-    workspace: int  # the backward pass of one layer, with its gathered parameters
-    # layer parameters in the compute dtype; and all parameters, if the optimizer takes the gradient at another point
+    workspace: int  # temporary arrays in the backward pass of one layer, with the gathered parameters of this layer
+    # layer parameters in the compute dtype; also all parameters, if the optimizer computes gradients at a different
+    # point than the current parameters
     copies: int
-    largest: list[tuple[str, int]] = dataclasses.field(compare=False)  # (module and content, bytes), descending
+    largest: list[tuple[str, int]] = dataclasses.field(compare=False)  # (module and content, bytes), largest first
 
     @property
     def total(self) -> int:
-        """Returns the peak: at the loss or in the backward pass, because logits are free before the gradients exist."""
+        """Returns the peak memory in bytes.
+
+        The peak is either at the loss or in the backward pass: the logits are freed before the gradients are allocated.
+        """
         lasting = self.arguments + self.activations + self.copies
         return lasting + max(self.logits, self.gradients + self.workspace)
 
     @property
     def arguments(self) -> int:
-        """Returns the bytes of the arguments of the step: the state and the batch."""
+        """Returns the bytes of the arguments of the step: train state, frozen parameters and batch."""
         return self.parameters + self.optimizer + self.ema + self.frozen + self.batch
 
     def exceeds_default_share(self, chip: Chip) -> bool:
-        """Returns True if a step needs more than 75 % of a GPU, JAX's default without MEM_FRACTION."""
+        """Returns True if a step needs more than 75 % of a GPU's memory, the share that JAX allocates by default.
+
+        The run then needs the environment variable in MEM_FRACTION. TPUs have no such limit, so the result is False.
+        """
         return not chip.is_tpu and self.total > 0.75 * chip.memory_bytes
 
     def fits(self, chip: Chip) -> bool:
@@ -81,13 +89,14 @@ class Memory:
 
 
 def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[Chip] = None) -> Memory:
-    """Estimates the memory of a step of `experiment` on a mesh {axis of AXES: size}.
+    """Estimates the memory of one device during a train step of `experiment`.
 
     Args:
-      chip: None means a CPU, which computes in float32 and materializes attention logits.
+      mesh_sizes: size of each mesh axis, {axis of AXES: size}.
+      chip: the chip of the devices. None: a CPU, which computes in float32 and stores attention logits.
 
     Raises:
-      UserError: the mesh does not divide the batch or the model.
+      UserError: the batch size or a size of the model is not divisible by the mesh.
     """
     platform = "cpu" if chip is None else chip.platform
     mesh = abstract_mesh(mesh_sizes, platform)
@@ -102,13 +111,14 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     stacked = sum(sum(_stack_bytes(tree).values()) for tree in (state.params, *frozen.values()))
     copies = stacked // 2 if width == 2 else 0
     fsdp, stages = mesh.shape[FSDP_AXIS], pipeline_stages(experiment, mesh_sizes)
-    # Gathered parameters of one layer. A pipeline stage gathers all its layers and gradients at the first tick.
+    # Gathered parameters of one layer. A pipeline stage gathers all its layers before the first tick.
     layers = max(stack.num_layers for stack in experiment.model.stacks.values())
     gathered_layer = copies * fsdp / layers if fsdp > 1 and stages.count == 1 else 0
     gathered_stage = stacked * fsdp if fsdp > 1 and stages.count > 1 else 0
     rows = stages.rows / micro_rows(experiment, mesh_sizes)  # microbatch of the pipeline / rows of a device
     optimizer = experiment.optimizer
-    # A gradient of gradients needs signs, a product with them, and tangents of the residuals; measured on a CPU.
+    # Differentiating the gradient needs its signs, a product with these signs, and tangents of the residuals. The
+    # factors below were measured on a CPU.
     second_order = optimizer.needs_gradient_function
     return Memory(
         parameters=parameters,
@@ -131,18 +141,23 @@ def _bytes(x: jax.ShapeDtypeStruct) -> int:
 
 
 def part_bytes(x: jax.ShapeDtypeStruct, sharding: jax.sharding.NamedSharding) -> int:
-    """Returns the bytes of one device's shard of an array."""
+    """Returns the bytes of one device's shard of an array with this sharding."""
     return math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
 
 
 def _activation_bytes(
     experiment: Experiment, mesh_sizes: dict[str, int], arrays: list[SavedResidual], stages: Stages, width: int
 ) -> float:
-    """Returns the bytes that the forward pass saves for the backward pass.
+    """Returns the bytes that the forward pass saves for the backward pass, per device.
 
-    A pipeline saves all ticks, and the hidden states at both ends. With the schedule that runs the backward pass of
-    each microbatch separately, it saves the residuals of one microbatch, the inputs of 2 P - 1 microbatches (P stages),
-    the arrays from both neighbors, and the embeddings with their gradient.
+    Without a pipeline these are `arrays`. A GPipe pipeline saves the residuals of all its ticks, and the hidden states
+    before its first and after its last stage. The 1F1B schedule, which runs the backward pass of each part of a
+    microbatch separately, saves the residuals of one part, the inputs of 2 P - 1 parts (P stages), the arrays from both
+    neighboring stages, and the embeddings with their gradient.
+
+    Args:
+      arrays: the residuals of one microbatch, without the effect of a pipeline.
+      width: bytes per element of the compute dtype.
     """
     if stages.again:
         layers, streams = 1 / stages.parts, 2 * stages.count + 1 + 2 * stages.parts / stages.count
@@ -161,10 +176,14 @@ def _logit_bytes(
     width: int,
     platform: str,
 ) -> int:
-    """Returns the bytes of a chunk of logits (float32 on a CPU) and of the output matrix, gathered along `fsdp`.
+    """Returns the bytes of one chunk of logits and of the output matrix, gathered along `fsdp`.
 
-    Elements have `width` bytes. The gradient reuses the memory of the logits, except of logits with a cap: the backward
-    pass reads these behind an optimization barrier.
+    The gradient of the logits reuses their memory. Logits with a cap are an exception: the backward pass reads them
+    behind an optimization barrier, so they need twice the memory.
+
+    Args:
+      chunk: number of positions per chunk.
+      width: bytes per element of the compute dtype. Logits are always float32 on a CPU.
     """
     model, stages = experiment.model, pipeline_stages(experiment, mesh_sizes)
     rows = stages.rows / stages.count if stages.again else micro_rows(experiment, mesh_sizes)
@@ -175,7 +194,10 @@ def _logit_bytes(
 
 
 def _layer_workspace(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
-    """Estimates the backward pass of a layer: three times its largest array. It recomputes the others one by one."""
+    """Returns the estimated bytes of temporary arrays in the backward pass of one layer: 3 times its largest array.
+
+    With rematerialization, the backward pass recomputes the smaller arrays one after another.
+    """
     plain = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, remat="none"))
     arrays = [x for x in saved_residuals(plain, mesh_sizes, platform) if is_stacked(x.module) and x.shape]
     layers = [x.bytes / x.shape[0] for x in arrays]  # [L, …]
@@ -183,7 +205,7 @@ def _layer_workspace(experiment: Experiment, mesh_sizes: dict[str, int], platfor
 
 
 def _stack_bytes(params: PyTree) -> dict[str, int]:
-    """Returns the bytes of one device's shard of each stack of layers."""
+    """Returns the bytes of one device's shard of the parameters of each stack of layers, {stack: bytes}."""
     stacks: dict[str, int] = {}
     for name, x in zip(parameter_names(params), jax.tree.leaves(params), strict=True):
         if (stack := stack_of(name)) is not None:

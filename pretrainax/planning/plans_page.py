@@ -1,4 +1,4 @@
-"""Generates docs/plans.md: estimates of every config on a few topologies."""
+"""Generates docs/plans.md: memory, time and price of every config on the topologies in TOPOLOGIES, as estimates."""
 
 import os
 import runpy
@@ -43,7 +43,11 @@ memory.
 
 
 def rows(files: list[str] | None = None) -> Iterator[tuple[str, ...]]:
-    """Yields the cells of COLUMNS for each config, with its default variant, on each of TOPOLOGIES."""
+    """Yields one row of the table (the cells of COLUMNS) for the default variant of each config on each topology.
+
+    Args:
+      files: paths of config files; None: all config files of the package.
+    """
     for file in files or (find_config(name)[0] for name in config_names()):
         for name in TOPOLOGIES:
             experiment = runpy.run_path(file)["get_config"]()
@@ -72,7 +76,11 @@ def row(file: str, experiment: Experiment, topology: Topology) -> tuple[str, ...
 
 
 def proposal(experiment: Experiment, topology: Topology) -> tuple[Candidate | None, str]:
-    """Returns (the unchanged run if it fits and divides, else the fastest remedy or None; reason for the change)."""
+    """Returns (the plan of a run that fits, the reason why the run had to be changed).
+
+    If the unchanged run fits, its plan and "" are returned. Otherwise the plan has the fastest change with which the
+    run fits, and is None if no change helps.
+    """
     try:
         unchanged, reason = search.estimate_run(experiment, topology), "too large"
     except UserError as e:

@@ -1,4 +1,4 @@
-"""Counts the bytes of activations that the matrix products of the layers read and write, in a trace."""
+"""Counts the bytes of activations that matrix products in layers read and write, from a trace of the forward pass."""
 
 import dataclasses
 import functools
@@ -21,19 +21,22 @@ from pretrainax.planning.activations import (
 )
 from pretrainax.sharding.axes import LENGTH_AXIS
 
-_PRODUCTS = PRODUCTS | {"pallas_call"}  # the kernel of experts; the trace uses "xla" for attention
+_PRODUCTS = PRODUCTS | {"pallas_call"}  # Pallas computes the products of experts; attention is "xla" in the trace
 
 
 def product_bytes(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
-    """Returns the bytes of activations that products in layers read and write in the forward passes of one update.
+    """Returns the bytes of activations that matrix products in layers read and write in one update's forward passes.
 
-    The count is per device. It excludes the products inside attention (queries with keys, weights with values), because
-    a fused kernel does not write their operands and results.
+    The count is per device, over all microbatches. It excludes the products inside attention (queries with keys,
+    weights with values), because a fused attention kernel keeps their operands and results out of main memory.
+
+    Args:
+      platform: "tpu", "gpu" or "cpu".
     """
     shard = dataclasses.replace(shard_experiment(experiment, mesh_sizes), tuning=None, distill=None)
     shard.train = dataclasses.replace(shard.train, global_batch_size=1, accumulate=1, remat="none")
     key = config_key(shard)
-    two_rows, four_rows = (_trace_bytes(key, rows, platform) for rows in (2, 4))  # parameters cancel in the difference
+    two_rows, four_rows = (_trace_bytes(key, rows, platform) for rows in (2, 4))  # the difference has no parameters
     rows = experiment.train.accumulate * micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
     return rows * (four_rows - two_rows) / 2
 
@@ -47,7 +50,14 @@ def _trace_bytes(key: str, rows: int, platform: str) -> int:
 
 
 def _bytes_of_products(jaxpr: Jaxpr, modules: set[str], path: tuple[str, ...]) -> Iterator[int]:
-    """Yields the bytes of each product in a jaxpr; `path` has the names of the enclosing modules."""
+    """Yields the bytes of operands and results of each matrix product of layers in a jaxpr.
+
+    A scan counts each of its iterations. A conditional counts the branch with the most bytes.
+
+    Args:
+      modules: names of the model's modules.
+      path: names of the modules that contain the jaxpr.
+    """
     for eqn in jaxpr.eqns:
         scope = (*path, *(word for word in name_stack_words(eqn) if word in modules))
         if eqn.primitive.name in _PRODUCTS:
@@ -63,7 +73,7 @@ def _bytes_of_products(jaxpr: Jaxpr, modules: set[str], path: tuple[str, ...]) -
 
 
 def _inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
-    """Yields the jaxprs in the parameters of an equation."""
+    """Yields the jaxprs in the parameters of an equation, such as the body of a scan or the branches of a cond."""
     for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: isinstance(x, (ClosedJaxpr, Jaxpr))):
         if isinstance(value, (ClosedJaxpr, Jaxpr)):
             yield value.jaxpr if isinstance(value, ClosedJaxpr) else value

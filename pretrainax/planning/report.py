@@ -1,4 +1,4 @@
-"""Formats the tables of a plan: one run on one mesh, the best meshes, the changes that make a run fit."""
+"""Formats the tables that `plan` prints: one run on one mesh, the best meshes, and changes that make a run fit."""
 
 from collections.abc import Iterable, Iterator
 from typing import Optional
@@ -21,7 +21,13 @@ _MOST = 10  # maximum number of rows for meshes and for large arrays
 
 
 def run_report(name: str, candidate: Candidate, topology: Topology, compiled: Optional[Compiled], note: str) -> str:
-    """Returns the full report of one run on one mesh, for a terminal."""
+    """Returns the full report of one run on one mesh, as text for a terminal.
+
+    Args:
+      name: name of the config.
+      compiled: the compiled step; None leaves out the parts about the compiled step.
+      note: one line about the compilation, printed in the summary.
+    """
     blocks = [
         _table(_summary(name, candidate, topology, compiled, note)),
         "memory of one device (activations: saved for the backward pass of one microbatch; logits: one chunk;\n"
@@ -92,7 +98,7 @@ def _summary(
     )
     if compiled and compiled.moved:
         one = candidate.largest
-        # Between slices the compiled step has one all-reduce, without the share of the slow network.
+        # With several slices, the compiled step does not show which bytes use the slow network; the estimate does.
         sent = compiled.collectives if topology.slices == 1 else one.collectives
         compiled_time = roofline.estimate_time(
             one.experiment, one.sizes, topology, one.memory, sent, moved=compiled.moved
@@ -152,7 +158,10 @@ def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tupl
 
 
 def _traffic(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tuple[str, ...]]:
-    """Yields bytes by axis and kind, estimated and compiled, and the share that overlaps with products."""
+    """Yields the rows of the communication table: bytes per mesh axis and kind of collective.
+
+    With `compiled`, the rows also have the bytes of the compiled step and the share that overlaps with products.
+    """
     sums: dict[tuple[str, str], list[int]] = {}
     for place, collectives in enumerate((candidate.collectives, compiled.collectives if compiled else [])):
         for one in collectives:
@@ -171,7 +180,15 @@ def _memory_traffic(moved: MemoryTraffic) -> Iterator[tuple[str, ...]]:
 
 
 def mesh_table(experiment: Experiment, found: list[Candidate]) -> str:
-    """Returns a table of the best meshes of a search, one row per mesh; raises UserError if there are none."""
+    """Returns a table of the best meshes, one row per mesh, with memory, step time and the flags to set.
+
+    Args:
+      experiment: the config before the search; the flags change it.
+      found: the result of `search.best`, best first.
+
+    Raises:
+      UserError: `found` is empty.
+    """
     if not found:
         raise UserError(
             "no mesh of these devices divides both config.train.global_batch_size and config.model; change one of them"
@@ -189,7 +206,7 @@ def _flags_to_add(candidate: Candidate, experiment: Experiment) -> str:
 
 
 def proposals(experiment: Experiment, topology: Topology) -> str:
-    """Returns a table of changes that make a run fit, on the topology or on a larger one."""
+    """Returns a table of changes that make a run fit in memory, on the topology or else on a larger topology."""
     larger, found = search.remedies_on_larger_topology(experiment, topology)
     title = "changes that make the run fit, simplest change first"
     if larger != topology:

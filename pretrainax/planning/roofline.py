@@ -1,20 +1,21 @@
-"""Estimates the time of a step and the cost of a run: FLOPs, memory and links at the rates of the chip.
+"""Estimates the time of a step and the cost of a run from FLOPs, memory traffic and communication.
 
-All assumptions:
+"Products" are matrix products. The estimate assumes:
 
-- Matrix products reach ATTAINABLE of the peak; products grouped by expert reach GROUPED of that. On a GPU the operands
-  take additional time to read and write: a third of the time of a product of width 768. A fused attention kernel skips
-  masked blocks, which then take no time; "xla" does not skip them. Recomputation (by rematerialization, by the backward
-  pass of fused attention) takes time and is in no MFU. `mfu` follows PaLM's convention, with attention in full;
-  `mfu_executed` counts only executed FLOPs.
-- Between products, kernels read and write memory, and nothing overlaps: the residuals of blocks, logits and the train
-  state, each as often as in compiled steps (PASSES). For a compiled step, the bytes are those of its kernels without
-  products (`hlo.memory_traffic`), at the chip's full rate. On a TPU the products of a compiled step take the time of
-  their FLOPs or of their bytes, whichever is longer.
-- Pipeline stages wait in the bubble: (P - 1) / M of the time of the layers. Their gathers along `fsdp` are exposed.
-- Gathers and scatters along `fsdp` overlap with all of the above, as far as that lasts: gathers of parameters start
-  early, and nothing waits for the gradients. All other collectives are exposed. In a compiled step, a collective is
-  hidden if it starts before a product and ends after it.
+- Products reach the share ATTAINABLE of the chip's peak FLOP/s. Products grouped by expert reach GROUPED times this
+  share. On a GPU, reading and writing the operands takes additional time: a third of the time of a product of width
+  768. A fused attention kernel skips masked blocks, which then take no time; "xla" does not skip them. Recomputation
+  (by rematerialization, and by the backward pass of fused attention) takes time but does not count in an MFU. `mfu`
+  follows PaLM's convention, which counts attention in full; `mfu_executed` counts only executed FLOPs.
+- Between products, kernels read and write main memory, and this does not overlap with products. They access residuals
+  of blocks, logits and the train state, each as often as compiled steps do (PASSES). For a compiled step, the bytes are
+  the traffic of its kernels without products (`hlo.memory_traffic`), at the chip's full memory rate. On a TPU, the
+  products of a compiled step take the time of their FLOPs or of their bytes, the longer of the two.
+- Pipeline stages wait in the bubble: (P - 1) / M of the time of the layers (P stages, M parts of a microbatch). The
+  gathers of a pipeline along `fsdp` are exposed: no computation overlaps with them.
+- Without a pipeline, gathers and scatters along `fsdp` overlap with computation and memory access, up to the duration
+  of these: gathers of parameters start early, and no computation waits for reduced gradients. All other collectives are
+  exposed. In a compiled step, a collective is hidden if it starts before a product and ends after this product.
 - A collective around a torus uses as many dimensions of the slice as its mesh axis covers (in logarithms). Between
   hosts, each GPU sends through one network port.
 
@@ -67,40 +68,44 @@ from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TE
 from pretrainax.sharding.param_paths import is_stacked, parameter_names, stack_of
 from pretrainax.sharding.stages import pipeline_stages
 
-# Share of the peak, by platform. GPU: a bfloat16 product of 8,192³ on an H100, 790 of 990 TFLOP/s, measured by others.
+# Share of the peak FLOP/s that matrix products reach, by platform. GPU: others measured 790 of 990 TFLOP/s on an H100
+# for a bfloat16 product of 8,192³.
 ATTAINABLE = {"gpu": 0.8, "tpu": 0.62}
 GROUPED = 0.75  # share of ATTAINABLE for products grouped by expert
-# (least, most) of the ratio of published step times to the estimates, widened by a tenth. The largest ratio of GPUs is
-# of H100s with a power limit of 500 W.
+# (minimum, maximum) of published step time / estimated step time, by platform, widened by a tenth. The largest ratio of
+# GPUs is of H100s with a power limit of 500 W.
 SPREAD = {"gpu": (0.9, 1.99), "tpu": (0.83, 1.2)}
 
 
 class Passes(NamedTuple):
-    """Numbers of reads and writes per byte of each kind, by the kernels without products of compiled steps."""
+    """Counts how often kernels without matrix products read or write each byte of an array in a step, by kind of array.
+
+    For example, with `logits=3.2` these kernels move 3.2 times the bytes of the logits.
+    """
 
     kept: float  # residuals of a block, except for attention
     attention_residuals: float  # residuals of attention: queries, keys, values, results
     pairs: float  # float32 logits of attention without a fused kernel; on a TPU also of attention with a bias
-    dropped: float  # the same logits if dropout applies to the weights: the backward pass reads them again
-    by_row: float  # logits with a position bias that differs by row, in addition
+    dropped: float  # logits as for `pairs`, if attention weights have dropout: the backward pass reads them again
+    by_row: float  # logits with a position bias that differs by row, in addition to `pairs` or `dropped`
     turned: float  # queries and keys in float32, with rotary positions
     logits: float  # logits of the loss, in the compute dtype
-    state: float  # parameters, moments, averages and gradients
-    stacked: float  # residuals of loops over layers: written into stacks and sliced out of them
+    state: float  # parameters, optimizer moments, moving averages and gradients
+    stacked: float  # residuals of loops over layers: written into stacks and sliced out of the stacks
     factored: float  # parameters, with a factored optimizer, which reads gradients for sums of rows and columns
-    layers: float  # parameters of layers: slices of their stacks, in the compute dtype
+    layers: float  # parameters of layers outside loops: sliced from their stacks and cast to the compute dtype
     looped: float  # parameters of layers in a loop: sliced twice, and their gradients written into stacks
-    experts: float  # parameters of experts, with the dispatch and the return of rows
+    experts: float  # parameters of experts; includes sending rows to experts and back
 
 
 # Fitted to compiled steps of this repository's configs, for one H100 and one v5e (loops of 4 layers), as counted by
-# benchmarks/traffic.py. benchmarks/lab_book.md has the method and the errors. Three GPU values are not fitted:
-# - `state`: AdamW reads parameters, gradients and moments and writes all but the gradients; the gradient norm reads the
-#   gradients once more. That is 8 passes over 4 arrays.
+# benchmarks/traffic.py. benchmarks/lab_book.md has the method and the errors. Three GPU values are derived, not fitted:
+# - `state`: AdamW reads parameters, gradients and two moments, and writes all of them except gradients. The gradient
+#   norm reads the gradients once more. The 4 arrays therefore have 8 reads and writes.
 # - `layers`: parameters of layers are read in float32 and written in half of the bytes.
-# - `looped`: the copies of loops add up to 5.
-# The TPU value of `state` is not fitted. `by_row` is from DeBERTa, the only step with biases by row. `dropped` is from
-# four steps with all layers.
+# - `looped`: the copies that a loop makes add up to 5.
+# The TPU value of `state` is not fitted either. `by_row` is from DeBERTa, the only config with a bias that differs by
+# row. `dropped` is from four steps with all layers.
 PASSES = {
     "gpu": Passes(
         kept=9.6,
@@ -133,25 +138,26 @@ PASSES = {
         experts=0.0,
     ),
 }
-_VMEM = 2**27  # memory of a TPU core: logits of a layer that fit into it never go to main memory
-_ROOM_FOR_A_LAYER = _VMEM // 2  # free share of VMEM: residuals of a layer that fit go only into the stacks
+_VMEM = 2**27  # bytes of a TPU core's VMEM. Attention logits of a layer that fit in VMEM never go to main memory.
+# Bytes of VMEM that are free for the residuals of a layer. Residuals that fit move to main memory only in the stacks.
+_ROOM_FOR_A_LAYER = _VMEM // 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Seconds of one step, and the resulting MFU, hours and price."""
+    """The estimated time of one step, and the resulting MFU, hours and price of the run."""
 
     flops: float  # model FLOPs of a step, over all devices, by PaLM's convention
-    done: float  # executed share of `flops`: attention kernels skip masked blocks
+    done: float  # the part of `flops` that is executed: attention kernels skip masked blocks
     compute: float  # seconds of matrix products
     memory: float  # seconds of memory access between products
-    hidden: float  # seconds of communication that overlaps with compute and memory
+    hidden: float  # seconds of communication that overlaps with `compute` and `memory`
     exposed: float  # seconds of communication that the devices wait for
-    mfu: float  # model FLOPs utilization, from `flops`
-    mfu_executed: float  # the same from `done`
-    hours: float  # of the run
-    price: Optional[float]  # USD of the run; None if the chip's price is not public
-    spread: tuple[float, float]  # SPREAD of the platform
+    mfu: float  # model FLOPs utilization: `flops` per second / peak FLOP/s of all devices
+    mfu_executed: float  # `done` per second / peak FLOP/s of all devices
+    hours: float  # duration of the run
+    price: Optional[float]  # price of the run in USD; None if the chip's price is not public
+    spread: tuple[float, float]  # the entry of SPREAD for the platform
 
     @property
     def seconds(self) -> float:
@@ -159,7 +165,10 @@ class Roofline:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Returns the (least, most) seconds, from the spread of published runs."""
+        """Returns the (minimum, maximum) expected seconds of a step.
+
+        The factors are from the spread of published / estimated step times in published runs.
+        """
         least, most = self.spread
         return least * self.seconds, most * self.seconds
 
@@ -173,13 +182,13 @@ def estimate_time(
     steps: Optional[int] = None,
     moved: Optional[MemoryTraffic] = None,
 ) -> Roofline:
-    """Returns the expected time of a step of `experiment`, and hours and price of the run.
+    """Estimates the time of a step of `experiment` on a mesh, and the hours and price of the run.
 
     Args:
       memory: the memory estimate of the step.
       sent: the collectives of the step.
       steps: number of steps of the run; None: `experiment.train.steps`.
-      moved: memory traffic of the compiled step; None: estimate it.
+      moved: memory traffic of the compiled step; None: the function estimates the traffic.
     """
     chip, train, devices = topology.chip, experiment.train, topology.num_devices
     lengths, platform = lengths_of(shapes_of(experiment)), chip.platform
@@ -224,21 +233,27 @@ def estimate_time(
 
 
 def hidden_share(one: Collective) -> float:
-    """Returns the share of a collective that products hide: as compiled, or by the rule of the module docstring."""
+    """Returns the share (0 to 1) of a collective's time that overlaps with matrix products.
+
+    For a collective of a compiled step, this is the share of its runs that overlap. For an estimated collective, the
+    rule is in the docstring of this module.
+    """
     if one.beside is None:
         return float(one.axis == FSDP_AXIS and one.kind in ("all-gather", "reduce-scatter"))
     return one.beside / one.count
 
 
 def _product_flops(experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf, stretch: float) -> float:
-    """Returns the FLOPs of a step's products, including recomputation.
+    """Returns the FLOPs of all matrix products of a step over all devices, including recomputation.
 
-    Products grouped by expert count as the FLOPs that other products would execute in the same time. Remat "block" runs
-    each layer's forward pass twice; "dots" repeats only the products of attention. If the mesh splits the sequence, all
-    devices wait for the one whose queries have the most keys.
+    Products grouped by expert count as the FLOPs that other products would execute in the same time. With remat "block"
+    the forward pass of each layer runs twice; with "dots" only the products of attention run again. If the mesh splits
+    the sequence, all devices wait for the device whose queries have the most keys.
 
     Args:
-      stretch: factor on the time of the layers, by a pipeline.
+      teacher: config of the teacher model; None without a teacher.
+      work: returns the work of an attention: the query-key pairs of each device, and recomputed products.
+      stretch: time of the layers in the pipeline / time of the layers without a pipeline.
     """
     train, passes, lengths = experiment.train, experiment.passes, lengths_of(shapes_of(experiment))
     has_backward = passes > 1
@@ -261,7 +276,12 @@ def _product_flops(experiment: Experiment, teacher: Optional[ModelConfig], work:
 def memory_bytes_between_products(
     experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory
 ) -> float:
-    """Estimates the bytes that the kernels without products of a step read and write, per device."""
+    """Returns the estimated bytes that the kernels without matrix products read and write in one step, per device.
+
+    Args:
+      platform: "tpu" or "gpu".
+      memory: the memory estimate of the step.
+    """
     train, passes = experiment.train, PASSES[platform]
     plain = dataclasses.replace(experiment, train=dataclasses.replace(train, remat="none"))
     width = compute_itemsize(experiment, platform)
@@ -269,7 +289,7 @@ def memory_bytes_between_products(
         x
         for x in saved_residuals(plain, mesh_sizes, platform)
         if x.module != "loss"
-        and (x.dtype != "float32" or width == 4)  # without logits of attention and sums of a token
+        and (x.dtype != "float32" or width == 4)  # excludes attention logits and sums over the width of a token
     ]
     lengths = lengths_of(shapes_of(experiment))
     rows = micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
@@ -292,13 +312,16 @@ def memory_bytes_between_products(
 
 
 def product_operands(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
-    """Estimates the bytes that products of layers read and write: each pass moves the bytes of one forward pass."""
+    """Returns the estimated bytes that matrix products of layers read and write in one step, per device.
+
+    Each pass (forward, recomputation, or either of two products per backward pass) moves the bytes of a forward pass.
+    """
     passes = experiment.passes + (experiment.train.layer_forwards - 1) * (experiment.passes > 1)
     return passes * product_bytes(experiment, mesh_sizes, platform)
 
 
 def _layer_residuals(arrays: list[SavedResidual]) -> float:
-    """Returns the bytes of the residuals of one layer, in the stack with the largest layers."""
+    """Returns the bytes of the residuals of one layer, for the stack whose layers have the most bytes."""
     stacks: dict[str, float] = {}
     for x in arrays:
         if (stack := stack_of(x.module)) is not None and x.shape:
@@ -307,7 +330,7 @@ def _layer_residuals(arrays: list[SavedResidual]) -> float:
 
 
 def _stacked_residuals(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
-    """Returns the bytes of residuals that loops over layers save; 0 if all blocks are unrolled."""
+    """Returns the bytes of residuals that loops over layers save per microbatch; 0 if all layers are unrolled."""
     looped = _looped_stacks(experiment, platform)
     residuals = saved_residuals(experiment, mesh_sizes, platform) if looped else ()
     return sum(x.bytes for x in residuals if any(f"{name}/blocks" in x.module for name in looped))
@@ -322,9 +345,9 @@ def _looped_stacks(experiment: Experiment, platform: str) -> list[str]:
 class _Layers(NamedTuple):
     """Bytes of the parameters of layers, per device."""
 
-    unrolled: int
-    looped: int
-    experts: int  # experts in unrolled and looped layers
+    unrolled: int  # layers outside loops
+    looped: int  # layers that run in a loop
+    experts: int  # experts, in both kinds of layers
 
 
 def _of_layers(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> _Layers:
@@ -337,7 +360,7 @@ def _of_layers(experiment: Experiment, mesh_sizes: dict[str, int], platform: str
 
 
 class _Attention(NamedTuple):
-    """Float32 bytes of all attentions, by the kinds of `Passes`."""
+    """Bytes of float32 arrays in the attentions of all layers; the fields are explained at `Passes`."""
 
     pairs: float
     dropped: float
@@ -346,7 +369,11 @@ class _Attention(NamedTuple):
 
 
 def _of_attention(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, rows: float) -> _Attention:
-    """Returns the bytes for `rows` rows: logits in main memory, and queries and keys with rotary positions."""
+    """Returns the bytes of attention logits in main memory, and of queries and keys with rotary positions.
+
+    Args:
+      rows: number of batch rows.
+    """
     specs, lengths = attention_specs(experiment, mesh_sizes, platform), lengths_of(shapes_of(experiment))
     implementation, is_tpu = implementation_of(specs, experiment.train.attention, platform), platform == "tpu"
     model, pairs, dropped, by_row, turned = experiment.model, 0.0, 0.0, 0.0, 0.0
@@ -365,7 +392,12 @@ def _of_attention(experiment: Experiment, mesh_sizes: dict[str, int], platform: 
 
 
 def link_rate(axis: str, mesh_sizes: dict[str, int], topology: Topology) -> float:
-    """Returns the B/s that a device sends along one axis of the mesh, or several ("data+sequence")."""
+    """Returns the bytes per second that a device can send along a mesh axis.
+
+    Args:
+      axis: a mesh axis, several axes ("data+sequence"), or "slices" for the network between slices.
+      mesh_sizes: size of each mesh axis, {axis of AXES: size}.
+    """
     chip = topology.chip
     if axis == "slices":
         return chip.network_rate

@@ -1,4 +1,4 @@
-"""Searches for the fastest mesh, and for changes that make a run fit, by estimating each candidate."""
+"""Searches for the fastest mesh, and for changes that make a run fit in memory, by estimating every candidate."""
 
 import dataclasses
 import itertools
@@ -26,28 +26,28 @@ from pretrainax.sharding.mesh import mesh_sizes
 from pretrainax.sharding.stages import stages_obstacle
 
 _POLICIES, _SCHEDULES = get_args(Remat), get_args(PipelineSchedule)  # fastest first
-_LONG = 8192  # tokens of a row from which the search splits the sequence
+_LONG = 8192  # minimum tokens per row for meshes that split the sequence
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A run on a topology, with its estimated memory, communication, time and price."""
+    """A run on a mesh of a topology, with its estimated memory, communication, time and price."""
 
     experiment: Experiment
-    sizes: dict[str, int]
+    sizes: dict[str, int]  # mesh axis -> size
     memory: Memory
-    collectives: list[Collective]
+    collectives: list[Collective]  # of one step
     roofline: Roofline
-    fits: bool
-    phases: tuple[tuple[RunPhase, "Candidate"], ...] = ()  # each phase of a run with phases, assessed alone
+    fits: bool  # the run fits in the memory of the devices
+    phases: tuple[tuple[RunPhase, "Candidate"], ...] = ()  # each phase with its own estimates; () without phases
 
     @property
     def largest(self) -> "Candidate":
-        """Returns the phase with the largest memory, or the run itself without phases."""
+        """Returns the estimates of the phase that needs the most memory; this candidate itself without phases."""
         return _largest(self.phases) if self.phases else self
 
     def flags(self, before: Experiment) -> str:
-        """Returns the flags that change the experiment `before` into this candidate."""
+        """Returns the command-line flags that change the config `before` into this candidate; "" if they are equal."""
         changed = []
         train_fields = "train.remat", "train.accumulate", "train.pipeline_schedule"
         for field_path in (*train_fields, *(f"mesh.{axis}" for axis in (*AXES, "slices"))):
@@ -58,21 +58,23 @@ class Candidate:
 
 
 def resolve_remat(experiment: Experiment, topology: Topology) -> None:
-    """Resolves `train.remat="auto"` to the policy that `estimate_run` selects."""
+    """Replaces `train.remat="auto"` by the policy that `estimate_run` selects, in place. Other values stay."""
     if experiment.train.remat == "auto":
         experiment.train = estimate_run(experiment, topology).experiment.train
 
 
 def estimate_run(experiment: Experiment, topology: Topology) -> Candidate:
-    """Estimates memory, communication, time and price of `experiment` on its own mesh.
+    """Estimates memory, communication, time and price of `experiment` on the mesh in its config.
 
-    `train.remat="auto"` becomes the first policy with which the run fits, or the last policy if none fits.
+    `train.remat="auto"` becomes the fastest policy with which the run fits, or the policy with the least memory if the
+    run fits with none.
 
-    For a run with phases, memory, collectives and step time are those of the phase with the largest memory; hours and
+    For a run with phases, memory, collectives and step time are of the phase that needs the most memory. Hours and
     price are sums over all phases.
 
     Raises:
-      UserError: the mesh does not have the topology's number of devices, or does not divide the batch or the model.
+      UserError: the mesh does not have the topology's number of devices, or the batch size or a size of the model is
+        not divisible by the mesh.
     """
     if experiment.train.remat == "auto":
         assessed = None
@@ -103,7 +105,11 @@ def _largest(phases: Sequence[tuple[RunPhase, Candidate]]) -> Candidate:
 
 
 def _assess(experiment: Experiment, topology: Topology, steps: int) -> Candidate:
-    """Estimates `steps` steps of a config without phases."""
+    """Estimates memory, communication, time and price of `steps` steps, for a config without phases.
+
+    Raises:
+      UserError: for the same reasons as `estimate_run`.
+    """
     if experiment.mesh.slices != topology.slices:
         raise UserError(
             f"config.mesh.slices is {experiment.mesh.slices}, but {topology} has {topology.slices}; set it to that"
@@ -116,9 +122,11 @@ def _assess(experiment: Experiment, topology: Topology, steps: int) -> Candidate
 
 
 def best(experiment: Experiment, topology: Topology) -> list[Candidate]:
-    """Returns every mesh that divides batch and model, with the fastest policy and accumulation that fit on it.
+    """Returns a candidate for every mesh that the batch and the model are divisible by, best first.
 
-    Meshes that fit come first, the fastest first; the others follow, the smallest memory first.
+    Each candidate has the rematerialization policy and the accumulation with which the run is fastest among those that
+    fit on the mesh. Candidates that fit come first, sorted by time. Candidates that do not fit follow, sorted by
+    memory.
     """
     return sorted(
         filter(None, (_best_on(experiment, topology, mesh) for mesh in _meshes(experiment, topology))), key=_rank
@@ -132,7 +140,7 @@ def _best_on(experiment: Experiment, topology: Topology, mesh: MeshConfig) -> Op
 
 
 def _ways(mesh: MeshConfig) -> Iterator[dict[str, str]]:
-    """Yields the values of `config.train` to try on a mesh."""
+    """Yields the combinations of rematerialization policy and pipeline schedule to try on a mesh, as train fields."""
     for policy in _POLICIES:
         if mesh.pipeline == 1:
             yield {"remat": policy}
@@ -145,16 +153,17 @@ def _rank(candidate: Candidate) -> tuple[bool, float]:
 
 
 def _counts(experiment: Experiment) -> list[int]:
-    """Returns the numbers of microbatches to try."""
+    """Returns the values of `train.accumulate` to try: the configured value times powers of 2 that divide the batch."""
     rows, least = experiment.train.global_batch_size, experiment.train.accumulate
     return [least * 2**i for i in range(12) if rows % (least * 2**i) == 0]
 
 
 def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
-    """Returns changes that make a run fit, the simplest change first; each later change is faster.
+    """Returns changes of the config that make a run fit, the simplest first. Each is faster than the previous change.
 
-    The search tries four sets of fields, each including the previous set: the rematerialization policy; accumulation;
-    data, fsdp and expert; tensor, sequence and pipeline. It tries the last set only if nothing before it fits.
+    The search tries four sets of fields. Each set includes the previous sets: (1) the rematerialization policy; (2) the
+    accumulation; (3) the mesh axes data, fsdp and expert; (4) the mesh axes tensor, sequence and pipeline. It tries set
+    4 only if the run does not fit with sets 1 to 3.
     """
     own, least, counts = experiment.mesh, experiment.train.accumulate, _counts(experiment)
     meshes = list(_meshes(experiment, topology))
@@ -177,7 +186,11 @@ def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
 
 
 def remedies_on_larger_topology(experiment: Experiment, topology: Topology) -> tuple[Topology, list[Candidate]]:
-    """Returns (topology, remedies): the first topology with remedies, from the given one to 16 times its size."""
+    """Returns (the first topology on which `remedies` finds changes, these changes).
+
+    The function doubles the topology until `remedies` finds changes, up to 16 times the devices. If it finds none, it
+    returns the largest topology and [].
+    """
     for _ in range(5):
         if found := remedies(experiment, topology):
             return topology, found
@@ -188,11 +201,18 @@ def remedies_on_larger_topology(experiment: Experiment, topology: Topology) -> t
 def _first_that_fits(
     experiment: Experiment, topology: Topology, mesh: MeshConfig, fields: dict[str, str], accumulations: list[int]
 ) -> Optional[Candidate]:
-    """Returns the candidate with the fewest microbatches that fits: more microbatches only send more."""
+    """Returns the candidate with the fewest microbatches that fits; None if none fits.
+
+    More microbatches than necessary would only increase the communication.
+
+    Args:
+      fields: fields of `experiment.train` to change.
+      accumulations: numbers of microbatches to try, in ascending order.
+    """
     for count in accumulations:
         candidate = try_estimate(_changed(experiment, mesh, **fields, accumulate=count), topology)
         if candidate is None or candidate.fits:
-            return candidate  # more microbatches do not help if this number does not divide
+            return candidate  # None: larger numbers of microbatches do not divide the batch either
     return None
 
 
@@ -201,7 +221,7 @@ def _changed(experiment: Experiment, mesh: MeshConfig, **train: str | int) -> Ex
 
 
 def try_estimate(experiment: Experiment, topology: Topology) -> Optional[Candidate]:
-    """Returns the result of `estimate_run`, or None if the mesh does not divide the batch or the model."""
+    """Returns the result of `estimate_run`, or None if `estimate_run` raises UserError for this mesh."""
     try:
         return estimate_run(experiment, topology)
     except UserError:
@@ -209,10 +229,11 @@ def try_estimate(experiment: Experiment, topology: Topology) -> Optional[Candida
 
 
 def _meshes(experiment: Experiment, topology: Topology) -> Iterator[MeshConfig]:
-    """Yields meshes of all devices.
+    """Yields the meshes to try; each uses all devices of the topology.
 
-    `tensor` is at most 8, and at most the number of GPUs per host. `sequence` is above 1 only for long rows. `expert`
-    divides the number of experts, and `pipeline` the number of layers of a dense decoder.
+    `tensor` is at most 8, and at most the number of GPUs per host. `sequence` is above 1 only for rows of at least
+    _LONG tokens. `expert` divides the number of experts. `pipeline` divides the number of layers, and is 1 for models
+    that do not support pipelines.
     """
     devices, most = topology.num_devices, 8 if topology.chip.is_tpu else topology.chip.devices_per_host
     longest = max(phase.experiment.data.sequence_length for phase in phases_of(experiment))

@@ -1,4 +1,4 @@
-"""Computes the batch shapes of a run without its corpus and tokenizer, from a synthetic document per objective."""
+"""Computes the shapes of a run's batches without corpus and tokenizer, from one synthetic document per objective."""
 
 import jax
 import numpy as np
@@ -18,10 +18,11 @@ _SPECIAL = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
 
 
 def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and dtypes of the global batch, [B, …]; with length buckets, for the longest rows.
+    """Returns the shapes and dtypes of the arrays of a global batch, {name: [B, …]}.
 
-    Names, dtypes and lengths come from examples of the objective, from documents that fill a row, for each kind of data
-    in `config.data.source`. The rows of a mixture have the names of all its objectives.
+    With length buckets, the shapes are those of the longest rows. Names, dtypes and lengths come from one example for
+    each kind of data in `config.data.source`, which the objective makes from a document that fills a row. The rows of a
+    mixture have the arrays of all its objectives.
     """
     length = experiment.data.sequence_length
     tokenizer = _ByteTokenizer(sentinels=length)  # an example has fewer spans than tokens
@@ -40,7 +41,7 @@ def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 class _ByteTokenizer(Tokenizer):
-    """A byte tokenizer for every language and objective: special ids first, then one id per byte."""
+    """A tokenizer with all special tokens that an objective may need: special ids, sentinels, then one id per byte."""
 
     def __init__(self, sentinels: int):
         self._first = len(_SPECIAL) + sentinels

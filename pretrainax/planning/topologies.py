@@ -1,7 +1,7 @@
-"""Topologies to plan and compile for, without the devices: `v5p:4x4x8`, `h100:4x8`, `4*v5e:16x16`.
+"""Topologies: descriptions of devices that this machine need not have, such as `v5p:4x4x8`, `h100:4x8`, `4*v5e:16x16`.
 
-Compilation needs the compiler of the chip: libtpu (extra `tpu`) or JAX's CUDA plugin (extra `cuda`). Estimates need
-neither.
+`plan` estimates and compiles steps for a topology. Compilation needs the compiler of the chip: libtpu (extra `tpu`) or
+JAX's CUDA plugin (extra `cuda`). Estimates need no compiler.
 """
 
 import dataclasses
@@ -17,15 +17,16 @@ from pretrainax.config import UserError, nearest
 from pretrainax.runtime.chips import CHIPS, Chip
 from pretrainax.runtime.libtpu import overlap_gathers
 
-# Without these, libtpu queries a metadata server for the TPU of this machine, and waits.
+# Without these environment variables, libtpu asks a metadata server about the TPU of this machine, and waits.
 _NO_TPU_HERE = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5e-4",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # by default only one process may load libtpu, because of a real TPU
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # otherwise only one process may load libtpu, to protect a real TPU
 }
 
-# XLA's GpuTargetConfigProto of a GPU, with the values of NVIDIA's data sheets and deviceQuery.
+# Template of XLA's GpuTargetConfigProto, which describes a GPU. The values are from NVIDIA's data sheets and from
+# deviceQuery.
 _GPU_TARGET = """
 gpu_device_info {{
   name: "{name}"
@@ -80,19 +81,21 @@ _GPUS = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Devices of one kind, and their network.
+    """The devices of a run: one kind of chip, and the arrangement of the chips.
 
-    `shape` describes one slice: the torus of TPU chips, or (hosts, GPUs per host). All `slices` have the same shape;
-    only the slow network connects them.
+    A slice is a group of devices with fast links between them. All slices have the same shape, and only the slow
+    network connects them.
     """
 
     chip: Chip
-    shape: tuple[int, ...]
-    slices: int = 1
+    shape: tuple[int, ...]  # of one slice: sides of the torus of TPU chips, or (hosts, GPUs per host)
+    slices: int = 1  # number of slices
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """Parses `v5p:4x4x8`, `h100:8` (one host), `h100:4x8` (hosts × devices), `4*v5e:16x16` (four slices).
+        """Returns the topology that a text describes.
+
+        Examples: `v5p:4x4x8`, `h100:8` (one host), `h100:4x8` (hosts × GPUs per host), `4*v5e:16x16` (four slices).
 
         Raises:
           UserError: the chip is unknown, or the shape is invalid for the chip.
@@ -127,14 +130,14 @@ class Topology:
 
     @property
     def wraps_around(self) -> bool:
-        """Returns True if the wires of a TPU slice wrap around in all dimensions.
+        """Returns True if the links of a TPU slice wrap around in all dimensions, so that they form a torus.
 
-        In three dimensions this needs at least 4 chips each; in two, 16 each, which is the whole pod.
+        A 3D torus needs at least 4 chips per dimension. A 2D torus needs 16 chips per dimension, which is a whole pod.
         """
         return self.chip.is_tpu and min(self.shape) >= {2: 16, 3: 4}[self.chip.torus]
 
     def flops_at(self, mfu: float) -> float:
-        """Returns the FLOP/s of all devices at a share `mfu` of their peak."""
+        """Returns the FLOP/s of all devices together if each device reaches the share `mfu` of its peak."""
         return mfu * self.num_devices * self.chip.peak_flops
 
     @property
@@ -144,7 +147,10 @@ class Topology:
         return self.slices * max(1, self.num_devices // self.slices // self.chip.devices_per_host)
 
     def doubled(self) -> "Topology":
-        """Doubles the devices: a TPU slice along its shortest side, GPUs within one host or else the hosts."""
+        """Returns a topology with twice as many devices.
+
+        A TPU slice doubles its shortest side. GPUs double per host; if the hosts are full, the number of hosts doubles.
+        """
         shape = list(self.shape)
         is_host_growing = not self.chip.is_tpu and 2 * shape[1] <= self.chip.devices_per_host
         place = len(shape) - 1 - shape[::-1].index(min(shape)) if self.chip.is_tpu else int(is_host_growing)
@@ -152,7 +158,7 @@ class Topology:
         return dataclasses.replace(self, shape=tuple(shape))
 
     def devices(self) -> list[jax.Device]:
-        """Returns devices to compile for, in JAX's order; they cannot hold arrays.
+        """Returns descriptions of the devices for the compiler, in JAX's order. These devices cannot hold arrays.
 
         Raises:
           UserError: the chip's compiler is not installed, or does not support a slice of this shape.
@@ -162,7 +168,7 @@ class Topology:
             raise UserError(f"compiling for {self} needs {module}: pip install 'pretrainax[{extra}]'")
         try:
             description = self._tpu() if self.chip.is_tpu else self._gpu()
-        except Exception as e:  # the plugins raise many types of exceptions
+        except Exception as e:  # the plugins raise exceptions of many types
             first_line = (str(e).splitlines() or [type(e).__name__])[0]
             raise UserError(f"--topology={self}: {module} does not support these devices: {first_line}") from e
         return list(description.devices)
@@ -176,7 +182,7 @@ class Topology:
         if math.prod(self.shape) == 1:
             options["chips_per_host_bounds"] = (1, 1, 1)
         if self.chip.name == "v4":
-            options["chip_config_name"] = "megacore"  # both cores are one device
+            options["chip_config_name"] = "megacore"  # both cores of a chip are one device
         return topologies.get_topology_desc(platform="tpu", topology_name=f"{self.chip.name}:{shape}", **options)
 
     def _gpu(self):

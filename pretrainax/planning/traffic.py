@@ -1,13 +1,13 @@
-"""Estimates the collectives of a step from the mesh and the model.
+"""Estimates the collectives (communication between devices) of a train step from the mesh and the model.
 
-NOTE On slices whose wires wrap around in all dimensions (v5p 4x4x4 and larger, v6e 16x16), libtpu (0.0.42) replaces a
-gather or a scatter over all chips by an all-reduce around the whole torus. The all-reduce sends twice the bytes and is
-exposed, even with the flags that should keep reduce-scatters. Collectives over a part of the slice are unchanged.
-Example: 4 layers of LLaMA 3 8B on v5p:4x4x4 send 30.9 GB per device with fsdp 64, and 15.5 GB with data 2 and fsdp 32.
-A search therefore prefers meshes such as the latter. On v6e:16x16 with fsdp 256, the scatters and small gathers of the
-layers become all-reduces; with data 2 and fsdp 128 they do not. Large gathers there stay gathers, but the estimate
-counts them as all-reduces. The estimate ignores two effects: libtpu also replaces collectives of small arrays on v5e;
-on v6e it gathers token tables once and sums their whole gradients.
+NOTE On slices whose links wrap around in all dimensions (v5p 4x4x4 and larger, v6e 16x16), libtpu (0.0.42) replaces a
+gather or a scatter over all chips by an all-reduce around the whole torus. The all-reduce sends twice the bytes, and no
+computation overlaps with it, even with the flags that should keep reduce-scatters. Collectives over a part of the slice
+are unchanged. Example: 4 layers of LLaMA 3 8B on v5p:4x4x4 send 30.9 GB per device with fsdp 64, but 15.5 GB with data
+2 and fsdp 32. The search therefore prefers meshes such as data 2 and fsdp 32. On v6e:16x16 with fsdp 256, the scatters
+and small gathers of the layers become all-reduces; with data 2 and fsdp 128 they do not. Large gathers on v6e:16x16
+stay gathers, but the estimate counts them as all-reduces. The estimate ignores two effects: libtpu also replaces
+collectives of small arrays on v5e, and on v6e it gathers token embeddings once and sums their whole gradients.
 """
 
 import dataclasses
@@ -38,16 +38,17 @@ from pretrainax.sharding.stages import pipeline_stages
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective, or several equal ones, which a step runs `count` times in total."""
+    """A collective that a device runs `count` times per step, or several equal collectives with this total count."""
 
-    axis: str  # of the mesh; "data+fsdp" if its groups span both
+    axis: str  # the mesh axis of the groups; "data+fsdp" if the groups span both axes
     kind: str  # all-gather | reduce-scatter | all-reduce | all-to-all | collective-permute
-    # bytes that a device sends per run, around a ring: V (n - 1) / n for an array of V bytes over n devices, and twice
-    # this for an all-reduce, which is a reduce-scatter and an all-gather
+    # bytes that a device sends per run around a ring: V (n - 1) / n for an array of V bytes over n devices; twice this
+    # number for an all-reduce, which is a reduce-scatter followed by an all-gather
     bytes: int
     count: int  # runs per step
-    where: str  # the module, "encoder/blocks/mlp/up"
-    # number of runs that start before a product and end after it; None for an estimate without compilation
+    where: str  # the module of the model, "encoder/blocks/mlp/up"
+    # number of runs that overlap with a matrix product: they start before the product and end after it. None for an
+    # estimate whose overlap is unknown.
     beside: Optional[int] = dataclasses.field(default=None, compare=False)
 
     @property
@@ -59,21 +60,23 @@ class Collective:
 def collectives(
     experiment: Experiment, mesh_sizes: dict[str, int], topology: Optional[Topology] = None
 ) -> list[Collective]:
-    """Estimates the collectives of one update on accelerators.
+    """Returns the estimated collectives of one update on a TPU or GPU.
 
-    The estimate counts, by axis:
+    The estimate counts, by mesh axis:
 
-    - `fsdp`: gathers of the parameters for the forward pass, the backward pass and each recomputation; gradients,
-      reduced in float32 in each microbatch.
-    - `tensor`: the sum after each sublayer, forward and backward.
-    - `sequence`: keys and values.
-    - `expert`: tokens, sent to the experts and back.
+    - `data`, `slices`: all-reduces of gradients, in each microbatch.
+    - `fsdp`: gathers of the parameters for the forward pass, the backward pass and each recomputation; scatters of the
+      gradients in float32, in each microbatch.
+    - `tensor`: all-reduces after each sublayer, in the forward and in the backward pass.
+    - `sequence`: gathers of keys and values, and scatters of their gradients.
+    - `expert`: all-to-alls of tokens to the experts and back.
     - `pipeline`: hidden states between stages, a gather of them before the stages and a scatter after the stages.
 
     It does not count scalars, gradient norms, and the sums of the softmax over a split vocabulary.
 
     Args:
-      topology: None ignores the replacements on slices that wrap around.
+      mesh_sizes: size of each mesh axis, {axis of AXES: size}.
+      topology: the devices. None ignores the all-reduces that replace gathers on slices that wrap around.
     """
     width = compute_itemsize(experiment, "tpu")
     frozen = _parameters(experiment, mesh_sizes, abstract_frozen(experiment, mesh_sizes), width)
@@ -90,7 +93,10 @@ def collectives(
 
 
 def _around_the_torus(one: Collective, mesh_sizes: dict[str, int], topology: Topology) -> Collective:
-    """Replaces a gather or a scatter over a whole slice by an all-reduce."""
+    """Returns the collective that libtpu runs on a slice that wraps around: an all-reduce for a gather or a scatter.
+
+    Collectives over only a part of the slice, and collectives of other kinds, are returned unchanged.
+    """
     group = math.prod(mesh_sizes[axis] for axis in one.axis.split("+") if axis in mesh_sizes)
     if one.kind not in ("all-gather", "reduce-scatter") or group < topology.num_devices // topology.slices:
         return one
@@ -102,14 +108,22 @@ def _sent(size: float, devices: int, factor: int = 1) -> int:
 
 
 def _passes(experiment: Experiment, sizes: dict[str, int]) -> int:
-    """Returns how often a step gathers the parameters of a layer: for each forward pass and for the backward pass."""
+    """Returns how often a microbatch gathers the parameters of a layer.
+
+    The parameters are gathered for each forward pass, including recomputation, and for the backward pass.
+    """
     return experiment.train.layer_forwards + 1 + bool(pipeline_stages(experiment, sizes).again)
 
 
 def _parameters(experiment: Experiment, sizes: dict[str, int], params: PyTree, width: int) -> Iterator[Collective]:
-    """Yields the collectives of parameters and gradients, for each stack of layers."""
+    """Yields the collectives of parameters and their gradients, for each stack of layers and each other top module.
+
+    Args:
+      params: shapes of the parameters, with shardings.
+      width: bytes per element of the compute dtype.
+    """
     accumulate, slices, fsdp = experiment.train.accumulate, experiment.mesh.slices, sizes[FSDP_AXIS]
-    # (stack, is split by fsdp, other axes that split it) -> [layers, elements of one layer]
+    # (stack, whether fsdp splits the parameter, other axes that split the parameter) -> [layers, elements per layer]
     stacks: dict[tuple[str, bool, frozenset[str]], list[int]] = {}
     for name, x in zip(parameter_names(params), jax.tree.leaves(params), strict=True):
         stack = stack_of(name)
@@ -131,30 +145,33 @@ def _parameters(experiment: Experiment, sizes: dict[str, int], params: PyTree, w
             )
             yield Collective(FSDP_AXIS, "reduce-scatter", _sent(elements * 4, fsdp), runs, place, overlapped)
         part = 4 * elements / (fsdp if is_split else 1)
-        # The gradient is a sum over each axis that splits the tokens but not the parameter.
+        # The gradient is summed over each mesh axis that splits the tokens but not the parameter.
         axes = {
             axis: sizes[axis] // (slices if axis == DATA_AXIS else 1) for axis in TOKEN_AXES if axis not in split_by
         }
         group = math.prod(axes.values())
         axis_names = "+".join(axis for axis in AXES if axes.get(axis, 1) > 1)
         yield Collective(axis_names, "all-reduce", _sent(part, group, 2), runs, place)
-        # Between slices, each device sends its share of the sum of its slice.
+        # Between slices, each device sends its share of the gradient that was summed within its slice.
         yield Collective("slices", "all-reduce", _sent(part / group, slices, 2), runs, place)
 
 
 def _stacks(experiment: Experiment) -> list[tuple[ModelConfig, int, int]]:
-    """Returns (stack, tokens per row in this stack, sublayers per layer) for each stack."""
+    """Returns (config, tokens per row, sublayers per layer) for each stack of the model: one stack or two."""
     lengths = lengths_of(shapes_of(experiment))
     return list(zip(experiment.model.stacks.values(), (lengths.inputs, lengths.targets), (2, 3), strict=False))
 
 
 def _rows_of_layers(experiment: Experiment, sizes: dict[str, int]) -> float:
-    """Returns the rows that the layers of a device process, including the unused rows of pipeline bubbles."""
+    """Returns the rows per microbatch that the layers of a device process, including unused rows in the bubble."""
     return micro_rows(experiment, sizes) * pipeline_stages(experiment, sizes).seen
 
 
 def _tensor(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
-    """Yields the sums of hidden states after a sublayer and of gradients before it (Shoeybi et al. 2019, section 3)."""
+    """Yields the all-reduces along `tensor`: of hidden states after a sublayer, and of gradients before a sublayer.
+
+    Source: Shoeybi et al. 2019, section 3.
+    """
     rows, accumulate = _rows_of_layers(experiment, sizes), experiment.train.accumulate
     for stack, length, sublayers in _stacks(experiment):
         hidden_states = rows * length / sizes[LENGTH_AXIS] * stack.d_model * width
@@ -166,7 +183,7 @@ def _tensor(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterat
 
 
 def _sequence(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
-    """Yields the gathers of keys and values along the sequence, and the scatters of their gradients."""
+    """Yields the gathers of keys and values along the mesh axis `sequence`, and the scatters of their gradients."""
     rows = _rows_of_layers(experiment, sizes)
     for stack, length, sublayers in _stacks(experiment):
         keys_and_values = 2 * rows * length * stack.kv_heads * stack.dim_per_head / sizes[TENSOR_AXIS] * width
@@ -177,7 +194,7 @@ def _sequence(experiment: Experiment, sizes: dict[str, int], width: int) -> Iter
 
 
 def _experts(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
-    """Yields the exchange of rows with experts on other devices, in both directions, and of their gradients."""
+    """Yields the all-to-alls that send tokens to experts on other devices and back, and the same for gradients."""
     settings = experiment.model.experts
     if settings is None:
         return
@@ -191,10 +208,10 @@ def _experts(experiment: Experiment, sizes: dict[str, int], width: int) -> Itera
 
 
 def _pipeline(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
-    """Yields the transfer of hidden states to the next stage at each tick, and the gather and scatter at the ends.
+    """Yields the transfers of hidden states to the next pipeline stage, and the gather and scatter at the ends.
 
-    The ends transfer all microbatches at once, or with the 1F1B schedule each microbatch separately. Gradients take the
-    same paths back.
+    A transfer to the next stage occurs at each tick. Before the first and after the last stage, all parts of a
+    microbatch are transferred at once, or separately with the 1F1B schedule. Gradients take the same paths backwards.
     """
     stages, accumulate = pipeline_stages(experiment, sizes), experiment.train.accumulate
     if stages.count == 1:

@@ -1,1 +1,1 @@
-"""Reads profiles of a run: the time of each kernel, by module of the model, compared with a plan."""
+"""Reads profiles of a run: measures the time of each kernel, by module of the model, and compares it with a plan."""

@@ -1,7 +1,8 @@
-"""Maps each kernel of a trace to its module of the model and its kind, as in a plan.
+"""Finds the module of the model and the kind of each kernel in a profiler trace, with the rules of a plan.
 
-A plan counts the bytes and FLOPs of each kernel of a compiled step (`planning.hlo`). A trace contains the compiled
-step, so measured and expected times are of the same kernels, with the same names.
+A plan counts the bytes and FLOPs of each kernel of a compiled step (`planning.hlo`). A trace contains the program of
+the compiled step. Measured times (from the trace) and expected times (from the plan) are therefore of the same kernels,
+with the same names.
 """
 
 import collections
@@ -13,25 +14,26 @@ from pretrainax.planning.roofline import ATTAINABLE
 from pretrainax.profiling.trace import ProgramId, Trace
 from pretrainax.runtime.chips import Chip
 
-_PROGRAM = "jit_step"  # the program of an update (training.train_step)
-UNKNOWN = "unknown"  # kind of a kernel without its program in the trace
+_PROGRAM = "jit_step"  # name of the program of an update (training.train_step)
+UNKNOWN = "unknown"  # kind of a kernel whose program is not in the trace, or is not the step
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """All runs of the kernels of one module and kind, per step and device."""
+    """The time of all kernels of one module and kind, per step and device."""
 
     module: str  # "decoder/blocks/mlp/up"; for programs other than the step, the name of the program
     kind: str  # one of `planning.hlo.memory_traffic.KINDS`, or UNKNOWN
-    seconds: float
-    in_products: float  # the part in kernels with matrix products, by the rules of a plan
-    expected: Optional[float]  # seconds by the chip's rates; None without a chip or without an expectation
+    seconds: float  # measured time
+    in_products: float  # the part of `seconds` in kernels with matrix products
+    expected: Optional[float]  # seconds at the chip's rates; None without a chip, or if a kernel has no expected time
 
 
 def step_program(trace: Trace) -> Optional[ProgramId]:
-    """Returns the program of the step, or None if the trace has none.
+    """Returns the id of the program of the train step; None if the trace does not contain this program.
 
-    A run with several row lengths has several such programs; the function returns the one with the most time.
+    A run with several row lengths has several programs of the step. The function returns the program with the most
+    time.
     """
     seconds: dict[ProgramId, float] = collections.defaultdict(float)
     for op, spent in trace.busy.items():
@@ -41,7 +43,11 @@ def step_program(trace: Trace) -> Optional[ProgramId]:
 
 
 def kernel_work(trace: Trace, chip: Optional[Chip] = None) -> list[Work]:
-    """Returns the work of a step by module and kind, the longest first; `chip` gives the expected times."""
+    """Returns the measured and expected time of a step by module and kind, the longest measured time first.
+
+    Args:
+      chip: the chip of the devices; None leaves out the expected times.
+    """
     step = step_program(trace)
     kernels = {} if step is None else _kernels(trace.programs[step], chip)
     parts: dict[tuple[str, str], list[Work]] = collections.defaultdict(list)
@@ -67,11 +73,11 @@ def _joined(parts: list[Work]) -> Work:
 
 
 def _kernels(program: Program, chip: Optional[Chip]) -> dict[str, Work]:
-    """Returns the module, the kind and the expected seconds of each kernel of a step; measured seconds are 1.
+    """Returns the module, the kind and the expected seconds of each kernel of a step, {name of the kernel: Work}.
 
-    The expected time of all runs of a kernel is the longer of two times: of its bytes at the chip's full memory rate,
-    and of its products at the plan's share of the peak. Collectives, which links limit, and kernels with unknown FLOPs
-    have no expected time here.
+    `seconds` of the results is a placeholder, 1. The expected time of all runs of a kernel is the longer of two times:
+    the time of its bytes at the chip's full memory rate, and the time of its products at the plan's share of the peak.
+    Kernels with unknown FLOPs, and collectives, which the links limit, have no expected time.
     """
     work_by_kernel = {}
     for one in traffic_of_kernels(program):

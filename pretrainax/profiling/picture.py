@@ -1,4 +1,4 @@
-"""Draws the time of a step by module and kind of kernel, in the style of curves.png."""
+"""Draws the time of a step by module and kind of kernel, in the style of curves.png (which shows a run's metrics)."""
 
 import collections
 from collections.abc import Sequence
@@ -12,14 +12,21 @@ from pretrainax.profiling.report import idle_seconds
 from pretrainax.profiling.trace import Trace
 from pretrainax.reporting.curves import FAINT, INK, PART_COLORS, STYLE
 
-_MOST = 16  # maximum number of modules; one more bar has the rest
+_MOST = 16  # maximum number of bars for modules; one additional bar has all other modules
 _COLORS = dict(zip(KINDS, (*PART_COLORS, "#b56a8e"), strict=True)) | {UNKNOWN: "#c3ccd5", "": "#e4e7eb"}
-_LEFT, _TOP = 0.3, 1.25  # share of the width; inches
-_ROW = 0.34  # inches
+_LEFT, _TOP = 0.3, 1.25  # left margin as a share of the width; top margin in inches
+_ROW = 0.34  # height of a bar in inches
 
 
 def draw(path: str, trace: Trace, work: Sequence[Work]) -> None:
-    """Draws one bar per module, divided by kind, the longest at the top, and a bar for idle time."""
+    """Draws a PNG file with one bar per module, divided by kind of kernel, and a bar for idle time.
+
+    The longest bar is at the top.
+
+    Args:
+      path: the file to write.
+      work: the result of `kernel_work`.
+    """
     modules: dict[str, collections.Counter] = {}
     for one in work:
         modules.setdefault(one.module or "(none)", collections.Counter())[one.kind] += one.seconds

@@ -1,8 +1,8 @@
-"""Reads the compiled programs of a trace, which contains each program that ran in it.
+"""Reads the compiled programs in a trace file. The file contains each program that ran during the trace.
 
-The file is an XSpace (xplane.proto of openxla/xla). Its plane "/host:metadata" has an entry with the HloProto of each
-program. `jax.profiler.ProfileData` exposes only events, and this plane has none. The module therefore decodes the few
-fields from the protocol buffer encoding (protobuf.dev/programming-guides/encoding).
+A trace file is an XSpace message (xplane.proto of openxla/xla). Its plane "/host:metadata" has the HloProto of each
+program. `jax.profiler.ProfileData` gives access only to events, but this plane has no events. This module therefore
+decodes the necessary fields from the protocol buffer encoding (protobuf.dev/programming-guides/encoding).
 """
 
 import re
@@ -16,7 +16,7 @@ from pretrainax.planning.hlo import Program
 
 _PLANE = b"/host:metadata"
 _PROTO = b"Hlo Proto"
-# Field numbers of XSpace (planes) and XPlane; a map entry; XEventMetadata; XStatMetadata; XStat; HloProto.
+# Field numbers, by line: XSpace (planes) and XPlane; a map entry; XEventMetadata; XStatMetadata; XStat; HloProto.
 _PLANES, _NAME, _EVENTS, _STATS = 1, 2, 4, 5
 _KEY, _VALUE = 1, 2
 _EVENT_NAME, _EVENT_STATS = 2, 5
@@ -26,25 +26,32 @@ _MODULE = 1
 
 
 class Message(NamedTuple):
-    """The values of the fields of a decoded message."""
+    """A decoded protocol buffer message: its field values by field number."""
 
-    numbers: dict[int, int]  # the last value of each integer field
-    parts: dict[int, list[bytes]]  # strings and nested messages, in their order
+    numbers: dict[int, int]  # field number -> last value of an integer field
+    parts: dict[int, list[bytes]]  # field number -> encoded strings or nested messages, in order
 
     def messages(self, number: int) -> Iterator["Message"]:
-        """Yields the nested messages of one field."""
+        """Yields the decoded nested messages of the field with this number."""
         return map(_read, self.parts.get(number, ()))
 
 
 class Compiled(NamedTuple):
-    """A program that ran in a trace."""
+    """A program that ran during a trace."""
 
     name: str  # "jit_step"
     program: Program
 
 
 def programs_of(content: bytes) -> dict[int, Compiled]:
-    """Returns the programs of a trace by the ids in its events; raises UserError for a damaged trace."""
+    """Returns the programs in a trace file, {program id: program}.
+
+    Args:
+      content: the bytes of the file.
+
+    Raises:
+      UserError: the file is damaged.
+    """
     try:
         return dict(_programs(content))
     except (IndexError, ValueError, KeyError, TypeError) as e:
@@ -86,7 +93,7 @@ def _read(message: bytes) -> Message:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Returns (value, next position) of the varint at position `at`."""
+    """Returns (value of the varint at byte `at` of the message, position after the varint)."""
     number, shift = 0, 0
     while True:
         byte = message[at]

@@ -1,9 +1,9 @@
-"""Formats a profile: the slowest kernels by module, and the parts of a step's time, compared with a plan.
+"""Formats the tables of a profile: the slowest kernels by module, and the parts of a step's time, with a plan's values.
 
     (module)            (kind)     ms per step  share   plan
     decoder/blocks/mlp  products          3.21  24.0 %  2.80
 
-All values are per device: the mean over the devices of the trace.
+All values are per device: means over the devices in the trace.
 """
 
 from collections.abc import Iterator
@@ -23,11 +23,15 @@ from pretrainax.reporting.tables import text_table
 from pretrainax.sharding.mesh import abstract_mesh, mesh_sizes
 from pretrainax.training.run import Run
 
-MAX_ROWS = 20  # maximum number of rows; one more row has the rest
+MAX_ROWS = 20  # maximum number of rows of the first table; one additional row has the sum of all other rows
 
 
 def run_report(run: Run, path: str) -> str:
-    """Returns the tables of a trace of this process, compared with the plan for the devices of the run."""
+    """Returns the tables for a trace of this process, with the values of a plan for the devices of the run.
+
+    Args:
+      path: path of the trace file, an xplane.pb.
+    """
     text, count = report(read_trace(path), run.trained, current_topology()), jax.process_count()
     if count > 1:
         text = f"process {jax.process_index()} of {count}; to see another process: profile --process\n{text}"
@@ -35,10 +39,12 @@ def run_report(run: Run, path: str) -> str:
 
 
 def report(trace: Trace, experiment: Optional[Experiment], topology: Optional[Topology]) -> str:
-    """Returns both tables, with the expected times of a plan if there are a topology and a config.
+    """Returns the table of kernels and the table of the parts of a step.
+
+    The first table has expected times if there is a topology, the second if there are a topology and a config.
 
     Args:
-      experiment: an experiment without phases.
+      experiment: the config of the run, without phases; None if it is unknown.
       topology: the topology of the run; None if the planner does not support its chip, such as a CPU.
     """
     work = kernel_work(trace, None if topology is None else topology.chip)
@@ -60,7 +66,7 @@ def _reason_without_plan(trace: Trace) -> str:
 
 
 def expectation(trace: Trace, experiment: Experiment, topology: Topology) -> Optional[Roofline]:
-    """Returns the plan's expectation for the compiled step in the trace; None if the trace has no program."""
+    """Returns the plan's estimate for the compiled step in the trace; None if the trace lacks the step's program."""
     if (step := step_program(trace)) is None:
         return None
     program = trace.programs[step]
@@ -71,7 +77,7 @@ def expectation(trace: Trace, experiment: Experiment, topology: Topology) -> Opt
 
 
 def kernel_table(trace: Trace, work: list[Work]) -> str:
-    """Returns a table with one row per module and kind, the slowest first, and the idle time."""
+    """Returns a table of kernel times with one row per module and kind, the slowest first, and a row for idle time."""
     rows = [("module", "kind", "ms per step", "share", "plan")]
     rows += [_row(trace, one.module or "(none)", one.kind, one.seconds, one.expected) for one in work[:MAX_ROWS]]
     if rest := work[MAX_ROWS:]:
@@ -83,7 +89,11 @@ def kernel_table(trace: Trace, work: list[Work]) -> str:
 
 
 def step_table(trace: Trace, work: list[Work], expected: Optional[Roofline]) -> str:
-    """Returns a table of the parts of a step, compared with the plan."""
+    """Returns a table of the parts of a step: products, other kernels, collectives and idle time.
+
+    Args:
+      expected: the plan's estimate; None leaves out the column "plan".
+    """
     rows = [("part of a step", "ms", "share", "plan")]
     rows += [(name, *cells) for name, *cells in _parts(trace, work, expected)]
     return text_table(rows if expected else [row[:-1] for row in rows], "<>", indent="  ")
@@ -102,7 +112,7 @@ def _parts(trace: Trace, work: list[Work], expected: Optional[Roofline]) -> Iter
 
 
 def idle_seconds(trace: Trace) -> float:
-    """Returns the seconds of a step without any running kernel."""
+    """Returns the seconds per step in which no kernel runs."""
     return max(trace.seconds - sum(trace.busy.values()), 0.0)
 
 

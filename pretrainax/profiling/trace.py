@@ -1,11 +1,14 @@
-"""Reads the time of each kernel from a trace of a CPU, a GPU or a TPU. Concurrent kernels share their time equally.
+"""Reads the time of each kernel from a profiler trace of a CPU, a GPU or a TPU.
 
-    CPU  one plane of the host; each XLA thunk is an event of its thread, with the statistic `hlo_op`
+A trace consists of planes, a plane of lines, and a line of events:
+
+    CPU  one plane of the host; each XLA thunk is an event in the line of its thread, with the statistic `hlo_op`
     GPU  one plane per device, "/device:GPU:0", with one line per stream; kernels have `hlo_op`, copies do not
     TPU  one plane per device, "/device:TPU:0"; its line "XLA Ops" has the kernels, with their HLO text as names, and
          its line "XLA Modules" has the programs, "jit_step(7)"
 
-Events of loops, conditionals and calls enclose the events of their kernels; the module excludes them.
+The events of loops, conditionals and calls enclose the events of kernels, so this module excludes them. The time in
+which several kernels run is divided equally among these kernels.
 """
 
 import bisect
@@ -33,21 +36,21 @@ _MOST_BYTES = 2**31  # the maximum size of a protocol buffer message
 
 
 class ProgramId(NamedTuple):
-    """The name and id of a program in the events of a trace."""
+    """The name and the id of a program, as in the events of a trace."""
 
     name: str  # "jit_step"
     number: int
 
 
 class Op(NamedTuple):
-    """An instruction of a program; for an event without a program, the name of the event."""
+    """An instruction of a program, or an event without a program, such as a copy on a GPU."""
 
-    program: Optional[ProgramId]
-    name: str
+    program: Optional[ProgramId]  # None for an event without a program
+    name: str  # name of the instruction or of the event
 
 
 class Run(NamedTuple):
-    """One run of an instruction on a device."""
+    """One run of an instruction on a device, from a trace event."""
 
     op: Op
     start: float  # nanoseconds
@@ -55,10 +58,10 @@ class Run(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The steps of a trace, with the time of each instruction."""
+    """The contents of a trace: its steps, the time of each instruction, and the compiled programs."""
 
     platform: str  # "cpu", "gpu" or "tpu"
-    devices: int
+    devices: int  # number of devices in the trace
     steps: list[int]  # numbers of the steps in the trace
     seconds: (
         float  # per step: from the start of the first kernel to the end of the last one, divided by the number of steps
@@ -69,7 +72,14 @@ class Trace(NamedTuple):
 
 
 def read_trace(path: str) -> Trace:
-    """Reads an xplane.pb; raises UserError for any other file, and for a trace without steps or kernels."""
+    """Reads a trace file of a run.
+
+    Args:
+      path: path of the file, an xplane.pb.
+
+    Raises:
+      UserError: the file is not an xplane.pb, or the trace has no steps or no kernels.
+    """
     content = read_bytes(path, _MOST_BYTES)
     try:
         data = ProfileData.from_serialized_xspace(content)
@@ -93,9 +103,9 @@ def read_trace(path: str) -> Trace:
 
 
 def exclusive_times(runs: Iterable[Run]) -> dict[Op, float]:
-    """Returns the nanoseconds of each instruction; concurrent instructions share their time equally.
+    """Returns the nanoseconds of each instruction on one device; concurrent instructions share their time equally.
 
-    The sum is therefore the time in which the device was busy.
+    The sum over all instructions is therefore the time in which the device was busy.
     """
     runs = list(runs)
     changes = sorted((time, is_end, i) for i, run in enumerate(runs) for time, is_end in _ends(run))
@@ -123,9 +133,14 @@ def _events(data: Data, plane: str) -> Iterator[Event]:
 
 
 def _match_programs(ops: set[Op], programs: dict[int, Compiled]) -> dict[ProgramId, Program]:
-    """Returns the program of each (name, id) in the events, by its name and the number of matching instructions.
+    """Returns the program for each program id in the events.
 
-    The id is not sufficient: a program from a compilation cache has another id in the trace's list of programs.
+    The result is the program with the same name that contains the most of the instructions in the events. The id alone
+    is not sufficient: a program from a compilation cache has a different id in the trace's list of programs.
+
+    Args:
+      ops: all instructions in the events.
+      programs: the trace's list of programs, by id.
     """
     names: dict[ProgramId, set[str]] = collections.defaultdict(set)
     for op in ops:
@@ -145,7 +160,7 @@ def _shared(program: Program, names: set[str]) -> int:
 
 
 def _runs(data: Data) -> tuple[str, dict[str, list[Run]]]:
-    """Returns (platform, runs of each device)."""
+    """Returns (platform, {name of the device: runs of instructions on the device})."""
     runs: dict[str, list[Run]] = {}
     platform = "cpu"
     for plane in data.planes:
@@ -160,7 +175,7 @@ def _runs(data: Data) -> tuple[str, dict[str, list[Run]]]:
 
 
 def _without_loops(runs: list[Run], programs: dict[ProgramId, Program]) -> list[Run]:
-    """Returns the runs without loops, conditionals and calls, which run other instructions."""
+    """Returns `runs` without the runs of loops, conditionals and calls, which enclose runs of other instructions."""
     enclosing = {
         (called, instruction.name)
         for called, program in programs.items()
@@ -194,7 +209,11 @@ _OF_PLANE = {"gpu": _of_gpu, "tpu": _of_tpu}
 
 
 def _run(event: Event, stats: dict) -> Run:
-    """Converts an event and its statistics to a run."""
+    """Returns the run that an event describes.
+
+    Args:
+      stats: the statistics of the event; `hlo_module` and `hlo_op` name the program and the instruction.
+    """
     called = ProgramId(str(stats["hlo_module"]), int(stats.get("program_id", -1))) if "hlo_module" in stats else None
     op = Op(called, str(stats.get("hlo_op") or event.name))
     return Run(op, event.start_ns, event.start_ns + event.duration_ns)

@@ -1,4 +1,4 @@
-"""Lists the fields of configs: the page docs/config.md, and the --help of one config."""
+"""Describes the fields of configs, for the page docs/config.md and for the --help of one config."""
 
 import dataclasses
 import re
@@ -36,7 +36,7 @@ _OTHER_CLASSES = (
 
 
 def page() -> str:
-    """Returns docs/config.md."""
+    """Returns the content of docs/config.md, as Markdown."""
     sections = dict(_sections(Experiment, "config"))
     parts = [_INTRODUCTION, *(_section(f"`{path}`", cls) for path, cls in sections.items())]
     for kind in _kinds():
@@ -50,13 +50,13 @@ def page() -> str:
 
 
 def text(experiment: Experiment, width: int) -> str:
-    """Returns the fields of one config with their values, for a terminal with `width` columns."""
+    """Returns a text with all fields of one config and their values, for a terminal with `width` columns."""
     legend, others = textwrap.wrap(_LEGEND, width), textwrap.wrap(_OTHER_CLASSES, width)
     return "\n".join([*legend, *_values(experiment, "config", width), "", *others])
 
 
 def _sections(cls: type, path: str) -> Iterator[tuple[str, type]]:
-    """Yields the parts that every config has, with their paths."""
+    """Yields (path, class) of `cls` and of the parts that every config has, such as ("config.train", TrainConfig)."""
     yield path, cls
     for field in fields_of(cls):
         if _is_part(field):
@@ -68,7 +68,7 @@ def _is_part(field: FieldReference) -> bool:
 
 
 def _kinds() -> list[type]:
-    """Returns the base classes of the objects in fields, in the order of the fields."""
+    """Returns the base classes of the objects that fields can hold, in the order of the fields."""
     kinds, waiting = [], [cls for _, cls in _sections(Experiment, "config")]
     while waiting:
         for field in fields_of(waiting.pop(0)):
@@ -100,7 +100,7 @@ def _section(title: str, cls: type, level: str = "##") -> str:
 
 
 def _type(field: FieldReference) -> str:
-    """Returns a type as Markdown; the names of base classes are links to their alternatives."""
+    """Returns the type of a field as Markdown; the name of a class is a link to the section of that class."""
     if not field.kinds:
         return _code(field.hint)
     names = {kind.__name__: _anchor(kind, _is_part(field), field.name) for kind in field.kinds}
@@ -132,7 +132,10 @@ def _escaped(plain: str) -> str:
 
 
 def _values(node: object, path: str, width: int) -> Iterator[str]:
-    """Yields lines for the fields of a part of a config, recursively, and for the other classes that they can hold."""
+    """Yields the lines for all fields of `node`, a part of a config, and of the objects in these fields.
+
+    Further lines show the other classes that a field can hold.
+    """
     for field in fields_of(type(node)):
         value, where = getattr(node, field.name), f"{path}.{field.name}"
         if _is_part(field):

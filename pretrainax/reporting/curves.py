@@ -8,7 +8,7 @@ from typing import Optional
 import matplotlib
 import numpy as np
 
-matplotlib.use("Agg")  # needs no display
+matplotlib.use("Agg")  # a backend that needs no display
 
 from matplotlib import figure, ticker  # noqa: E402
 
@@ -28,9 +28,9 @@ PART_COLORS = (
 )  # colors of the parts of a mixture
 LEFT, RIGHT = 0.055, 0.97  # edges of the panels, as fractions of the width of the picture
 HEIGHT, MORE = 7.0, 2.9  # height of the picture and of each additional row of panels, in inches
-MOST_POINTS = 2000  # per curve; longer curves are averaged over neighboring points
+MOST_POINTS = 2000  # per curve; in longer curves, neighboring points are averaged
 _TREND, _POINTS = "bold: smoothed training; faint: as logged", "; dots: validation"  # legends of the panels
-BASELINES = {  # by loss
+BASELINES = {  # name of a loss -> explanation of its baseline
     "loss": "unigram baseline: token frequencies and the form of the targets",
     "replaced_loss": "baseline: predicts 'original' for every token",
 }
@@ -67,14 +67,17 @@ def draw(
     baseline: Optional[Mapping[str, float]] = None,
     select_by: str = "loss",
 ) -> None:
-    """Draws the main loss, in nats, above the learning rate and the gradient norm, over the steps.
+    """Draws a picture of the main loss (in nats), the learning rate and the gradient norm, over the steps.
 
-    The main loss is the loss that selects checkpoints, or "loss". Additional panels show the other losses of the
-    validation, the metric that selects checkpoints if it is not a loss, and the parts of these metrics by kind.
+    The main loss is the loss that selects checkpoints, or "loss" if another metric selects checkpoints. Additional
+    panels show the other losses of the validation, the metric that selects checkpoints if it is not a loss, and the
+    parts of these metrics by kind.
 
     Args:
-      lines: of metrics.jsonl, in any order of splits; a null value leaves a gap.
-      baseline: losses of a model without context.
+      path: file to write, .png.
+      lines: lines of metrics.jsonl. Lines of training and validation may be in any order. A null value leaves a gap.
+      title, subtitle: written above the plots.
+      baseline: losses of a model that ignores the context, by name; None: no baseline.
       select_by: the metric that selects checkpoints, such as "accuracy" or "loss/source=wiki".
     """
     metrics = _main_metrics(select_by)
@@ -115,15 +118,17 @@ def draw(
 
 
 def _main_metrics(select_by: str) -> list[str]:
-    """Returns the main loss, and the metric that selects checkpoints if it is not a loss."""
+    """Returns the names of the main loss and, if `select_by` is not a loss, of the metric in `select_by`."""
     metric = select_by.partition("/")[0]
     return [metric] if metric.endswith("loss") else ["loss", metric]
 
 
 def _other_metrics(lines: Sequence[dict], metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Returns the other metrics of validations, and the parts of metrics, grouped by kind.
+    """Returns the names of the other metrics to draw, and the names of the parts of metrics, grouped by kind.
 
-    metrics: the main loss, and other metrics with panels for their parts.
+    The other metrics are the losses of validations and those in `metrics`. An example of a part is "loss/source=wiki".
+
+    metrics: the main loss, then other metrics; each has panels for its parts.
     """
     names = list(dict.fromkeys(name for line in lines if line["split"] == "valid" for name in line))
     whole = [name for name in names if "/" not in name and name != metrics[0]]
@@ -134,19 +139,22 @@ def _other_metrics(lines: Sequence[dict], metrics: Sequence[str]) -> tuple[list[
 
 
 def _shorten(text: str, length: int) -> str:
-    """Truncates a text to leave room for the numbers on the right."""
+    """Returns a text of at most `length` characters, which leaves room for the numbers on the right."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _points(lines: Sequence[dict], split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the steps and values of one curve; null becomes NaN. The last point is never averaged."""
+    """Returns the steps and the values of one curve, [N] each, with N at most MOST_POINTS; null becomes NaN.
+
+    The last point is never averaged.
+    """
     pairs = [(x["step"], np.nan if x.get(name) is None else x[name]) for x in lines if x["split"] == split]
     steps, values = thinned(np.array(pairs, dtype=float).reshape(-1, 2), MOST_POINTS).T
     return steps, values
 
 
 def _draw_parts(panel, lines: Sequence[dict], names: Sequence[str]) -> None:
-    """Draws a validation metric of the parts of a mixture, with a legend on the right."""
+    """Draws a validation metric for each part of a mixture, with a legend on the right."""
     metric, _, part = names[0].partition("/")
     panel.set_title(f"validation {_words(metric)} by {part.partition('=')[0]}")
     for name, color in zip(names, itertools.cycle(PART_COLORS), strict=False):
@@ -210,7 +218,10 @@ def _line(panel, steps: np.ndarray, values: np.ndarray, **style: object) -> None
 
 
 def trend_of(values: np.ndarray) -> np.ndarray:
-    """Returns a Gaussian mean of neighboring values, without lag; narrow at the start, where the loss falls steeply."""
+    """Returns values [N] smoothed by a centered Gaussian, which has no lag.
+
+    The Gaussian is narrow at the start of a run, where the loss falls steeply.
+    """
     at = np.arange(len(values))
     width = np.clip(0.5 + 0.1 * at, None, max(len(values) / 50, 1.0))  # [N] points
     weights = np.exp(-0.5 * ((at[:, None] - at[None, :]) / width[:, None]) ** 2) * np.isfinite(values)[None, :]
@@ -221,9 +232,10 @@ def trend_of(values: np.ndarray) -> np.ndarray:
 def _final_losses(
     picture, heights: tuple[float, float], baseline: tuple[str, Optional[float]], train: np.ndarray, valid: np.ndarray
 ) -> None:
-    """Writes the last losses in the colors of their curves, which is also the legend.
+    """Writes the last losses in the colors of their curves; these texts are also the legend.
 
-    baseline: name and loss.
+    heights: of the two lines of text, as fractions of the height of the picture.
+    baseline: name and loss; None: no baseline.
     """
     right = RIGHT
     for name, values, color in (

@@ -1,4 +1,4 @@
-"""Draws experts.png, the load of the experts of a run, from the lines of its metrics.jsonl."""
+"""Draws experts.png, the load of the experts (mixture of experts) of a run, from the lines of its metrics.jsonl."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from matplotlib import figure, ticker
 
 from pretrainax.reporting.curves import FAINT, LEFT, RIGHT, STYLE, TRAINING, VALIDATION
 
-_MOST = 3.0  # load of the darkest color, in even shares
+_MOST = 3.0  # load of the darkest color; 1 is an even share of the tokens
 
 
 def draw(path: str, lines: Sequence[dict], title: str) -> None:
@@ -16,7 +16,7 @@ def draw(path: str, lines: Sequence[dict], title: str) -> None:
 
     A load of 1 is an even share of the tokens.
 
-    lines: of metrics.jsonl; only lines with "experts", {layer: [E]}, are drawn.
+    lines: lines of metrics.jsonl. Only lines with "experts", {layer: loads of the E experts}, are drawn.
     """
     known = [line for line in lines if "experts" in line]
     names = [layer.replace(".", " ") for layer in known[-1]["experts"]]

@@ -1,4 +1,4 @@
-"""The metrics of several runs on common axes, and the metrics that a run lacks."""
+"""Reads the metrics of several runs on common axes, and finds the metrics that a run does not have."""
 
 import collections
 import os
@@ -15,7 +15,7 @@ _LARGEST = 1e30
 class Axis(NamedTuple):
     """An x-axis for curves."""
 
-    field: str  # of a line in metrics.jsonl
+    field: str  # name of the x-values in a line of metrics.jsonl
     title: str
 
 
@@ -26,18 +26,23 @@ AXES = {
     "flops": Axis("flops", "FLOPs"),
     "time": Axis(SECONDS, "time in steps, without evaluations and checkpoints"),
 }
-# The default metrics, if any run has them; the first has the largest panel.
+# The metrics that are drawn by default, if any run has them; the first metric has the largest panel.
 MAIN_METRICS = ("loss", "bits_per_byte", "accuracy", "gradient_norm", "learning_rate", "tokens_per_second")
 
 
 class RunLines(NamedTuple):
-    """A run: its name, and the lines of its metrics.jsonl with the total time of its steps."""
+    """A run: its name, and the lines of its metrics.jsonl, to which `with_seconds` adds the time of the steps."""
 
     name: str
     lines: Sequence[Mapping]
 
     def curve(self, split: str, figure: str, by: str, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns x and y, [N] each, with N at most `most`; null becomes NaN. N is 0 without values."""
+        """Returns the points of a metric as x and y, [N] each, with N at most `most`.
+
+        null becomes NaN. N is 0 if the metric has no values.
+
+        by: name in AXES of the x-axis.
+        """
         axis = AXES[by].field
         pairs = [
             (x[axis], x[figure]) for x in self.lines if x["split"] == split and figure in x and x.get(axis) is not None
@@ -47,11 +52,11 @@ class RunLines(NamedTuple):
         return places, values
 
     def has(self, field: str, split: str = "") -> bool:
-        """Returns True if any line has a value for a field; split: only lines of this split, "": all lines."""
+        """Returns True if any line has a value for a field; split: counts only lines of this split; "": all lines."""
         return any(line.get(field) is not None for line in self.lines if split in ("", line["split"]))
 
     def last(self, split: str, field: str) -> Optional[float]:
-        """Returns the last value of a field; None without a value."""
+        """Returns the last value of a field in the lines of a split; None if no line has a value."""
         values = (
             line[field] for line in reversed(self.lines) if line["split"] == split and line.get(field) is not None
         )
@@ -59,9 +64,9 @@ class RunLines(NamedTuple):
 
 
 def drawable_numbers(lines: Sequence[Mapping]) -> tuple[list[dict], collections.Counter[str]]:
-    """Replaces values that are not drawable numbers by null. Returns the lines and the number of such values by field.
+    """Returns lines in which null replaces values that cannot be drawn, and the number of these values by field.
 
-    A line whose step cannot be drawn is left out and counts as a value of "step".
+    Lines whose step cannot be drawn are omitted and count for the field "step".
     """
     left_out: collections.Counter[str] = collections.Counter()
     numeric = {name for line in lines for name, value in line.items() if _is_number(value)}
@@ -88,7 +93,10 @@ def _is_drawable(value: float) -> bool:
 
 
 def with_seconds(lines: Sequence[Mapping]) -> list[dict]:
-    """Returns the lines with "seconds", the total time of the steps so far; None after a line with unknown time."""
+    """Returns the lines with "seconds", the total time of the steps so far.
+
+    "seconds" is None after a line whose time is unknown.
+    """
     seconds: Optional[float] = 0.0
     timed, before = [], 0
     for line in lines:
@@ -100,7 +108,7 @@ def with_seconds(lines: Sequence[Mapping]) -> list[dict]:
 
 
 def thinned(points: np.ndarray, most: int) -> np.ndarray:
-    """Reduces points [N, 2] to at most `most`: means of neighbors, and the unchanged last point."""
+    """Reduces points [N, 2] to at most `most` points: means of neighboring points, and the unchanged last point."""
     if len(points) <= most:
         return points
     before = np.array_split(points[:-1], most - 1)
@@ -123,7 +131,7 @@ def metrics_of(runs: Sequence[RunLines], wanted: Sequence[str] = ()) -> list[str
 
 
 def missing(runs: Sequence[RunLines], figures: Sequence[str], by: str) -> Iterator[str]:
-    """Yields a line for each run that is missing in a panel, with the reason."""
+    """Yields a line, with the reason, for each run that has no curve in a panel."""
     for run in runs:
         axis = AXES[by].field
         if not run.has(axis):

@@ -1,4 +1,4 @@
-"""Writes report.html, the page of several runs: one HTML file with a small script that loads nothing."""
+"""Renders report.html, the page that plots several runs: one HTML file with a small script, which loads no files."""
 
 import base64
 import html
@@ -19,7 +19,7 @@ from pretrainax.reporting.runs_plot import COLORS, NOISY, SMOOTHING, title_of
 from pretrainax.reporting.units import elapsed, large_number
 
 _TEMPLATE = pathlib.Path(__file__).with_name("overlay_page.html")
-_MOST_POINTS = 400  # per curve, which a phone draws without delay
+_MOST_POINTS = 400  # per curve; a phone draws them without delay
 
 
 def render(runs: Sequence[RunLines], figures: Sequence[str], by: str, notes: Sequence[str], picture: bytes) -> str:
@@ -27,7 +27,7 @@ def render(runs: Sequence[RunLines], figures: Sequence[str], by: str, notes: Seq
 
     Args:
       by: name in AXES of the first x-axis.
-      notes: lines on missing data.
+      notes: lines about missing data.
       picture: a PNG for readers without scripts.
     """
     title = title_of(runs, by).partition(" by ")[0]
@@ -51,14 +51,14 @@ def render(runs: Sequence[RunLines], figures: Sequence[str], by: str, notes: Seq
         "ROWS": "".join(map(_row, runs, itertools.cycle(COLORS))),
         "NOTES": "".join(f"<li>{html.escape(note)}</li>" for note in [*explanations, *notes]),
         "PICTURE": base64.b64encode(picture).decode(),
-        "DATA": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),  # the name of a run cannot end the script
+        "DATA": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),  # a run's name cannot end the script
     }
-    # One pass, so that a placeholder in the name of a run stays as it is.
+    # One pass, so that a placeholder in the name of a run is not replaced.
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: parts[found[1]], _TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _curves(run: RunLines, figure: str) -> dict[str, dict]:
-    """Returns the points of a metric by split: x and y by axis, and the trend of training."""
+    """Returns the points of a metric by split: the values of y, the values of x on each axis, and training's trend."""
     curves = {}
     for split in ("train", "valid"):
         axes = {by: run.curve(split, figure, by, _MOST_POINTS) for by in AXES}
@@ -73,7 +73,7 @@ def _curves(run: RunLines, figure: str) -> dict[str, dict]:
 
 
 def _numbers(values: np.ndarray) -> list[Optional[float]]:
-    """Returns values rounded to six digits, enough for a screen; null for values that are not finite."""
+    """Returns values rounded to six digits, enough for a screen; None for values that are not finite."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 

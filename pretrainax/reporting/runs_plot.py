@@ -11,26 +11,28 @@ from pretrainax.reporting.curves import FAINT, LEFT, MOST_POINTS, PART_COLORS, R
 from pretrainax.reporting.run_lines import AXES, RunLines
 from pretrainax.reporting.units import clock, large_number, scientific
 
-# Blue before red, which color-blind people can distinguish.
+# The first two colors are blue and red, which color-blind people can distinguish.
 COLORS = (PART_COLORS[1], PART_COLORS[0], *PART_COLORS[2:])
 SMOOTHING = "bold: training, smoothed by a Gaussian mean of neighbors; faint: as logged; dots: validation"
-NOISY = ("loss", "gradient_norm", "tokens_per_second", "accuracy", "bits_per_byte")  # training metrics with a trend
+# training metrics that are drawn with a smoothed curve
+NOISY = ("loss", "gradient_norm", "tokens_per_second", "accuracy", "bits_per_byte")
 _NOTE_SIZE = 9
 
 
 def title_of(runs: Sequence[RunLines], by: str) -> str:
-    """Returns the title of the picture and the page."""
+    """Returns the title of the picture and of the page."""
     return f"{len(runs)} runs by {AXES[by].title}" if len(runs) > 1 else f"{runs[0].name} by {AXES[by].title}"
 
 
 def draw(path: str, runs: Sequence[RunLines], figures: Sequence[str], by: str, notes: Sequence[str]) -> None:
-    """Draws the first metric in a large panel and the others below, two in a row.
+    """Draws the first metric in a large panel, and the other metrics below it, two panels per row.
 
     Training metrics are lines, validation metrics are dots.
 
     Args:
+      path: file to write, .png.
       by: name in AXES of the x-axis.
-      notes: lines on missing data, below the panels.
+      notes: lines about missing data, which are written below the panels.
     """
     rows = -(-(len(figures) - 1) // 2)
     below = 0.5 + 0.2 * len(notes)  # inches
@@ -77,7 +79,7 @@ def _draw_metric(panel, runs: Sequence[RunLines], name: str, by: str) -> None:
 
 
 def _without_spikes(panel, runs: Sequence[RunLines], by: str) -> None:
-    """Sets a logarithmic scale if a spike would flatten the rest."""
+    """Sets a logarithmic y-axis if a spike would flatten the rest of the curves."""
     values = np.concatenate([run.curve("train", "gradient_norm", by, MOST_POINTS)[1] for run in runs])
     positive = values[values > 0]
     if len(positive) and positive.max() > 20 * np.median(positive):
@@ -86,7 +88,7 @@ def _without_spikes(panel, runs: Sequence[RunLines], by: str) -> None:
 
 
 def place_text(place: float, by: str) -> str:
-    """Formats a tick of the x-axis: "12,000" steps, "1.2 M" tokens, "3.1e18" FLOPs, "1:23:00"."""
+    """Formats a number on the x-axis `by`: "12,000" steps, "1.2 M" tokens, "3.1e18" FLOPs, "1:23:00" hours."""
     if by == "time":
         return clock(place)
     return f"{place:,.0f}" if by == "step" else scientific(place) if by == "flops" else large_number(place)

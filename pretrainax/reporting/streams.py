@@ -11,7 +11,7 @@ _GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)  # errors of a pipe, 
 
 
 class LastingStream:
-    """A text stream that drops output if its reader is gone, instead of raising OSError."""
+    """A text stream that discards its output if its reader is gone, instead of raising OSError."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -20,13 +20,13 @@ class LastingStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes a text and returns its number of characters."""
+        """Writes a text and returns the number of its characters; discards the text if the reader is gone."""
         with self._dropping():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flushes the stream."""
+        """Flushes the stream; if the reader is gone, discards the text and all later output."""
         with self._dropping():
             self._stream.flush()
 
@@ -38,15 +38,15 @@ class LastingStream:
             if e.errno not in _GONE:
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())  # also for libraries that write to the file descriptor
+            os.dup2(nowhere, self._stream.fileno())  # for libraries that write to the file descriptor
             os.close(nowhere)
 
 
 def keep_streams() -> None:
     """Wraps stdout and stderr of this process in a `LastingStream`, and opens standard streams that are closed.
 
-    Otherwise the next file that is opened, perhaps of a checkpoint, would get the file descriptor of a closed stream,
-    and libraries would write their stderr messages into it.
+    If a standard stream stayed closed, the next file that is opened, perhaps a file of a checkpoint, would get its file
+    descriptor, and libraries would write messages for stderr into this file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their file descriptors
         if getattr(sys, name) is None:

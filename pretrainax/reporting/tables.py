@@ -1,10 +1,10 @@
-"""Tables for terminals and Markdown files."""
+"""Formats tables for terminals and Markdown files."""
 
 from collections.abc import Iterable, Sequence
 
 
 def text_table(rows: Iterable[Sequence[str]], align: str = "<", indent: str = "", gap: str = "  ") -> str:
-    """Returns a table with aligned columns, without trailing spaces.
+    """Returns a table as plain text with aligned columns, without trailing spaces.
 
     Args:
       rows: cells of each row; missing cells at the end of a row are empty.
@@ -24,7 +24,7 @@ def text_table(rows: Iterable[Sequence[str]], align: str = "<", indent: str = ""
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], padded: bool = True) -> str:
     """Returns a table in Markdown.
 
-    padded: align the source text too, the first column to the left and the others to the right.
+    padded: True also aligns the columns of the source text, the first column to the left and the others to the right.
     """
     if not padded:
         lines = [header, ["---"] * len(header), *rows]

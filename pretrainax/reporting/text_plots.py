@@ -1,4 +1,4 @@
-"""Draws the plots of a dataset and of vocabulary sizes, styled like curves.png."""
+"""Draws the plots of a text dataset and of tokenizers with several vocabulary sizes, in the style of curves.png."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ _PLAIN = ticker.FuncFormatter(lambda x, _: f"{x:,.0f}")
 def draw_corpus(path: str, statistics: Mapping[str, JsonObject]) -> None:
     """Draws the lengths of documents (left) and the token counts by rank (right), with a color for each split.
 
-    statistics: by split, from `data.inspection.corpus.measure`.
+    statistics: by split, the results of `data.inspection.corpus.measure`.
     """
     with matplotlib.rc_context(STYLE):
         height = 4.9 + 0.27 * len(statistics)  # inches; each split has a line of text
@@ -31,7 +31,7 @@ def draw_corpus(path: str, statistics: Mapping[str, JsonObject]) -> None:
             at = (2 * np.log2(starts)).round().astype(int)
             share = np.bincount(
                 at - at[0], 100 * documents / split["documents"]
-            )  # percent in each half octave, [half octaves]
+            )  # percent of documents per half octave of length, [half octaves]
             edges = 2.0 ** (np.arange(at[0], at[-1] + 2) / 2)
             lengths.stairs(share, edges, color=color, fill=i == 0, alpha=0.35 if i == 0 else 1.0, linewidth=2)
             ranks, used = np.array(split["counts_by_rank"]).reshape(-1, 2).T
@@ -60,9 +60,11 @@ def draw_corpus(path: str, statistics: Mapping[str, JsonObject]) -> None:
 
 
 def draw_tokenizers(path: str, results: JsonObject) -> None:
-    """Draws bytes per token (left) and training FLOPs per byte (right) over vocabulary sizes, a line for each kind.
+    """Draws bytes per token (left) and training FLOPs per byte (right) over vocabulary sizes.
 
-    results: from `tokenization.compare.compare`.
+    Each kind of tokenizer has a line.
+
+    results: the results of `tokenization.compare.compare`.
     """
     rows = results["rows"]
     kinds = list(dict.fromkeys(row["kind"] for row in rows))

@@ -4,14 +4,14 @@ import re
 
 
 def clock(seconds: float) -> str:
-    """Returns minutes and seconds, and hours if there are any: 83 as "1:23", 3683 as "1:01:23"."""
+    """Formats a duration as minutes and seconds, from one hour with hours: 83 as "1:23", 3683 as "1:01:23"."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def elapsed(seconds: float) -> str:
-    """Returns seconds with one decimal below a minute, else hours, minutes and seconds: "4.2 s", "0:01:23"."""
+    """Formats a duration: below a minute as seconds ("4.2 s"), else as hours, minutes and seconds ("0:01:23")."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)
@@ -19,12 +19,12 @@ def elapsed(seconds: float) -> str:
 
 
 def short_time(seconds: float) -> str:
-    """Returns seconds, or milliseconds below one second: "1.25 s", "12.3 ms"."""
+    """Formats a duration in seconds or, below one second, in milliseconds: "1.25 s", "12.3 ms"."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def byte_size(size: float) -> str:
-    """Returns bytes in decimal units, as in data sheets: 2.5e6 as "2.50 MB"."""
+    """Formats a number of bytes in decimal units, as data sheets do: 2.5e6 as "2.50 MB"."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= scale:
             return f"{size / scale:.2f} {unit}"
@@ -32,7 +32,7 @@ def byte_size(size: float) -> str:
 
 
 def large_number(number: float) -> str:
-    """Returns three digits and a unit: 2.86e9 as "2.86 B", 4e12 as "4 T"."""
+    """Formats a number with at most three digits and a letter for its magnitude: 2.86e9 as "2.86 B", 4e12 as "4 T"."""
     for size, name in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
         if number >= 0.9995 * size:
             return three_digits(number / size) + name
@@ -40,10 +40,10 @@ def large_number(number: float) -> str:
 
 
 def three_digits(number: float) -> str:
-    """Returns a number with three significant digits, or all digits of larger integers: 0.0123, 1.5, 286, 12,345."""
+    """Formats a number with three significant digits, or with all digits of its integer part: 0.0123, 1.5, 12,345."""
     return f"{number:,.0f}" if number >= 99.95 else f"{number:.3g}"
 
 
 def scientific(number: float) -> str:
-    """Returns two digits and an exponent without leading zeros: 0.001 as "1.0e-3"."""
+    """Formats a number with two digits and an exponent without leading zeros: 0.001 as "1.0e-3"."""
     return re.sub(r"e([+-])0*(?=\d)", r"e\1", f"{number:.1e}").replace("e+", "e") if number else "0"

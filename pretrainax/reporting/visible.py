@@ -11,8 +11,8 @@ _SIGNS = _PICTURES | {code: f"<U+{code:04X}>" for code in _HIDDEN}
 
 
 def visible(text: str) -> str:
-    """Replaces each control character of a terminal by a visible sign: ESC by "␛", U+202E by "<U+202E>".
+    """Replaces each control character of a terminal by a visible symbol: ESC by "␛", U+202E by "<U+202E>".
 
-    Line breaks and tabs stay.
+    Line breaks and tabs are not replaced.
     """
     return text.translate(_SIGNS)

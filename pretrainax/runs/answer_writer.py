@@ -1,4 +1,4 @@
-"""Generates a task's answers to records of the validation split during training."""
+"""Generates outputs of a task that writes text, for records of the validation split, during training."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,7 +21,10 @@ from pretrainax.training.wrapped import plain
 
 
 class AnswerWriter(Callback):
-    """Generates answers as a `training.run.GenerateOutputs`; all validations of a run share its compiled programs."""
+    """Generates answers (the outputs of a task that writes text) in validations: a `training.run.GenerateOutputs`.
+
+    All validations of a run use the same instance, and therefore the same compiled programs.
+    """
 
     part = "starting"
 
@@ -32,7 +35,10 @@ class AnswerWriter(Callback):
         check_answers(experiment)
 
     def __call__(self, run: Run, params: Params, task: Objective) -> tuple[Sequence[Generated], list[Note]]:
-        """Returns answers to `task.answers` records, evenly spaced in the validation split, with the records' notes."""
+        """Returns generated answers to `task.answers` records, and the metadata of these records.
+
+        The records are evenly spaced in the validation split. `task.answers=None` selects all of its rows.
+        """
         assert isinstance(task, WritingTask)
         batches = run.validation.valid_batches
         (stream,) = batches.streams
@@ -53,7 +59,7 @@ class AnswerWriter(Callback):
 
 
 def check_answers(experiment: Experiment) -> None:
-    """Raises UserError if the config requests answers in validation and the run cannot generate them."""
+    """Raises UserError if the config requests generated answers in validation, but the run cannot generate answers."""
     task, tuning = experiment.validation_objective, experiment.tuning
     if not isinstance(task, WritingTask) or task.answers == 0:
         return

@@ -1,4 +1,4 @@
-"""Custom models and additional losses of a run."""
+"""Lets users add a model of their own, or an additional loss, to a run."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -18,14 +18,14 @@ from pretrainax.training.wrapped import Frozen, Wrapped, counted, merged, plain,
 # sum / count is added to the objective and logged as a metric of that name. With `config.train.accumulate`, the weight
 # of a microbatch is its share of the predictions.
 ExtraLoss = Callable[[Outputs, Batch], Mapping[str, tuple[jax.Array, jax.Array]]]
-# (config.model, compute) -> a Linen module with these two as fields and
+# (config.model, compute) -> a Linen module with the fields `config` and `compute`, and
 # `__call__(batch, *, deterministic: bool) -> pretrainax.models.Outputs`. Requirements: docs/how-to/own-code.md.
 BuildModel = Callable[[ModelConfig, Compute], AnyModel]
 
 
 @dataclasses.dataclass(frozen=True)
 class WithLoss(Wrapped):
-    """Wraps a model and adds the extra loss to the sums of its outputs."""
+    """Wraps a model and adds the sums of the extra loss to the sums in the outputs of the model."""
 
     model: AnyModel
     extra_loss: ExtraLoss
@@ -74,7 +74,7 @@ class WithLoss(Wrapped):
 
 
 class CustomStart(TrainedStart):
-    """Starts a run with a custom model, an extra loss, or both."""
+    """Builds and initializes the model of a run as `TrainedStart` does, with a custom model, an extra loss, or both."""
 
     def __init__(self, extra_loss: Optional[ExtraLoss] = None, build: Optional[BuildModel] = None):
         self._extra_loss, self._build = extra_loss, build

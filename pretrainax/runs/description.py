@@ -17,7 +17,7 @@ from pretrainax.training.wrapped import Wrapped
 
 
 def describe(run: Run) -> list[tuple[str, str]]:
-    """Returns the header rows (name, value) about the computation of a run, warnings last."""
+    """Returns the rows (name, value) of the run header that describe the computation, with warnings last."""
     model, train = run.experiment.model, run.experiment.train
     layers = sum(stack.num_layers for stack in model.stacks.values())
     mesh = " × ".join(f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1)
@@ -30,7 +30,7 @@ def describe(run: Run) -> list[tuple[str, str]]:
     warnings = dict.fromkeys(warning for _, warning in chosen if warning)
     no_bytes = (
         run.validation.valid_batches.no_target_bytes if model.family == "decoder" else ""
-    )  # other families have no bits per byte
+    )  # only decoders report bits per byte
     total = sum(part.work.flops_per_step * part.steps for part in run.parts)
     return [
         ("model", f"{model.family.replace('_', '-')}, {run.parameters / 1e6:,.1f} M parameters, {shape}"),
@@ -52,7 +52,10 @@ def describe(run: Run) -> list[tuple[str, str]]:
 
 
 def _compute(run: Run, attention: list[str]) -> str:
-    """Returns the dtype, the attention backends and, on a GPU, whether results are deterministic."""
+    """Returns a text with the dtype and the attention backends of a run.
+
+    On a GPU, the text also states whether results are deterministic.
+    """
     text, is_deterministic = run.model.compute.dtype, run.experiment.train.deterministic
     if attention:
         text += f", attention {', '.join(attention)}"

@@ -1,4 +1,4 @@
-"""Warns at the start of a run if its model cannot be exported."""
+"""Warns at the start of a run if its model cannot be exported to transformers."""
 
 from pretrainax.config import UserError
 from pretrainax.interop.directories import describe_export

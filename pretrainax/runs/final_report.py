@@ -1,4 +1,4 @@
-"""The final report of a run: last metrics and a baseline, the average of the last checkpoints, and curves.png."""
+"""Reports the results of a run: last metrics and a baseline, the average of the last checkpoints, and curves.png."""
 
 import contextlib
 import dataclasses
@@ -30,14 +30,15 @@ from pretrainax.training.metric_labels import (
 )
 from pretrainax.training.metrics import meaning, metrics_from_loss, parts_in_names, read_metrics
 
-# Limits of the baseline: training batches that give the form of targets; targets to learn the form and to score.
+# Limits of the baseline: the number of training batches from which it learns the form of the targets, and the numbers
+# of targets from which it learns this form and which it scores.
 _BATCHES, _TARGETS = 50, 1_000_000
-_PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens", "labels")  # labels without an explanation
+_PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens", "labels")  # metrics whose labels need no explanation
 _BASELINE = "predicts from token frequencies and the form of targets: which sentinel is next, where a row ends"
 
 
 class FinalReport(Callback):
-    """Reports the last validation of a run; after a signal, it skips the slow parts."""
+    """Prints and draws the results of a run at its end; after a signal that ends the run, it skips the slow parts."""
 
     part = "finishing"
 
@@ -60,7 +61,13 @@ class FinalReport(Callback):
 
 
 def draw_curves(workdir: str, model: str, baseline: Optional[Mapping[str, float]], select_by: str) -> None:
-    """Draws curves.png from metrics.jsonl; model: a subtitle; baseline: as in `final_table`."""
+    """Draws WORKDIR/curves.png from WORKDIR/metrics.jsonl.
+
+    Args:
+      model: description of the model, for the subtitle.
+      baseline: losses of models that ignore the context, as in `final_table`; None: unknown.
+      select_by: the metric that selects checkpoints.
+    """
     lines = [displayed_metrics(line, select_by) for line in read_metrics(os.path.join(workdir, "metrics.jsonl"))]
     name = os.path.basename(os.path.abspath(workdir))
     curves.draw(os.path.join(workdir, "curves.png"), lines, name, model, baseline, select_by)
@@ -69,12 +76,14 @@ def draw_curves(workdir: str, model: str, baseline: Optional[Mapping[str, float]
 def final_table(
     lines: Sequence[Mapping], metrics: Mapping[str, Optional[float]], baseline: Mapping[str, float], select_by: str
 ) -> str:
-    """Returns a table of all metrics of the last validation next to a baseline, and tables of its parts.
+    """Returns a table of all metrics of the last validation next to a baseline, and tables of the parts of a mixture.
 
     Args:
       lines: lines of metrics.jsonl.
-      metrics: "loss" (nats per target), "perplexity", "accuracy" (fraction) and so on; "loss/source=wiki" for a part.
-      baseline: metrics of models that ignore the context of a target; empty if unknown.
+      metrics: the metrics by name: "loss" (nats per target), "perplexity", "accuracy" (fraction), …; the name for a
+        part is "loss/source=wiki". None: not finite.
+      baseline: metrics of models that ignore the context of a target, by name; {} if unknown.
+      select_by: the metric that selects checkpoints.
     """
     title = "baseline" if "replaced_loss" in baseline else "unigram baseline"
     rows: list[tuple[str, ...]] = [("", "model", title) if baseline else ("", "model")]
@@ -110,7 +119,7 @@ def final_table(
 
 
 def _tables_of_parts(metrics: Mapping[str, Optional[float]]) -> list[str]:
-    """Returns a table for each kind of part, with a row for each part and a column for each metric."""
+    """Returns a table for each kind of part, such as sources, with a row per part and a column per metric."""
     parts, tables = parts_in_names(metrics), []
     for kind in dict.fromkeys(part.partition("=")[0] for part in parts):
         of_kind = [part for part in parts if part.startswith(f"{kind}=")]
@@ -125,7 +134,7 @@ def _tables_of_parts(metrics: Mapping[str, Optional[float]]) -> list[str]:
 
 
 def _validate_average(loop: Loop, alone: Mapping[str, float]) -> None:
-    """Logs the score of the average of the last `evaluate.average` checkpoints.
+    """Validates the average of the last `evaluate.average` checkpoints, and logs the result.
 
     alone: metrics of the final parameters, without averaging.
     """
@@ -145,9 +154,9 @@ def _validate_average(loop: Loop, alone: Mapping[str, float]) -> None:
 
 
 def _baseline(loop: Loop) -> Optional[dict[str, float]]:
-    """Returns the metrics of the unigram baseline, or None after a signal.
+    """Returns the metrics of the unigram baseline on the validation split, or None after a signal.
 
-    It counts the tokens of all training data. It takes the form of validation targets from a few training batches.
+    The baseline knows the token frequencies of all training data, and the form of targets in a few training batches.
     """
     run = loop.run
     prepared, config = run.prepared, dataclasses.replace(run.experiment, objective=run.experiment.validation_objective)
@@ -174,7 +183,10 @@ def _baseline(loop: Loop) -> Optional[dict[str, float]]:
 
 
 def _always_original(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns metrics of a constant detector that predicts the share of original tokens; {} without a detector."""
+    """Returns the metrics of a baseline for a detector of replaced tokens (ELECTRA); {} without a detector.
+
+    The baseline predicts the share of original tokens as the probability of "original" at each position.
+    """
     if (replaced := metrics.get("replaced_fraction")) is None:
         return {}
     original = 1.0 - replaced
@@ -183,4 +195,4 @@ def _always_original(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 class _Leaving(Exception):
-    """Raised after a signal."""
+    """Raised to leave the baseline after a signal that ends the run."""

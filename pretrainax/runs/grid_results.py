@@ -1,4 +1,4 @@
-"""Compares the runs of a grid: best checkpoints, medians and spreads over seeds, and the best values."""
+"""Compares the runs of a grid (--seeds, --sweep): best checkpoints, medians and spreads over seeds, best values."""
 
 import math
 import os
@@ -16,13 +16,13 @@ _RUN, _GROUP = ("run", "exit", "best", "step", "checkpoint"), ("runs", "median",
 
 
 class Result(NamedTuple):
-    """The result of one run so far."""
+    """The result of one run of a grid, as far as it is known."""
 
     run: GridRun
     exit_code: Optional[int] = None  # None: the run has not ended yet
     step: Optional[int] = None  # step of the best checkpoint
     value: Optional[float] = None  # value of the selection metric at this step
-    metrics: Optional[JsonObject] = None  # all metrics of that validation
+    metrics: Optional[JsonObject] = None  # all metrics of the validation at this step
 
     def to_json(self) -> JsonObject:
         """Returns a row of runs.json."""
@@ -31,7 +31,10 @@ class Result(NamedTuple):
 
 
 def result_of(run: GridRun, directory: str, exit_code: Optional[int]) -> Result:
-    """Returns the result of the run in `directory`, without a value if the run failed."""
+    """Returns the result of a run, with its best checkpoint in the folder `directory`.
+
+    exit_code: exit code of the run; None: the run has not ended. Only a run with exit code 0 has a value.
+    """
     checkpoints = os.path.join(directory, "checkpoints")
     if exit_code != 0 or not os.path.isdir(checkpoints):
         return Result(run, exit_code)
@@ -43,8 +46,8 @@ class Group(NamedTuple):
     """The results of one combination of swept values, over all seeds."""
 
     values: dict[str, str]
-    values_by_run: tuple[Optional[float], ...]  # metric of each run that has ended; None: the run failed
-    median: Optional[float]  # a failed run counts as the worst; None: the median is a failed run
+    values_by_run: tuple[Optional[float], ...]  # selection metric of each run that has ended; None: the run failed
+    median: Optional[float]  # a failed run counts as the worst value; None: the median is a failed run
     spread: Optional[float]  # standard deviation (n - 1) of the successful runs
 
     @property
@@ -60,7 +63,7 @@ class Group(NamedTuple):
 
 
 class Comparison:
-    """The results of all runs of a grid, compared by the metric of `select_by`."""
+    """The results of all runs of a grid, compared by the metric of `config.evaluate.select_by`."""
 
     def __init__(self, results: Sequence[Result]):
         self.results, self.metric = results, results[0].run.experiment.select_by
@@ -78,7 +81,7 @@ class Comparison:
 
     @property
     def best_group(self) -> Optional[Group]:
-        """Returns the group with the best median, or None without swept values or without a median."""
+        """Returns the group with the best median; None without swept values, or if no group has a median."""
         known = {i: group.median for i, group in enumerate(self.groups) if group.median is not None}
         if not known or not self.groups[0].values:
             return None
@@ -86,12 +89,12 @@ class Comparison:
 
     @property
     def edges(self) -> list[str]:
-        """Returns a line for each field whose best value is at an edge of the grid."""
+        """Returns a line for each swept field whose best value is the lowest or highest of its values."""
         lines = []
         for field, text in (self.best_group.values if self.best_group else {}).items():
             try:
                 numbers, best = {float(group.values[field]) for group in self.groups}, float(text)
-            except ValueError:  # values that are not numbers have no edge
+            except ValueError:  # values that are not numbers have no order
                 continue
             if len(numbers) > 1 and best in (min(numbers), max(numbers)):
                 side, beyond = ("lowest", "lower") if best == min(numbers) else ("highest", "higher")
@@ -99,7 +102,7 @@ class Comparison:
         return lines
 
     def to_json(self) -> JsonObject:
-        """Returns the content of runs.json, without the configs."""
+        """Returns the content of runs.json, except for the configs of the runs."""
         won = self.best_group and self.best_group.values
         return {
             "figure": self.metric,

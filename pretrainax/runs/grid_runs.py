@@ -1,8 +1,8 @@
-"""Trains the runs of a grid one after the other, each in a separate process and in a workdir below one folder.
+"""Trains the runs of a grid (--seeds, --sweep) one after the other, in separate processes and separate workdirs.
 
-A separate process frees all memory at its end, compiles as a single run does, and does not affect other runs if it
-crashes. The folder holds `run.lock` while the command runs. Its `runs.json` holds the results of each run so far, and
-the configs of finished runs, which the command skips.
+All workdirs are below one folder. A separate process frees all memory at its end, compiles as a single run does, and
+does not affect other runs if it crashes. The folder contains `run.lock` while the command runs. The file `runs.json` in
+this folder contains the results of each run so far, and the configs of finished runs, which the command skips.
 """
 
 import collections
@@ -26,7 +26,7 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 
 PROGRAM = (sys.executable, "-m", "pretrainax.main")
 RECORD = "runs.json"
-_NEWS = ("WARNING", " · validation ", "resumed at step", "saved step", "pretrainax: ")  # parts of lines to print
+_NEWS = ("WARNING", " · validation ", "resumed at step", "saved step", "pretrainax: ")  # parts of the lines to print
 
 
 def train_grid(
@@ -42,15 +42,15 @@ def train_grid(
     Exit codes:
       0: all runs are done.
       1: some runs have failed and all others are done; the same command tries the failed runs again.
-      2: a run has an invalid config or input; no further run starts, since the others may have the same mistake.
-      75: preempted. Above 128: a second signal.
+      2: a run has an invalid config or input; no further run starts, because the other runs may have the same error.
+      75: a signal ended the command; the same command continues. Above 128: a second signal ended it immediately.
 
     Args:
-      words: arguments of `python -m pretrainax.main`, without the flags of a grid and without a workdir.
+      words: command-line arguments of `python -m pretrainax.main`, without the flags of a grid and without --workdir.
       extend: existing runs may continue past their planned end.
-      request: forwards SIGUSR1 to the current or the next run; None: no forwarding.
-      verbose: prints all output of each run. False: prints validations, warnings and errors, and writes all output to
-        WORKDIR/NAME.log.
+      request: forwards SIGUSR1, which requests a profile, to the current or the next run; None: no forwarding.
+      verbose: True prints all output of each run. False prints validations, warnings and errors, and writes all output
+        to WORKDIR/NAME.log.
     """
     if os.path.exists(os.path.join(workdir, "config.json")):
         raise UserError(
@@ -79,38 +79,41 @@ def train_grid(
 
 
 class _Record:
-    """The file runs.json and the state of the runs."""
+    """Keeps the configs and results of the runs, and writes them to runs.json."""
 
     def __init__(self, runs: Sequence[GridRun], workdir: str):
         self.runs, self.workdir, self.path = runs, workdir, os.path.join(workdir, RECORD)
         self._requested = {run.name: json.loads(json.dumps(to_json(run.experiment))) for run in runs}
-        self._done = _configs_done(self.path)  # includes runs of other grids
+        self._done = _configs_done(self.path)  # includes the runs of other grids in this folder
         self.codes = {run.name: 0 if self.is_done(run) else None for run in runs}
 
     def is_done(self, run: GridRun) -> bool:
-        """Returns True if a run with the same config is done."""
+        """Returns True if runs.json has a finished run of this name with the same config, and its folder exists."""
         exists = os.path.isdir(os.path.join(self.workdir, run.name))
         return exists and self._done.get(run.name) == self._requested[run.name]
 
     def note(self, run: GridRun, code: int) -> None:
-        """Records the exit code of a run and writes the file."""
+        """Records the exit code of a run and writes runs.json."""
         self.codes[run.name] = code
         if code == 0:
             self._done[run.name] = self._requested[run.name]
         self.write()
 
     def comparison(self) -> Comparison:
-        """Returns the results so far."""
+        """Returns the comparison of the results so far."""
         folders = {run.name: os.path.join(self.workdir, run.name) for run in self.runs}
         return Comparison([result_of(run, folders[run.name], self.codes[run.name]) for run in self.runs])
 
     def write(self) -> None:
-        """Writes the file."""
+        """Writes runs.json."""
         write_atomically(self.path, json.dumps(self.comparison().to_json() | {"done": self._done}, indent=1) + "\n")
 
 
 def _configs_done(path: str) -> JsonObject:
-    """Returns the configs of finished runs; {} if the file is damaged, so that the command runs all of them again."""
+    """Returns the configs of finished runs, read from the runs.json at `path`.
+
+    Returns {} if the file is damaged, so that the command repeats all runs.
+    """
     if not os.path.exists(path):
         return {}
     try:
@@ -124,8 +127,8 @@ def _configs_done(path: str) -> JsonObject:
 class _Children:
     """Runs `pretrainax.main` in one child process at a time, and forwards the signals that end a run.
 
-    The child has its own process group, so that it receives each signal of a terminal once. On Linux it dies with this
-    process. On other systems it continues to its end and holds its workdir until then.
+    The child has its own process group, so that it receives each signal of a terminal once. On Linux it dies with
+    this process. On other systems the child finishes its run and locks its workdir until then.
     """
 
     def __init__(self, request: ProfileRequest):
@@ -144,20 +147,20 @@ class _Children:
             signal.signal(number, handler)
 
     def run(self, words: Sequence[str], log: Optional[str] = None) -> int:
-        """Runs `pretrainax.main` and returns its exit code.
+        """Runs `pretrainax.main` with the arguments `words` and returns its exit code.
 
-        The exit code is 75 if the first signal came before the run could catch it, and 1 if something else killed it.
+        The exit code is 75 if a signal arrived before the run could handle it, and 1 if another signal killed the run.
 
         Args:
-          log: file for the output of the run, of which only news are printed; None: prints all output.
+          log: file for the output of the run. Only the lines with a part in _NEWS are printed. None: prints all output.
         """
         environment, output = os.environ | {PARENT: str(os.getpid())}, {}
         if log is not None:
             output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-        with blocked_signal():  # SIGUSR1 would kill a run that does not handle it yet
+        with blocked_signal():  # SIGUSR1 would kill a run that has no handler for it yet
             self._child = subprocess.Popen([*PROGRAM, *words], env=environment, process_group=0, **output)
             self._request.forward_to(self._child)
-        if self.heard:  # during the start
+        if self.heard:  # a signal arrived while the child was starting
             self._child.send_signal(signal.SIGTERM)
         last = self._copy_output(log) if log is not None else []
         code = self._child.wait()
@@ -171,7 +174,10 @@ class _Children:
         return code
 
     def _copy_output(self, log: str) -> Sequence[str]:
-        """Appends the output of the child to a file, prints its news, and returns the last other lines."""
+        """Appends the output of the child to the file `log`, and prints the lines with a part in _NEWS.
+
+        Returns the last of the other lines, which may explain a failure.
+        """
         assert self._child is not None and self._child.stdout is not None
         last: collections.deque[str] = collections.deque(maxlen=20)
         with open(log, "a", encoding="utf-8") as file:

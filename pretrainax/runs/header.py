@@ -1,4 +1,4 @@
-"""Prints the header of a run before its first step: data, epochs, recipe, and warnings."""
+"""Prints the header of a run before its first step: data, epochs, comparison with the paper, and warnings."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -14,15 +14,15 @@ from pretrainax.training.metrics_writer import MetricsWriter
 from pretrainax.training.run import Run
 from pretrainax.training.start import Row
 
-# Up to 4 epochs are nearly as good as new data; further epochs gain less (Muennighoff et al. 2023, arXiv 2305.16264).
+# Up to 4 epochs are nearly as good as new data; further epochs help less (Muennighoff et al. 2023, arXiv 2305.16264).
 FEW_EPOCHS = 4
 
 
 class Paper(NamedTuple):
-    """Facts about the paper of the config."""
+    """Facts about the paper that the config reproduces."""
 
-    source: str = ""  # dataset of the paper, as a value of --config.data.source
-    deviations: str = ""  # differences between the run and the paper
+    source: str = ""  # dataset of the paper, as a value of --config.data.source; "": unknown
+    deviations: str = ""  # summary of the differences between the run and the paper; "": unknown
 
 
 UNKNOWN = Paper()
@@ -44,11 +44,11 @@ class Header(Callback):
 def print_header(
     run: Run, writer: MetricsWriter, first: Sequence[Row], paper: Paper = UNKNOWN, more: Sequence[Row] = ()
 ) -> None:
-    """Prints the header: the rows `first`, the rows of `rows`, and measurements of the first training batches.
+    """Prints the header: the rows `first`, the result of the function `rows`, and measurements of training batches.
 
-    It also measures the validation batches if validation has its own objective.
+    The measurements are of the first batches. If validation has its own objective, its batches are measured too.
 
-    more: rows of the run's callbacks.
+    more: rows from the run's callbacks.
 
     Raises:
       UserError: a measurement differs from the config of the objective, or validation cannot compute the metric of
@@ -76,7 +76,7 @@ def print_header(
 
 
 def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row]:
-    """Returns the header rows (name, value) of a run, warnings last; more: rows of its callbacks."""
+    """Returns the header rows (name, value) of a run, warnings last; more: rows from the run's callbacks."""
     experiment, vocabulary = run.experiment, run.prepared.tokenizer.vocabulary
     optimizer, schedule, steps = experiment.optimizer, experiment.schedule, experiment.train.steps
     epochs = _epochs(run)
@@ -101,7 +101,7 @@ def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row
 
 
 def _epochs(run: Run) -> list[tuple[str, float]]:
-    """Returns the number of epochs for each component of the data sources of a run and its phases."""
+    """Returns (name, number of epochs) for each component of the data sources of a run and of its phases."""
     if not run.phases:
         components = map(str, run.experiment.data.source.components())
         return list(zip(components, run.train_batches.epochs, strict=True))
@@ -124,7 +124,7 @@ def _source(experiment: Experiment, prepared: Prepared, papers_source: str) -> s
 
 
 def _validation(experiment: Experiment) -> Iterator[Row]:
-    """Yields a row if validation has its own objective or selects checkpoints by another metric than the loss."""
+    """Yields a row if validation has its own objective or selects checkpoints by a metric that is not the loss."""
     valid_objective, metric = experiment.evaluate.objective, experiment.select_by
     by = f"best checkpoint by {metric}" if metric != "loss" else ""
     if valid_objective is not None or by:
@@ -132,7 +132,7 @@ def _validation(experiment: Experiment) -> Iterator[Row]:
 
 
 def _parts_without_rows(run: Run) -> list[str]:
-    """Returns the sources and objectives of a mixture without rows in validation."""
+    """Returns the names of the sources and objectives of a mixture that have no rows in the validation split."""
     seen = dict.fromkeys((part for parts in run.validation.parts for part in parts), 0)
     for parts, rows in zip(run.validation.parts, run.validation.rows, strict=True):
         seen |= {part: seen[part] + rows for part in parts}
@@ -140,7 +140,7 @@ def _parts_without_rows(run: Run) -> list[str]:
 
 
 def _layer_warnings(experiment: Experiment) -> Iterator[str]:
-    """Yields warnings about layers that are probably frozen by mistake."""
+    """Yields warnings about settings of `config.layers` that probably freeze layers by mistake."""
     layers, steps = experiment.layers, experiment.train.steps
     if (layers.frozen or layers.frozen_embeddings) and not experiment.checkpoint.init_from:
         yield (

@@ -1,7 +1,8 @@
-"""Writes the model card (README.md) of an export, from facts in the folder of the run.
+"""Writes the model card (README.md) of an export, from the files in the folder of the run.
 
-The card describes usage, architecture, training, metrics of exactly these parameters, the source of each config value,
-and limits. Local paths are shortened to their last component, and probable secrets are masked (`trackers/secrets.py`).
+The card describes usage, architecture, training, metrics of exactly the exported parameters, the source of each config
+value, and limits. Local paths are shortened to their last component, and probable secrets are masked
+(`trackers/secrets.py`).
 """
 
 import json
@@ -36,7 +37,7 @@ from pretrainax.trackers.secrets import masked
 from pretrainax.training.metrics import meaning, read_metrics
 
 FILE, CURVES = "README.md", "curves.png"
-_TAGS = (  # suffixes of transformers class names, and their pipeline tags on the hub
+_TAGS = (  # (suffix of a transformers class name, its pipeline tag on the hub)
     (("CausalLM", "LMHeadModel"), "text-generation"),
     (("MaskedLM",), "fill-mask"),
     (("ConditionalGeneration",), "text2text-generation"),
@@ -44,14 +45,14 @@ _TAGS = (  # suffixes of transformers class names, and their pipeline tags on th
     (("TokenClassification",), "token-classification"),
     (("QuestionAnswering",), "question-answering"),
 )
-_PRIVATE = ("data.source.", "trackers", "tokenizer.path", "checkpoint.")  # fields outside the tables of the config
-_ENOUGH = 20  # compute-optimal tokens per parameter, about (Hoffmann et al. 2022, arXiv 2203.15556)
+_PRIVATE = ("data.source.", "trackers", "tokenizer.path", "checkpoint.")  # fields that the config tables omit
+_ENOUGH = 20  # approximate number of compute-optimal tokens per parameter (Hoffmann et al. 2022, arXiv 2203.15556)
 
 
 class Recipe(NamedTuple):
-    """The config of a run and its comparison with the ledger."""
+    """The config of a run, and its comparison with the ledger (the file that has the source of each value)."""
 
-    name: str  # "t5_base:small"
+    name: str  # name of the config, "t5_base:small"
     compared: Comparison
 
 
@@ -61,13 +62,13 @@ class _Card(NamedTuple):
     experiment: Experiment
     origin: Origin
     folder: str  # folder of the export
-    name: str  # "org/name", or the name of the folder
+    name: str  # "org/name", or the name of the export folder
     described: JsonObject  # config.json of the model
-    adapted: Optional[HubName]  # base model of an adapter; None: the export is a model
+    adapted: Optional[HubName]  # base model on the hub of an adapter; None: the export is a model
     parameters: int
     license: Optional[str]
     recipe: Optional[Recipe]
-    trained: dict  # last training line of metrics.jsonl up to the checkpoint; {}: none
+    trained: dict  # last training line of metrics.jsonl up to the exported checkpoint; {}: none
 
     @property
     def steps(self) -> list[int]:
@@ -94,7 +95,8 @@ def write_card(
       folder: folder of the export.
       origin: the exported checkpoints.
       name: name of the model, "org/name".
-      license: identifier of the hub, for example "apache-2.0"; None: unknown.
+      license: license identifier as on the hub, for example "apache-2.0"; None: unknown.
+      recipe: the config of the run, with the source of each value; None: unknown.
       base: base model on the hub if the export is an adapter in the format of peft; None: the export is a model.
     """
     experiment = experiment_of(origin)
@@ -160,7 +162,7 @@ def _tags_of_adapter(card: _Card) -> list[str]:
 
 
 def _tag(card: _Card) -> Optional[str]:
-    """Returns the pipeline tag of a model on the hub, or None if the hub has none."""
+    """Returns the pipeline tag (the task on the hub) of the model; None if the hub has no tag for it."""
     return next((use for ends, use in _TAGS if card.architecture.endswith(ends)), None)
 
 
@@ -169,7 +171,10 @@ def _is_of_hub(source: HuggingFace) -> bool:
 
 
 def _start(card: _Card) -> str:
-    """Returns the initial checkpoint of the run (a hub model with its commit), or "" for random parameters."""
+    """Returns the model or run from which the run was initialized; "" for random parameters.
+
+    A hub model is given with its commit.
+    """
     path = os.path.join(card.origin.directory, START)
     known = str(read_object(path).get("directory", "")) if os.path.exists(path) else ""
     return known or card.experiment.checkpoint.init_from or ""
@@ -234,7 +239,7 @@ def _use_of_adapter(card: _Card, base: HubName) -> str:
 
 
 def _written(card: _Card) -> str:
-    """Returns code that generates text with a decoder; "" for other models."""
+    """Returns the Python example that generates text with a decoder; "" for other models."""
     if _tag(card) != "text-generation":
         return ""
     ids = 'ids = tokenizer("Once upon a time", return_tensors="pt").input_ids'
@@ -290,7 +295,7 @@ def _training(card: _Card) -> str:
 
 
 def _sources(card: _Card) -> str:
-    """Returns the section with the sources of the config values, as far as they are known."""
+    """Returns the section of the card with the sources of the config values, as far as they are known."""
     if not card.trained:
         return ""
     if card.recipe is None:
@@ -333,7 +338,10 @@ class _Metric(NamedTuple):
 
 
 def _metrics(card: _Card) -> Iterator[_Metric]:
-    """Yields metrics of exactly these parameters, from the validation of the run and from results of `evaluate`."""
+    """Yields the metrics that were measured with exactly the parameters of the card.
+
+    They come from the validation of the run and from results of `evaluate`.
+    """
     e, origin = card.experiment, card.origin
     if len(origin.steps) != 1:
         return
@@ -352,7 +360,7 @@ def _metrics(card: _Card) -> Iterator[_Metric]:
 
 
 def _evaluated(path: str, card: _Card) -> Iterator[_Metric]:
-    """Yields the results in one file of `evaluate` that belong to these parameters."""
+    """Yields the results in one output file of `evaluate` that were measured with the parameters of the card."""
     try:
         with open(path, encoding="utf-8") as f:
             results = json.load(f)

@@ -1,4 +1,4 @@
-"""Prints commands to use after a run, for the folder in which the run was started."""
+"""Formats the commands that a user may run next, to be typed in the folder in which the run was started."""
 
 import dataclasses
 import importlib.util
@@ -16,11 +16,11 @@ from pretrainax.tokenization.base import load_tokenizer
 
 
 def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
-    """Returns a table of commands that use the model of a finished run, one per line.
+    """Returns a table of commands that use the model of a finished run, one command per line.
 
     Args:
       workdir: the workdir as the user wrote it.
-      words: arguments of the `python -m pretrainax.main` command of the run.
+      words: command-line arguments of the `python -m pretrainax.main` command that trained the run.
       folder: the local folder of the run if `workdir` is a URL.
     """
     folder = folder or workdir
@@ -28,7 +28,7 @@ def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
     prefix = workdir.rstrip("/") if folder != workdir else os.path.normpath(workdir)  # without a trailing slash
     longer = [f"--config.train.steps={2 * experiment.train.steps}", *_last_phase_open(experiment), "--extend"]
     start = f"--config.checkpoint.init_from={workdir}", f"--config.tokenizer.path={os.path.join(workdir, 'tokenizer')}"
-    recipe = [word for word in words if word.startswith("--config=")]  # the model card lists its sources
+    recipe = [word for word in words if word.startswith("--config=")]  # for the sources in the model card
     no_adapt = ["--config.checkpoint.adapt=()"] if experiment.checkpoint.adapt else []  # the shapes are already adapted
     tensorboard = _command("-m", "tensorboard.main", f"--logdir={workdir}")
     if importlib.util.find_spec("tensorboard") is None:
@@ -44,7 +44,7 @@ def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
 
 
 def _last_phase_open(experiment: Experiment) -> list[str]:
-    """Returns the flag that extends the last phase to the end of the run, if the phase has a fixed length."""
+    """Returns the flag that extends the last phase to the end of the run; [] unless this phase has a fixed length."""
     if not experiment.phases:
         return []
     *others, last = experiment.phases
@@ -53,7 +53,7 @@ def _last_phase_open(experiment: Experiment) -> list[str]:
 
 
 def to_resume(workdir: str, words: Sequence[str]) -> str:
-    """Returns the command that resumes a run: its original arguments and its workdir."""
+    """Returns the command that resumes a run, with the original arguments `words` and the workdir of the run."""
     return _command("-m", "pretrainax.main", *without(words, ["workdir"]), f"--workdir={workdir}")
 
 

@@ -1,4 +1,4 @@
-"""Compares runs that were killed and resumed with an uninterrupted run.
+"""Compares a run that was killed and resumed with an uninterrupted run.
 
 A `Trial` is a workdir and the processes that train in it. Each process is `pretrainax.verify_resume --record`, which
 calls `record`.
@@ -21,7 +21,7 @@ from pretrainax.config import Experiment, RunFailed
 from pretrainax.files.json_files import JsonObject
 from pretrainax.training.metrics import read_metrics
 
-LOSS_RTOL = 2e-5  # relative
+LOSS_RTOL = 2e-5  # relative tolerance of losses
 
 
 class Trial:
@@ -35,7 +35,7 @@ class Trial:
         self.log = os.path.join(folder, "log")
 
     def start(self, processes: int = 1) -> list[subprocess.Popen]:
-        """Starts or resumes the run in `processes` processes, which share the devices."""
+        """Starts or resumes the run in `processes` new processes, which share the devices equally. Returns them."""
         variables = [{}]
         if processes > 1:
             with socket.socket() as s:
@@ -54,7 +54,11 @@ class Trial:
             ]
 
     def finish(self, processes: int = 1) -> float:
-        """Runs to the end and returns the seconds it took; raises RunFailed with the last log line if the run fails."""
+        """Trains to the end of the run and returns the seconds that this took.
+
+        Raises:
+          RunFailed: the run failed; the message has the last line of its log.
+        """
         before = time.perf_counter()
         children = self.start(processes)
         try:
@@ -68,9 +72,9 @@ class Trial:
         return time.perf_counter() - before
 
     def kill_at(self, moments: list[int], seconds: float, resume: bool = True) -> None:
-        """Starts the run for each step of `moments`, and kills it up to `seconds` after the log of that step.
+        """Starts or resumes the run for each step of `moments`, and kills it within `seconds` of the log of that step.
 
-        resume: runs to the end afterwards.
+        resume: True trains to the end of the run after the last kill.
         """
         for moment in moments:
             children = self.start()
@@ -89,13 +93,16 @@ class Trial:
             return json.load(f)
 
     def losses(self, split: str) -> dict[int, Optional[float]]:
-        """Returns the logged loss of each step; None if it was not finite."""
+        """Returns the logged losses of a split ("train", "valid") by step; a loss is None if it was not finite."""
         path = os.path.join(self.workdir, "metrics.jsonl")
         lines = read_metrics(path) if os.path.exists(path) else []
         return {line["step"]: line["loss"] for line in lines if line["split"] == split}
 
     def batches(self) -> dict[tuple[int, int], set[str]]:
-        """Returns the set of digests of each (step, row); several digests mean that the row changed."""
+        """Returns the set of recorded digests of each (step, row).
+
+        A row has several digests if a repeated step had a different row at this place.
+        """
         digests: dict[tuple[int, int], set[str]] = {}
         for name in os.listdir(self.record):
             if name.endswith(".jsonl"):
@@ -107,7 +114,7 @@ class Trial:
         return digests
 
     def parameters(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        """Yields the final parameters, as `read_params` does, and their moving average if it exists."""
+        """Yields the final parameters, as `read_params` does, and then their moving average if it exists."""
         from pretrainax.checkpoints.params import EMA, read_params  # local import, because it imports JAX
         from pretrainax.checkpoints.steps import find_checkpoint
 
@@ -127,8 +134,8 @@ def _kill(children: list[subprocess.Popen]) -> None:
 
 
 def record(experiment: Experiment, workdir: str, folder: str) -> int:
-    """Trains as `pretrainax.main` does, and writes a line with the digests of each batch into `folder`."""
-    import jax  # local import: the comparing process must not occupy the devices
+    """Trains as `pretrainax.main` does, and writes the digests of the batches to `folder`. Returns the exit code."""
+    import jax  # local import, because the process that compares runs must not occupy the devices
 
     from pretrainax.planning.current_devices import ResolveRemat
     from pretrainax.runs.row_recorder import RowRecorder
@@ -151,7 +158,7 @@ def record(experiment: Experiment, workdir: str, folder: str) -> int:
 
 
 class Row(NamedTuple):
-    """A row of the result table."""
+    """A row of the result table: one comparison of two runs."""
 
     run: str
     what: str
@@ -164,8 +171,8 @@ def compare(run: str, whole: Trial, other: Trial, same: bool) -> Iterator[Row]:
 
     Args:
       run: label of the first row.
-      same: requires bit-identical trials. Otherwise only the batches must be identical, and losses may differ by
-        LOSSES_AGREE (relative).
+      same: True requires bit-identical trials. With False only the batches must be identical, and losses may differ
+        by LOSS_RTOL (relative).
     """
     expected, got = whole.batches(), other.batches()
     wrong = {step for (step, row), rows in expected.items() if not got.get((step, row), set()) <= rows}
@@ -192,7 +199,14 @@ def compare(run: str, whole: Trial, other: Trial, same: bool) -> Iterator[Row]:
 def compare_losses(
     run: str, what: str, pairs: list[tuple[Optional[float], Optional[float]]], missing: bool, tolerance: float
 ) -> Row:
-    """Compares pairs of losses (None: not finite); missing: True if a step has only one of the two losses."""
+    """Returns a row that compares pairs of losses.
+
+    Args:
+      run, what: first and second cell of the row.
+      pairs: the losses of both trials at each step; None: not finite.
+      missing: True if a step has only one of the two losses.
+      tolerance: largest relative difference that passes the check.
+    """
     different = [(a, b) for a, b in pairs if a != b]
     if missing:
         return Row(run, what, "different steps", False)

@@ -14,7 +14,7 @@ from pretrainax.training.callbacks import Callback
 
 
 class RowRecorder(Callback):
-    """Writes a JSON line for each batch: {"step": 7, "first_row": 0, "rows": [digest, …]}."""
+    """Writes a JSON line for each training batch: {"step": 7, "first_row": 0, "rows": [digest, …]}."""
 
     def __init__(self, experiment: Experiment, file: TextIO):
         self._experiment, self._file = experiment, file
@@ -31,7 +31,7 @@ class RowRecorder(Callback):
 
 
 def row_digests(batch: HostBatch) -> list[str]:
-    """Returns a digest of each row, over all arrays of the batch."""
+    """Returns a digest of each row of a batch, computed from all arrays of the batch."""
     digests = [hashlib.blake2b(digest_size=8) for _ in next(iter(batch.values()))]
     for name in sorted(batch):
         for digest, row in zip(digests, batch[name], strict=True):

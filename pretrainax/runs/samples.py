@@ -1,7 +1,7 @@
-"""Prints samples of a model at the end of a run: filled masks and spans, or continuations.
+"""Prints samples of a model at the end of a run: filled masks or spans, answers, or continuations.
 
 `prompted` uses the prompts of the config. Without prompts, `samples` picks the most confident predictions in examples
-of the validation split, and compares them with the truth. `show_samples` prints the samples, within a few seconds.
+of the validation split, and compares them with the true tokens. `show_samples` prints the samples within a few seconds.
 """
 
 import itertools
@@ -32,13 +32,13 @@ from pretrainax.tokenization.base import Tokenizer
 from pretrainax.training.callbacks import Callback
 from pretrainax.training.run import Run
 
-SECONDS = 5.0  # for all samples of a run, after the compilation
-_CANDIDATES = 64  # examples, evenly over the validation split
+SECONDS = 5.0  # time limit for all samples of a run, after the compilation
+_CANDIDATES = 64  # number of examples, evenly spaced in the validation split
 _SHOWN = 80  # maximum number of tokens per sample
-_PROMPT = 64  # tokens of a prompt without a prefix, and of its continuation
+_PROMPT = 64  # maximum tokens of a prompt cut from a document, and of a continuation
 _TEMPERATURE = 0.8  # of continuations
 _PROMPTED = f"prompt ⟶ filled prompt or continuation (decoders sample at temperature {_TEMPERATURE})"
-_CONTEXT = 12  # words on each side of a predicted word or span
+_CONTEXT = 12  # number of words that are shown on each side of a predicted word or span
 _TOP = 10  # the summary counts true tokens among this many most likely tokens
 _CONFIDENT = (
     "the most confident words of the model in the validation split, one per row, each with its probability: [word] if "
@@ -46,18 +46,19 @@ _CONFIDENT = (
 )
 _ANSWER = "samples of the validation split: source ⟶ [prediction] if correct, [prediction ≠ truth] if not"
 
-Stop = Callable[[bool], bool]  # argument: is the time up? Result: stop? The same in all processes
+Stop = Callable[[bool], bool]  # argument: the time is up. Result: stop now; the same in all processes
 
 
 def show_samples(
     run: Run, params: PyTree, say: Callable[[str], None], is_stopping: Callable[[], bool] = lambda: False
 ) -> None:
-    """Prints a few samples with `say`, each as soon as it is ready, after a line that explains the notation.
+    """Passes lines with a few samples to `say`, each as soon as it is ready, after a line that explains the notation.
 
-    It stops after `SECONDS`, or when `is_stopping` is True in any process. Every process of the run must call it.
+    The samples stop after `SECONDS`, or when `is_stopping` returns True in any process. Every process of the run must
+    call this function.
     """
     stopped = False
-    if run.experiment.model.head is not None:  # such a model predicts no tokens
+    if run.experiment.model.head is not None:  # a model with a task head predicts no tokens
         return
 
     def stop(is_late: bool) -> bool:
@@ -84,7 +85,7 @@ def show_samples(
 
 
 class Samples(Callback):
-    """Shows samples at the end of a run."""
+    """Logs samples at the end of a run."""
 
     part, label = "finishing", "samples"
 
@@ -100,7 +101,10 @@ class Samples(Callback):
 
 
 def prompted(loaded: LoadedModel, prompts: Sequence[str], stop: Stop = bool) -> Iterator[str]:
-    """Yields a line with the result for each prompt, or the reason if it is invalid, until `stop`."""
+    """Yields a line per prompt: its continuation, answer or filled text, or why the prompt is invalid.
+
+    stop: see `Stop`; no further line follows after it returns True.
+    """
     began = None  # time of the first result; it includes the compilation
     for prompt in prompts:
         if stop(began is not None and time.monotonic() - began > SECONDS):
@@ -136,9 +140,10 @@ def samples(
     of all true tokens. Other examples yield one line each for the `count` examples with the most letters.
 
     Args:
-      examples: without padding, all of the same kind.
-      lengths: padded lengths, so that the model compiles only once.
-      stop: see `Stop`; no further line follows once it returns True.
+      examples: without padding; all with masks, all with spans, all with answers, or all for continuation.
+      lengths: lengths to which examples are padded, so that the model compiles only once.
+      stop: see `Stop`; no further line follows after it returns True.
+      count: maximum number of samples.
     """
     words = _Words(tokenizer)
     predictor = _Predictor(model, params, lengths, words, stop)
@@ -165,13 +170,13 @@ def samples(
 
 
 def _candidates(batches: Batches) -> list[Example]:
-    """Returns the first example of up to _CANDIDATES rows, evenly spaced in the split."""
+    """Returns the first example of each of up to _CANDIDATES rows, evenly spaced in the split."""
     rows = range(0, batches.rows_per_epoch, -(-batches.rows_per_epoch // _CANDIDATES))
     return [batches.examples(row)[1][0] for row in rows]
 
 
 def _has_gaps(example: Example, tokenizer: Tokenizer) -> bool:
-    """Returns True if the model predicts masked tokens or spans, not an answer or a continuation."""
+    """Returns True if an example asks for masked tokens or spans, not for an answer or a continuation."""
     return is_gathered(example) or bool(np.isin(example["targets"], tokenizer.vocabulary.sentinels).any())
 
 
@@ -187,16 +192,16 @@ def _legend(example: Example, tokenizer: Tokenizer) -> str:
 
 
 class _Cell(NamedTuple):
-    """A position of a text: predicted and true ids."""
+    """A position of a sequence, or several positions: its predicted and its true ids."""
 
     guess: list[int]
     truth: list[int]
     is_predicted: bool = True
-    probability: float = 1.0  # of the prediction; the least of its tokens
+    probability: float = 1.0  # of the prediction; for several tokens the lowest
 
 
 class _Words:
-    """Formats ids as one line of whole words, without special pieces."""
+    """Formats token ids as one line of whole words, without most special tokens."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.vocabulary, self.pieces = tokenizer.vocabulary, tokenizer.special_pieces
@@ -207,17 +212,17 @@ class _Words:
         self.shown_specials = {vocabulary.unk, *vocabulary.sentinels}
 
     def line(self, ids: Iterable[int]) -> str:
-        """Returns the ids as one line; "¶" separates documents."""
+        """Returns the text of the ids as one line; "¶" separates documents."""
         return _one_line(self._text(ids))
 
     def cells(self, cells: Sequence[_Cell]) -> str:
-        """Returns the cells as one line, with predicted words in brackets."""
+        """Returns the text of the cells as one line, with predicted words in brackets."""
         return _one_line("".join(map(self._word, self._grouped(cells))))
 
     def excerpt(self, cells: Sequence[_Cell]) -> tuple[float, str]:
-        """Returns the probability of the most confident predicted word, and a line with its context; 0, "": none.
+        """Returns the probability of the most confident predicted word, and a line with its context.
 
-        Only predictions of at least two letters, and no other signs, count as words.
+        Only predictions of at least two characters, all letters, count as words. Without such a word, returns (0, "").
         """
         words = self._grouped(cells)
         confidence = {
@@ -237,12 +242,12 @@ class _Words:
         return text.isalpha() and len(text) > 1
 
     def _grouped(self, cells: Sequence[_Cell]) -> list[Sequence[_Cell]]:
-        """Returns the cells of each word."""
+        """Returns the cells grouped by word."""
         starts = [i for i in range(len(cells)) if i == 0 or self._is_edge(cells[i - 1].truth, cells[i].truth)]
         return [cells[start:end] for start, end in itertools.pairwise([*starts, len(cells)])]
 
     def _word(self, word: Sequence[_Cell], is_hidden: bool = False) -> str:
-        """Returns a word, in brackets if a part of it is predicted; `is_hidden`: then […] instead."""
+        """Returns the text of a word, in brackets if a part is predicted, then as […] with `is_hidden`."""
         guess = self._text(i for cell in word for i in cell.guess)
         truth = self._text(i for cell in word for i in cell.truth)
         if not any(cell.is_predicted for cell in word):
@@ -262,11 +267,11 @@ class _Words:
         return slice(start, end)
 
     def last_edge(self, ids: Sequence[int]) -> int:
-        """Returns the index of the last, possibly incomplete word; len(ids) if there is only one word."""
+        """Returns the index where the last word begins, which may be incomplete; len(ids) if there is only one word."""
         return max((i for i in range(1, len(ids)) if self._is_edge(ids[:i], ids[i:])), default=len(ids))
 
     def share_of_letters(self, example: Example) -> float:
-        """Returns the share of letters and spaces in the displayed part of an example."""
+        """Returns the share of letters and spaces in the displayed text of an example, by characters."""
         tokens = example["encoder_tokens" if is_encoder_decoder(example) else "tokens"]
         line = self.line(tokens[self.shown(tokens)].tolist())
         return sum(c.isalpha() or c == " " for c in line) / max(len(line), 1)
@@ -286,7 +291,7 @@ class _Words:
         return f" {self.pieces[i]} " if i in self.shown_specials else ""
 
     def _is_edge(self, before: Sequence[int], after: Sequence[int]) -> bool:
-        """Returns True if a word ends between two runs of ids."""
+        """Returns True if a word ends between two consecutive sequences of ids."""
         return not before or not after or bool(self.ends[before[-1]] or self.begins[after[0]])
 
 
@@ -301,18 +306,18 @@ class _Predictions(NamedTuple):
     """Predictions at K positions."""
 
     ids: list[int]
-    probabilities: list[float]  # of these ids
-    ranks: list[int]  # of the true ids, from 1
+    probabilities: list[float]  # of `ids`
+    ranks: list[int]  # of the true ids among all ids by probability, from 1
 
 
 class _Predictor:
-    """Predicts tokens of one example at a time, with one compilation for all examples."""
+    """Predicts tokens of one example at a time, with one compiled program for all examples."""
 
     def __init__(self, model: AnyModel, params: PyTree, lengths: Lengths, words: _Words, stop: Stop):
         self.params, self.lengths, self.words, self.stop = params, lengths, words, stop
         self.began: Optional[float] = None  # time of the first prediction; it includes the compilation
         vocabulary = words.vocabulary
-        rows = model.config.vocab_size  # may exceed the size of the vocabulary; the other rows mean nothing
+        rows = model.config.vocab_size  # may exceed the size of the vocabulary; the excess rows belong to no token
         self.is_text = np.isin(np.arange(rows), [*set(range(vocabulary.size)) - vocabulary.special_ids])  # [V]
         self.ranks: list[int] = []  # of the true tokens in all displayed masks and spans
 
@@ -332,15 +337,18 @@ class _Predictor:
         self._predict, self._token_inputs = predict, token_inputs(model.config, words.tokenizer)
 
     def is_over(self) -> bool:
-        """Returns True after SECONDS, or if `stop` has another reason."""
+        """Returns True if SECONDS have passed or if the run is stopping, in any process."""
         return self.stop(self.began is not None and time.monotonic() - self.began > SECONDS)
 
     def line(self, example: Example) -> str:
-        """Returns the answer or the continuation of an example, or "" after a stop."""
+        """Returns a line with the predicted answer to an example, or with its continuation; "" after a stop."""
         return self._answer(example) if is_encoder_decoder(example) else self._continuation(example)
 
     def filled(self, example: Example) -> list[_Cell]:
-        """Returns the displayed part of an example with filled masks or spans, each predicted from the true context."""
+        """Returns the cells of the displayed part of an example, with filled masks or spans.
+
+        Each prediction reads the true context, not other predictions.
+        """
         return self._masks(example) if is_gathered(example) else self._spans(example)
 
     def _masks(self, example: Example) -> list[_Cell]:
@@ -358,9 +366,10 @@ class _Predictor:
         return cells[shown]
 
     def _spans(self, example: Example) -> list[_Cell]:
-        """Returns the cells of a source with filled spans; each token sees the true tokens before it in its span.
+        """Returns the cells of the encoder input with filled spans.
 
-        Each span has its true number of tokens. Without this constraint, a small model predicts only sentinels.
+        The prediction of a token sees the true earlier tokens of its span. Each span has its true number of tokens.
+        Without this constraint, a small model predicts only sentinels.
         """
         source, targets = example["encoder_tokens"], example["targets"].tolist()
         source = source[self.words.shown(source)].tolist()
@@ -379,7 +388,7 @@ class _Predictor:
         return cells
 
     def _answer(self, example: Example) -> str:
-        """Returns a line with a source and its predicted target, at most as long as the true target."""
+        """Returns a line with the encoder input and its predicted target, cut to the length of the true target."""
         source, targets, eos = example["encoder_tokens"], example["targets"][:-1], self.words.vocabulary.eos
         predicted = self._decode(example, range(1, len(targets) + 1)[:_SHOWN], self._allowing(eos))
         if len(predicted) < min(len(targets), _SHOWN):
@@ -389,7 +398,10 @@ class _Predictor:
         return f"{self.words.line(source[:_SHOWN].tolist())}{cut} ⟶ {self.words.cells([cell])}"
 
     def _continuation(self, example: Example) -> str:
-        """Returns a continuation of the prefix, or of the first words of the longest document in a window."""
+        """Returns a line with a prompt and its continuation.
+
+        The prompt is the prefix of the example or, without a prefix, the first words of its longest document.
+        """
         words, lengths = self.words, self.lengths
         if has_prefix(example):
             start = max(int((example["prefix_mask"] == 0).argmax()), 1)
@@ -411,7 +423,7 @@ class _Predictor:
         return f"{words.line(given[words.shown(given)].tolist())} ⟶ {words.line(ended)}" if ended else ""
 
     def _allowing(self, *ids: Optional[int]) -> np.ndarray:
-        """Returns a mask [V] bool that allows text ids and `ids`."""
+        """Returns a mask [V] bool of allowed ids: the tokens that are not special, and `ids`; ignores None in `ids`."""
         allowed = self.is_text.copy()
         allowed[[i for i in ids if i is not None]] = True
         return allowed
@@ -433,7 +445,7 @@ class _Predictor:
           temperature: 0 selects the most likely id.
         """
         batch, predicted = _batch(example, lengths or self.lengths), []
-        for place in places:  # the stack is causal: later inputs have no effect
+        for place in places:  # the decoder is causal: inputs after `place` have no effect
             if self.is_over():
                 break
             predicted += self._predictions(batch, [place - 1], [0], allowed, temperature).ids
@@ -448,7 +460,13 @@ class _Predictor:
         allowed: Optional[np.ndarray] = None,
         temperature: float = 0.0,
     ) -> _Predictions:
-        """Returns the predictions at `places`, at most _SHOWN places; `allowed`: [V] bool, by default text ids."""
+        """Returns the predictions at `places`.
+
+        Args:
+          places: positions of the decoder input, at most _SHOWN.
+          truths: the true ids at `places`, to rank them.
+          allowed: [V] bool, mask of allowed ids; None: the tokens that are not special.
+        """
         padded = np.zeros((2, _SHOWN), np.int32)  # constant size, so that the model compiles only once
         padded[:, : len(places)] = places, truths
         batch, allowed = with_token_inputs(batch, self._token_inputs), self.is_text if allowed is None else allowed
@@ -458,16 +476,17 @@ class _Predictor:
 
 
 def _batch(example: Example, lengths: Lengths) -> dict[str, np.ndarray]:
-    """Returns one padded row without the arrays of the loss, so that no generator replaces tokens.
+    """Returns a batch of one padded row, without the arrays of the loss.
 
-    `with_token_inputs` recomputes the characters, because decoding changes the tokens.
+    Without these arrays, ELECTRA's generator replaces no tokens. Decoding changes the tokens, so the characters are
+    also left out: `with_token_inputs` recomputes them.
     """
     batch = collate([[example]], lengths, pad=0)
     return {name: x for name, x in batch.items() if name not in ("loss_weights", "targets", "characters")}
 
 
 def _spans_of(targets: list[int], sentinels: Sequence[int]) -> dict[int, range]:
-    """Returns the positions of the span of each sentinel; `<X> for inviting <Y> last </s>` gives {X: 1 to 2, Y: 4}."""
+    """Returns the positions of the span after each sentinel; `<X> for inviting <Y> last </s>`: {X: 1 to 2, Y: 4}."""
     starts = [place for place, i in enumerate(targets) if i in sentinels]
     ends = [*starts[1:], len(targets) - 1]
     return {targets[start]: range(start + 1, end) for start, end in zip(starts, ends, strict=True)}

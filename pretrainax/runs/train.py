@@ -1,4 +1,4 @@
-"""The entry points of the commands: training with start, generated answers, samples and export check."""
+"""Trains or opens a run with all features of the commands: header, samples, generated outputs and export check."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +28,14 @@ def train(
     callbacks: Sequence[Callback] = (),
     start: Optional[Start] = None,
 ) -> int:
-    """Trains a run to its end or until a signal, and returns the exit code; arguments as in `training.train.train`.
+    """Trains a run to its end or until a signal, and returns the exit code.
 
-    start: None uses the start of the config.
+    Further arguments are as in `training.train.train`.
+
+    Args:
+      paper: facts about the paper that the config reproduces, for the header.
+      callbacks: in addition to the callbacks of this module.
+      start: builds and initializes the model; None: as the config selects (`TrainedStart`).
     """
     write = AnswerWriter()
     called = [header.Header(paper), write, ExportCheck(), *callbacks, FinalReport(), Samples()]
@@ -43,7 +48,12 @@ def open_run(
     prepare_data: Callable[[Experiment], Prepared] = prepare,
     start: Optional[Start] = None,
 ) -> Iterator[Run]:
-    """Opens a run for access to its data, model and validation; arguments as in `training.run.open_run`."""
+    """Opens a run for access to its data, model and validation.
+
+    Args:
+      prepare_data: prepares the data of a config, as `prepare` does.
+      start: builds and initializes the model; None: as the config selects (`TrainedStart`).
+    """
     check_answers(experiment)
     with run.open_run(experiment, prepare_data, start=start or TrainedStart(), write=AnswerWriter()) as opened:
         yield opened

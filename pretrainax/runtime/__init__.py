@@ -1,1 +1,1 @@
-"""The process and its machine: devices, clocks, signals, and the other processes of a run."""
+"""Code for one process of a run and its machine: devices, clocks, signals, and communication between processes."""

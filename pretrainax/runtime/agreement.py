@@ -1,4 +1,4 @@
-"""Checks that all processes of a run use the same inputs: data, tokenizer, and model of the hub."""
+"""Checks that all processes of a run use the same inputs: data, tokenizer, and the model from the hub."""
 
 import hashlib
 
@@ -10,12 +10,12 @@ from pretrainax.config import UserError
 
 
 def check_same(what: str, value: str, advice: str) -> None:
-    """Raises UserError in all processes unless all have the same value; every process must call it.
+    """Raises UserError in all processes unless all have the same `value`; every process must call this function.
 
     Args:
       what: name of the value, at the start of the error message.
-      value: value of this process, as text.
-      advice: end of the error message.
+      value: value in this process, as text.
+      advice: what the user can do, at the end of the error message.
     """
     if jax.process_count() == 1:
         return

@@ -1,8 +1,8 @@
 """Accelerators: peak rates, memory, network and price of each device type.
 
 Rates are the specifications of the vendors; the comments name the sources. "Recalled" marks values that were written
-from memory and not checked against a source: check them before money depends on them. A program reaches less than the
-peak rate; `planning.roofline` has the share that it assumes.
+from memory and not checked against a source: check them before money depends on them. Programs do not reach the peak
+rates; `planning.roofline` has the fractions of the peak rates that the plan assumes.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ class Chip:
     name: str
     device_kinds: tuple[str, ...]  # lower-case substrings of jax.Device.device_kind
     peak_flops: float  # dense bfloat16 FLOP/s
-    memory_bytes: int  # usable by a program
-    memory_rate: float  # B/s
-    link_rate: float  # B/s of a device into the fast network (ICI, NVLink), one direction, sum of all links
-    torus: int  # dimensions of that network; 0: each device of a host links to all others
-    network_rate: float  # B/s of a device between hosts (GPU) or slices (TPU), one direction
-    devices_per_host: int  # GPUs: the devices that NVLink connects
-    price: Optional[float] = None  # USD per device and hour, on demand
+    memory_bytes: int  # memory that a program can use
+    memory_rate: float  # B/s between the memory and the cores
+    link_rate: float  # B/s per device in one direction of the fast network (ICI, NVLink), sum of all links
+    torus: int  # dimensions of the fast network; 0: every device of a host is linked to all others
+    network_rate: float  # B/s per device between hosts (GPU) or slices (TPU), one direction
+    devices_per_host: int  # for GPUs the number of devices that NVLink connects
+    price: Optional[float] = None  # USD per device and hour, on demand; None: unknown
     devices_per_chip: int = 1
 
     @property
@@ -33,21 +33,21 @@ class Chip:
 
     @property
     def platform(self) -> str:
-        """Returns the name of the platform in JAX."""
+        """Returns the name that JAX uses for the platform of the device, "tpu" or "gpu"."""
         return "tpu" if self.is_tpu else "gpu"
 
 
-# TPU. FLOP/s, memory rate and links: the pages "TPU v5e", "v5p" and "v6e" of docs.cloud.google.com/tpu/docs, whose
+# TPU. FLOP/s, memory rate and links: the pages "TPU v5e", "v5p" and "v6e" of docs.cloud.google.com/tpu/docs. Their
 # "bidirectional inter-chip interconnect bandwidth per chip" (400, 1,200 and 800 GB/s) is twice link_rate; v4 recalled.
 # Memory: the limit in the out-of-memory error of libtpu 0.0.42, slightly less than the 32, 16, 95 and 32 GB of the
 # pages. Network, from the same pages: v5p 50 Gb/s per chip; v5e and v6e 2 × 100 and 4 × 200 Gb/s per 8 chips; v4
-# recalled. Devices per host: in slices of several hosts. Prices: Google's list, lowest US region, 2025, recalled.
-# TPU7x (Ironwood): the page "TPU7x" there. A chip has 2,307 TFLOP/s, 7,380 GB/s, 192 GiB, 1,200 GB/s of links in both
-# directions and a network of 100 Gb/s. It is two devices in JAX, each with half of these values. Memory: also the limit
-# of libtpu. No price was found.
+# recalled. Devices per host: for slices of several hosts. Prices: Google's list, lowest US region, 2025, recalled.
+# TPU7x (Ironwood): the page "TPU7x" of that site. A chip has 2,307 TFLOP/s, 7,380 GB/s, 192 GiB, 1,200 GB/s of links in
+# both directions and a network of 100 Gb/s. It is two devices in JAX, each with half of these values. Memory: also the
+# limit of libtpu. No price was found.
 # GPU. NVIDIA's data sheets of A100 80 GB, H100 SXM and H200 SXM; recalled except for the peak and memory rates. The
-# sheets also list FLOP/s with sparsity, twice the values here. Memory: the value that CUDA reports for the 80 and
-# 141 GB of the sheets, in GiB, recalled. Links: NVLink, half of the value of the sheets, which counts both directions.
+# sheets also list FLOP/s with sparsity, twice the values below. Memory: the value in GiB that CUDA reports for the 80
+# and 141 GB of the sheets, recalled. Links: NVLink, half of the value of the sheets, which counts both directions.
 # Network: one InfiniBand port per device, 400 Gb/s in DGX H100 and H200, 200 Gb/s in DGX A100, recalled. Prices: an
 # eighth of Amazon's p4de, p5 and p5en instances, 2025, recalled.
 # B200 and GB200: FLOP/s from NVIDIA's "Blackwell Architecture Technical Brief" for HGX B200 (1,000 W) and GB200 NVL72
@@ -57,7 +57,7 @@ class Chip:
 # recalled. In a GB200 NVL72, NVLink connects the 72 devices of a rack, so a rack counts as one host here, although it
 # has 18 hosts of four devices. Price of B200: Amazon's p6-b200, 2025, recalled. GB200 has no price on demand.
 _TABLE = (
-    # name, device_kinds, FLOP/s, memory, B/s, links, torus, network, a host, price
+    # name, device_kinds, peak_flops, memory_bytes, memory_rate, link_rate, torus, network_rate, devices_per_host, price
     Chip("v4", ("tpu v4",), 275e12, int(30.75 * GIB), 1228 * GB, 300 * GB, 3, 6.25 * GB, 4, 3.22),
     Chip("v5e", ("tpu v5 lite", "tpu v5e"), 197e12, int(15.75 * GIB), 819 * GB, 200 * GB, 2, 3.125 * GB, 4, 1.20),
     Chip("v5p", ("tpu v5p", "tpu v5"), 459e12, int(95.74 * GIB), 2765 * GB, 600 * GB, 3, 6.25 * GB, 4, 4.20),
@@ -73,11 +73,11 @@ CHIPS = {chip.name: chip for chip in _TABLE}
 
 
 def chip_of(device_kind: str) -> Optional[Chip]:
-    """Returns the chip of a `jax.Device.device_kind`, or None if it is unknown, for example a CPU."""
+    """Returns the chip for a `jax.Device.device_kind`, or None if the device kind is unknown, for example for a CPU."""
     return next((chip for chip in _TABLE if any(kind in device_kind.lower() for kind in chip.device_kinds)), None)
 
 
 def peak_flops(device_kind: str) -> Optional[float]:
-    """Returns the dense bfloat16 FLOP/s of a `jax.Device.device_kind`, or None if it is unknown."""
+    """Returns the peak dense bfloat16 FLOP/s for a `jax.Device.device_kind`, or None if the device kind is unknown."""
     chip = chip_of(device_kind)
     return chip and chip.peak_flops

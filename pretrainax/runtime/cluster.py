@@ -1,4 +1,4 @@
-"""Detects whether a run has several processes, and gives access to the state that they share."""
+"""Detects whether a run has several processes, and gives access to the store that the processes share."""
 
 import glob
 import importlib.util
@@ -17,10 +17,11 @@ _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID",
 def is_multi_process() -> bool:
     """Returns True if the environment or the TPU of this process belongs to a run of several processes.
 
-    The checks follow the order in which `jax.distributed.initialize` looks for a launcher. The first launcher decides.
+    The checks follow the order in which `jax.distributed.initialize` looks for a launcher. The first launcher that it
+    finds decides.
 
     Raises:
-      RunFailed: the metadata server of a TPU machine does not return the number of machines.
+      RunFailed: the metadata server of a Google Cloud TPU does not return the machines of the TPU.
     """
     environment = os.environ
     if any(name in environment for name in ("JAX_COORDINATOR_ADDRESS", *PROCESS_VARIABLES)):
@@ -37,7 +38,7 @@ def is_multi_process() -> bool:
             workers = _metadata("worker-network-endpoints")
             if workers is not None:
                 return "," in workers or _slices_of_metadata() > 1
-    # A pod of an indexed Kubernetes Job. JAX queries the cluster for the rest and requires the package `kubernetes`.
+    # A pod of an indexed Kubernetes Job. JAX reads the other settings from the cluster, with the package `kubernetes`.
     indexed = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys()
     return indexed and importlib.util.find_spec("kubernetes") is not None
 
@@ -49,14 +50,22 @@ def _has_tpu() -> bool:
 
 
 def _slices_of_metadata() -> int:
-    """Returns the number of slices of a Compute Engine TPU, from lines "NAME: 'value'" of its attribute tpu-env."""
+    """Returns the number of slices of a Compute Engine TPU.
+
+    The number is in MEGASCALE_NUM_SLICES: in the environment, or in the machine attribute tpu-env, which has lines
+    "NAME: 'value'". Without it, the TPU has one slice.
+    """
     lines = (line.partition(":") for line in (_metadata("tpu-env") or "").splitlines())
     pairs = {name.strip(): value.strip().strip("'") for name, _, value in lines}
     return int(os.environ.get("MEGASCALE_NUM_SLICES") or pairs.get("MEGASCALE_NUM_SLICES") or 1)
 
 
 def _metadata(key: str, tries: int = 6) -> Optional[str]:
-    """Returns an attribute of this Compute Engine machine, or None if the attribute does not exist."""
+    """Returns the attribute `key` of this Compute Engine machine, or None if the attribute does not exist.
+
+    Raises:
+      RunFailed: the metadata server did not respond in `tries` attempts.
+    """
     server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
     url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
@@ -78,10 +87,12 @@ def _metadata(key: str, tries: int = 6) -> Optional[str]:
 
 
 def distributed_state() -> Any:
-    """Returns the state that `jax.distributed.initialize` creates: `client` (of the key-value store that all processes
-    share), `process_id`, `num_processes` and `coordinator_address`.
+    """Returns the state that `jax.distributed.initialize` creates.
 
-    NOTE This is the only private name of JAX in the package. The store has no public name (jax 0.10.2).
+    The fields are `client` (of the key-value store that all processes share), `process_id`, `num_processes` and
+    `coordinator_address`.
+
+    NOTE This is the only private name of JAX in the package. The store has no public name (jax 0.10.2). The public
     `jax.process_index()` would start the backend, which waits for the other processes before the watchdog runs.
     """
     from jax._src import distributed

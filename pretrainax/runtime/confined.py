@@ -1,8 +1,8 @@
-"""Calls functions on untrusted input in a separate process, with budgets of time and memory.
+"""Calls functions on untrusted input in a separate process, with limits on time and memory.
 
 A regular expression or a template of an untrusted file may run forever or use all memory, inside a library that neither
-a signal nor an exception interrupts. The system kills the separate process at the time limit, and allocations beyond
-the memory limit fail. The process returns JSON, so it can only return data.
+a signal nor an exception can interrupt. The system kills the separate process at the time limit, and allocations
+beyond the memory limit fail. The process returns JSON, so the result can only be data.
 
 The process executes the file of the function without importing the packages that contain it. The file should therefore
 import few modules.
@@ -21,22 +21,22 @@ from typing import Optional
 from pretrainax.files.errors import UserError, shortened
 
 _CHILD = os.path.join(os.path.dirname(__file__), "confined_child.py")
-# Environment variables that the process needs. Other variables may hold secrets.
+# Environment variables that the separate process gets. Other variables may contain secrets.
 _NAMES = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 
 
 class Confined:
-    """A function in a separate process, which starts at the first call (30 ms plus imports) and then stays."""
+    """A function in a separate process, which starts at the first call (30 ms plus imports) and serves all calls."""
 
     def __init__(self, file: str, function: str, seconds: float, gib: float):
-        """Sets the function and its budgets.
+        """Sets the function and its limits.
 
         Args:
-          file: a Python file that imports no module of this project.
+          file: the Python file that defines the function. It must not import modules of this project.
           function: name of the function. It takes JSON values, returns a list of JSON values, and raises ValueError for
             invalid input.
           seconds: time limit of one call.
-          gib: limit on the address space in GiB (2^30 bytes); Linux enforces it.
+          gib: limit on the address space in GiB (2^30 bytes). Linux enforces it, macOS does not.
         """
         self._command = [sys.executable, "-P", _CHILD, file, function, str(seconds), str(int(gib * 2**30))]
         self._seconds, self._gib = seconds, gib
@@ -44,13 +44,14 @@ class Confined:
         self._ended: Optional[weakref.finalize] = None
 
     def call(self, what: str, **arguments: object) -> list:
-        """Calls the function in the process and returns its result.
+        """Calls the function in the separate process and returns its result.
 
         Args:
-          what: the input and its origin, at the start of an error message.
+          what: description of the input and its origin, at the start of an error message.
+          arguments: JSON values, the keyword arguments of the function.
 
         Raises:
-          UserError: the input is invalid, or the call exceeds a budget.
+          UserError: the input is invalid, or the call exceeds a limit.
         """
         with self._lock:
             if self._process is None or self._owner != os.getpid():  # a fork must not use the pipes of its parent
@@ -62,7 +63,7 @@ class Confined:
                     process.stdin.write(json.dumps(arguments).encode() + b"\n")
                     process.stdin.flush()
                 line = process.stdout.readline()
-            except BaseException:  # also Ctrl-C: the next call must not read the result of this one
+            except BaseException:  # also Ctrl-C: the next call must not read the result of this call
                 self.close()
                 raise
             if not line.endswith(b"\n"):
@@ -81,7 +82,7 @@ class Confined:
         self._owner, self._ended = os.getpid(), weakref.finalize(self, _end, self._process, os.getpid())
 
     def close(self) -> None:
-        """Ends the process; the next call starts a new process."""
+        """Ends the separate process; the next call starts a new one."""
         if self._ended is not None:
             self._ended()
         self._process = None

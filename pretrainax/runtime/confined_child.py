@@ -1,8 +1,8 @@
-"""The child process of `confined.Confined`: reads calls of one function as JSON lines and writes a JSON line for each.
+"""The child process of `confined.Confined`: reads JSON lines with calls of one function, and writes the results.
 
     python confined_child.py FILE FUNCTION SECONDS BYTES
 
-SECONDS and BYTES are the budgets of time and memory. This file imports only the standard library, and executes FILE
+SECONDS and BYTES are the limits on time and memory. This file imports only the standard library, and executes FILE
 without importing the packages that contain it.
 """
 
@@ -16,7 +16,7 @@ import sys
 
 
 def serve(file: str, name: str, seconds: float, size: int) -> None:
-    """Reads arguments of calls from standard input, and writes the results to standard output.
+    """Reads the arguments of each call from standard input, and writes the result of each call to standard output.
 
     Args:
       seconds: time limit of one call. The system then kills the process, even inside a library.

@@ -1,4 +1,4 @@
-"""The local folder of a run: the workdir itself, or for an object store a local copy in each process."""
+"""Opens the local folder of a run: the workdir itself or, for an object store, a local copy in each process."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from pretrainax.storage import places
 
 @contextlib.contextmanager
 def local_folder(workdir: str, local_dir: Optional[str] = None) -> Iterator[str]:
-    """Yields the local folder to train in, as `places.working_copy` does; process 0 opens it first.
+    """Yields the local folder in which a run trains, as `places.working_copy` does; process 0 opens the folder first.
 
-    Call it right after `host.start_jax`.
+    Call this function directly after `host.start_jax`.
     """
     if not is_url(workdir):
         yield workdir

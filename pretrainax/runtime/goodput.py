@@ -1,13 +1,13 @@
-"""Measures how a run spends its time, from its first start to its end, over all restarts.
+"""Measures how a run spends its time, from its first start to its end, including all restarts.
 
-Goodput is the time of new steps divided by the total time. Repeated steps do not count as goodput.
+Goodput is the time of new steps divided by the total time. Steps that are repeated after a restart do not count.
 
-A start is one process, from its beginning to its last save of this file. Every second of a start belongs to one part:
-a key of PARTS, or the part of a user's callback. The time between two starts is a part too.
+A "start" is one process of the run, from its beginning to its last write of goodput.json. Every second of a start
+belongs to one part: a key of PARTS, or the part of a user's callback. The time between two starts is the part "down".
 
-`goodput.json` in the workdir holds the seconds of each start. The run rewrites the whole file at each log, so after a
-kill the time since the last log counts as time between starts. If the workdir is in an object store, the last entry
-also has "last_sent": the newest step with a complete checkpoint in the store at that time.
+`goodput.json` in the workdir has the seconds of each start by part. The run rewrites the whole file at each log, so
+after a kill the time since the last log counts as time between starts. If the workdir is in an object store, the last
+entry also has "last_sent": the newest step with a complete checkpoint in the object store at that time.
 """
 
 import contextlib
@@ -40,10 +40,15 @@ PARTS = {
 
 
 class Goodput:
-    """The clock of this start; it counts the time for one part at a time, "starting" at first."""
+    """Measures the time of this process; each second counts for the current part, which is "starting" at first."""
 
     def __init__(self, workdir: str, age: float = 0.0, primary: bool = True):
-        """age: seconds since the start began; primary: only the primary process reads and writes the file."""
+        """Begins the measurement, and reads the earlier starts of the run.
+
+        Args:
+          age: seconds since this process started.
+          primary: True for the one process of the run that reads and writes goodput.json.
+        """
         self.path, self.primary = os.path.join(workdir, "goodput.json"), primary
         self._earlier, self.damaged = _read(self.path) if primary else ([], 0)  # damaged: number of invalid entries
         self.furthest = max((start["step"] for start in self._earlier), default=0)  # highest step of all starts
@@ -51,19 +56,19 @@ class Goodput:
         self._began, self._part, self._since = time.time() - age, "starting", time.perf_counter()
 
     def age(self) -> float:
-        """Returns the seconds since the start began."""
+        """Returns the seconds since this process started."""
         self.to(self._part)
         return sum(self._seconds.values())
 
     def to(self, part: str) -> None:
-        """Counts the time from now on for `part`."""
+        """Counts the time from now on for `part`, until the next call."""
         now = time.perf_counter()
         self._seconds[self._part] = self._seconds.get(self._part, 0.0) + now - self._since
         self._part, self._since = part, now
 
     @contextlib.contextmanager
     def on(self, part: str) -> Iterator[None]:
-        """Counts the time inside this context for `part`, and later time for the previous part."""
+        """Counts the time inside this context for `part`, and the time after the context for the previous part."""
         before = self._part
         self.to(part)
         try:
@@ -79,7 +84,10 @@ class Goodput:
             self.to(part)
 
     def save(self, done: bool = False) -> None:
-        """Writes the file. done: the run has ended, so the time until the next start does not count."""
+        """Writes goodput.json.
+
+        done: True if the run has ended, so that the time until a later start (of an extended run) does not count.
+        """
         if not self.primary:
             return
         self.to(self._part)
@@ -90,7 +98,7 @@ class Goodput:
             write_atomically(self.path, json.dumps([*self._earlier, start], indent=1))
 
     def table(self) -> str:
-        """Returns the table of parts in order, without parts of less than 0.05 s."""
+        """Returns a text with the goodput and a table of the seconds of each part, without parts below 0.05 s."""
         self.to(self._part)
         starts = [*self._earlier, {"began": self._began, "done": False, "seconds": self._seconds}]
         seconds = total(starts)
@@ -108,7 +116,10 @@ class Goodput:
 
 
 def total(starts: list[dict]) -> dict[str, float]:
-    """Returns the seconds of each part over all starts; their sum is the time since the first start began."""
+    """Returns the seconds of each part, summed over all starts, and of the time between starts ("down").
+
+    The time after a start that ended the run does not count.
+    """
     parts = dict.fromkeys([*PARTS, *(part for start in starts for part in start["seconds"])])
     seconds = {part: sum(start["seconds"].get(part, 0.0) for start in starts) for part in parts}
     for start, following in zip(starts, starts[1:], strict=False):
@@ -128,7 +139,10 @@ def process_age() -> float:
 
 
 def _read(path: str) -> tuple[list[dict], int]:
-    """Returns the earlier starts and the number of invalid entries, which must not stop the training."""
+    """Returns the valid starts in a goodput.json, and the number of invalid entries.
+
+    A damaged file raises no error, because it must not stop the training.
+    """
     try:
         with open(path, encoding="utf-8") as f:
             entries = json.load(f)
@@ -142,7 +156,7 @@ def _read(path: str) -> tuple[list[dict], int]:
 
 
 def _start(entry: Any) -> Optional[dict]:
-    """Returns an entry of the file with the seconds of all parts, or None if the entry is invalid."""
+    """Returns an entry of goodput.json, with 0 s for missing parts; None if the entry is invalid."""
     try:
         values = {name: entry[name] for name in ("began", "step", "done", "seconds")}
         values["seconds"] = dict.fromkeys(PARTS, 0.0) | values["seconds"]

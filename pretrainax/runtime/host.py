@@ -15,13 +15,13 @@ from pretrainax.runtime.cluster import PROCESS_VARIABLES, is_multi_process
 from pretrainax.runtime.libtpu import overlap_gathers
 from pretrainax.storage.copies import copy_of
 
-_FEW_FILES, _MANY_FILES = 128, 1 << 16  # enough for a small run; more than any run needs
-# <malloc.h>: parameters of mallopt(3)
+_FEW_FILES, _MANY_FILES = 128, 1 << 16  # limits on open files: enough for a small run; more than any run needs
+# Parameters of mallopt(3), from <malloc.h>.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
 def tune_malloc() -> None:
-    """Configures malloc of glibc (Linux) so that freed memory stays in the process.
+    """Configures glibc's malloc (on Linux) so that the process keeps freed memory.
 
     By default glibc maps and unmaps every block above 32 MB. A training step on a CPU then spends half of its time in
     page faults.
@@ -34,11 +34,11 @@ def tune_malloc() -> None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_ARENA_MAX, 1)  # threads share free memory
         mallopt(_M_TRIM_THRESHOLD, -1)  # never return memory to the system
-        mallopt(_M_TOP_PAD, 1 << 28)  # bytes to request beyond the need
+        mallopt(_M_TOP_PAD, 1 << 28)  # additional bytes to request from the system
 
 
 def raise_open_file_limit() -> None:
-    """Raises the limit on open files as far as the system allows; raises UserError if a run needs more."""
+    """Raises the limit on open files as far as the system allows; raises UserError if that is too low for a run."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     new_limit = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
     if new_limit < _FEW_FILES:
@@ -50,7 +50,7 @@ def raise_open_file_limit() -> None:
 
 
 def start_jax(experiment: Experiment) -> None:
-    """Sets the flags of libtpu, enables the persistent compilation cache and joins the other processes of the run."""
+    """Sets libtpu's flags, enables the persistent compilation cache, and connects to the other processes of the run."""
     raise_open_file_limit()
     overlap_gathers()
     enable_compilation_cache(experiment.data.cache_dir)
@@ -58,7 +58,7 @@ def start_jax(experiment: Experiment) -> None:
 
 
 def enable_compilation_cache(cache_dir: str) -> None:
-    """Enables the persistent compilation cache; call it before the first compilation.
+    """Enables the persistent compilation cache; call this function before the first compilation.
 
     The cache is in JAX_COMPILATION_CACHE_DIR, or in a folder of `cache_dir` if the variable is not set.
     """
@@ -70,11 +70,15 @@ def enable_compilation_cache(cache_dir: str) -> None:
 
 
 def start_devices() -> None:
-    """Starts the devices of JAX_PLATFORMS or, by default, of the fastest kind; raises UserError if JAX cannot."""
+    """Starts JAX's devices of the platform JAX_PLATFORMS or, by default, of the fastest platform that is available.
+
+    Raises:
+      UserError: JAX cannot start the devices.
+    """
     requested, log, reasons = os.environ.get("JAX_PLATFORMS"), logging.getLogger("jax._src.xla_bridge"), []
 
     def is_no_failure(record: logging.LogRecord) -> bool:
-        """Filters out the traceback of a failed plugin, and stores the reason for the error message."""
+        """Logging filter: drops the traceback of a failed plugin, and stores the reason for the error message."""
         failed = record.exc_info and record.exc_info[1]
         reasons.extend([str(failed)] if failed else [])
         return not failed
@@ -97,10 +101,10 @@ def start_devices() -> None:
 
 
 def _join_processes() -> None:
-    """Joins the other processes of the run with `jax.distributed`, if there are several.
+    """Connects this process to the other processes of the run with `jax.distributed`, if the run has several processes.
 
-    JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID define the run. Without them
-    JAX detects SLURM, Open MPI, Kubernetes or the TPU.
+    JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID define the run. Without
+    them, JAX detects SLURM, Open MPI, Kubernetes or the TPU.
     """
     if not is_multi_process():
         return
@@ -126,6 +130,9 @@ def _join_processes() -> None:
 
 
 def _bind_address(address: str) -> Optional[str]:
-    """Returns the address that process 0 binds: the given one if it is local, else None for JAX's default."""
+    """Returns the address on which process 0 listens: `address` if it is an address of this machine.
+
+    Returns None otherwise, which selects JAX's default.
+    """
     host = address.rpartition(":")[0].strip("[]")
     return address if host == "localhost" or host.startswith("127.") or host == "::1" else None

@@ -13,7 +13,7 @@ ACCEPTED = "a profile of the next steps follows"
 
 
 class ProfileRequest:
-    """Handles SIGUSR1 after `listen`; `requested` is True until the profile begins.
+    """Handles SIGUSR1 after a call of `listen`; after a signal, `requested` is True until the profile begins.
 
     Python runs a signal handler when the main thread returns to Python code, at the latest between two steps. Until
     then the signal is pending, and the process continues.
@@ -21,17 +21,17 @@ class ProfileRequest:
 
     def __init__(self):
         self.requested = False
-        self.refusal = ""  # why a profile is not possible now; "": it is possible
-        self._receiver: Optional[subprocess.Popen] = None  # the process that receives the signal instead
+        self.refusal = ""  # why a profile is not possible now; "": a profile is possible
+        self._receiver: Optional[subprocess.Popen] = None  # the process to which the signal is forwarded
 
     def listen(self) -> "ProfileRequest":
-        """Installs the handler in this process and unblocks the signal; the handler also gets a pending signal."""
+        """Installs the handler in this process, and unblocks the signal; the handler also receives a pending signal."""
         signal.signal(SIGNAL, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [SIGNAL])
         return self
 
     def forward_to(self, child: subprocess.Popen) -> None:
-        """Forwards the signal to `child` from now on, and forwards a request that is still open."""
+        """Forwards the signal to `child` from now on; also forwards a request for which no profile has begun."""
         self._receiver = child
         if self.requested:
             self.requested = False
@@ -49,7 +49,7 @@ class ProfileRequest:
 
 @contextlib.contextmanager
 def blocked_signal() -> Iterator[None]:
-    """Blocks the signal in this process, and in processes that start in this context until they call `listen`."""
+    """Blocks SIGUSR1 in this process inside the context; a process that starts in it blocks SIGUSR1 until `listen`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])
     try:
         yield

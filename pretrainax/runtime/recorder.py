@@ -1,14 +1,15 @@
 """Writes profiles of a run: a trace of a few steps for xprof and Perfetto, and the device memory for pprof.
 
-A profile is a folder below WORKDIR/profiles/plugins/profile, where xprof and TensorBoard search for profiles. Its name
-is the number of its first step. Each process that takes part writes three files into it:
+A profile is a folder below WORKDIR/profiles/plugins/profile, where xprof and TensorBoard search for profiles. The name
+of the folder contains the number of the first step of the profile, "step_1000". Each recorded process writes three
+files into this folder:
 
     process_0.xplane.pb       the trace, with the compiled programs (xprof; pretrainax.profile)
     process_0.trace.json.gz   the same for ui.perfetto.dev
     process_0.memory.prof     the arrays on the devices at its end, and the code that allocated them (pprof)
 
-`config.train.profile_steps` requests a profile from all processes. SIGUSR1 requests one from the process that receives
-it, independent of the other processes.
+`config.train.profile_steps` requests a profile from all processes. SIGUSR1 requests a profile from the process that
+receives the signal, independent of the other processes.
 """
 
 import contextlib
@@ -24,8 +25,8 @@ import jax
 from pretrainax.runtime.profile_request import ProfileRequest
 from pretrainax.storage.places import with_urls
 
-STEP = "train_step"  # name of a step in a trace
-FOLDER = os.path.join("profiles", "plugins", "profile")  # in the workdir
+STEP = "train_step"  # name of a training step in a trace
+FOLDER = os.path.join("profiles", "plugins", "profile")  # folder of all profiles, below the workdir
 ON_REQUEST = 3  # number of steps in a profile that a signal requests
 
 
@@ -47,7 +48,7 @@ def files_of(directory: str, process: int) -> Files:
 class Recorder:
     """Starts and stops the profiles of a run between steps, when the devices are idle.
 
-    The first step of a start includes the compilation and is never in a profile.
+    The first step after the start of the process includes the compilation, so it is never in a profile.
     """
 
     def __init__(
@@ -60,11 +61,13 @@ class Recorder:
         report: Optional[Callable[[str], str]],
         note: Callable[[str], None],
     ):
-        """
+        """Sets the requested profiles, and logs which of the configured steps cannot be profiled.
+
         Args:
           steps: the steps of `train.profile_steps`; empty: none.
-          first, last: first and last step of this start.
-          report: returns a summary of a trace file; None: no summary.
+          first, last: first and last step that this process trains.
+          request: the requests of SIGUSR1.
+          report: returns a summary of the trace file at a path; None: no summary.
           note: logs a line.
         """
         self._workdir, self._first, self._last, self._request = workdir, first, last, request
@@ -79,13 +82,13 @@ class Recorder:
             note(f"profile limited to steps {_span(self._configured)}: the first step of this start, {first}, compiles")
 
     def begins_at(self, step: int) -> bool:
-        """Returns True if a profile begins with `step`, the next step."""
+        """Returns True if a profile must begin before `step`, the next step."""
         if self._end or step == self._first:
             return False
         return self._request.requested or bool(self._configured) and step == self._configured[0]
 
     def begin(self, step: int) -> None:
-        """Begins a profile with this step."""
+        """Begins a profile whose first step is `step`."""
         is_configured = bool(self._configured) and step == self._configured[0]
         end = self._configured[-1] if is_configured else min(step + ON_REQUEST - 1, self._last)
         self._configured = range(0) if is_configured else self._configured  # a rollback must not repeat it
@@ -102,15 +105,18 @@ class Recorder:
         self._request.requested = False
 
     def seen(self, step: int) -> None:
-        """Records `step` as the current step."""
+        """Stores that `step` has been trained, for the name of an unfinished profile."""
         self._current = step
 
     def ends_at(self, step: int) -> bool:
-        """Returns True if the current profile ends with `step`, the last finished step."""
+        """Returns True if a profile is active and must end after `step`, the last finished step."""
         return bool(self._end) and step >= self._end
 
     def end(self, report: bool = True) -> None:
-        """Stops the profile and writes its files; process 0 also logs the summary of the trace."""
+        """Stops the active profile and writes its files.
+
+        report: True also logs the summary of the trace, in process 0.
+        """
         span, self._end, self._request.refusal = range(self._start, self._current + 1), 0, ""
         with self._or_without("written"):
             jax.profiler.stop_trace()
@@ -129,7 +135,7 @@ class Recorder:
         shutil.rmtree(self._traces, ignore_errors=True)
 
     def close(self) -> None:
-        """Ends an unfinished profile, and logs a request that came too late."""
+        """Ends an unfinished profile, and logs that a request of SIGUSR1 came too late."""
         if self._end:
             self.end(report=False)
         if self._request.requested:
@@ -138,7 +144,10 @@ class Recorder:
 
     @contextlib.contextmanager
     def _or_without(self, what: str):
-        """Logs an error of the context in one line, so that a profile never ends the run."""
+        """Catches an error in the context and logs it in one line, so that a failed profile never ends the run.
+
+        what: "begun" or "written", for the log.
+        """
         try:
             yield
         except (OSError, RuntimeError, ValueError) as error:

@@ -8,14 +8,17 @@ import threading
 import time
 
 PREEMPTED = 75  # EX_TEMPFAIL of <sysexits.h>: run the same command again
-_SAME_SIGNAL_SECONDS = 0.5  # signals within it count as one: Linux reports the death of a parent once per thread
+_SAME_SIGNAL_SECONDS = 0.5  # repeated signals within it count as one: Linux sends one per thread of a dead parent
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PARENT = "PRETRAINAX_PARENT"  # environment variable: process ID of the process that started this run
-_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+_PR_SET_PDEATHSIG = 1  # constant of <sys/prctl.h>
 
 
 def end_with_parent() -> None:
-    """Ends this process if PARENT is set and the parent is dead; on Linux, also when the parent dies later."""
+    """Ends this process if the environment variable PARENT is set and that process is dead.
+
+    On Linux, also ends this process when that process dies later.
+    """
     if PARENT in os.environ:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -27,12 +30,12 @@ class PreemptionHandler:
     """Catches the signals `ENDING`: the first one requests a save and an exit, a second one exits immediately.
 
     A terminal that closes may send SIGHUP twice, or after another signal. SIGHUP therefore never counts as the second
-    signal. `nohup` ignores SIGHUP, and this class does not change that.
+    signal. `nohup` ignores SIGHUP, and this class keeps ignoring it then.
 
     `answer` is the message that the first signal prints.
 
     Python runs a signal handler only when the main thread returns to Python code. A main thread that waits for a device
-    may never return. The signals therefore go through a pipe to a thread.
+    may never return to Python. The signals therefore go through a pipe to a thread.
     """
 
     def __enter__(self):
@@ -53,7 +56,7 @@ class PreemptionHandler:
         os.close(self._writing)  # ends the thread
 
     def _listen(self, reading: int) -> None:
-        first_time = 0.0  # of the first signal
+        first_time = 0.0  # time of the first signal
         with open(reading, "rb", buffering=0) as pipe:
             while number := pipe.read(1):
                 if number[0] not in self._previous:

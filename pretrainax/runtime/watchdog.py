@@ -1,10 +1,10 @@
-"""Watches the processes of one run: all stop after the same step, and no process waits for a dead one.
+"""Watches the processes of one run: all stop after the same step, and no process waits for a dead process.
 
     with watchdog.Watchdog() as peers:  # around all code that waits for other processes, right after `host.start_jax`
         for step in ...:
             ...  # dispatch the step
             peers.beat(step)
-            leaving = peers.agree(preemption.requested)  # once a step, in every process
+            leaving = peers.agree(preemption.requested)  # once per step, in every process
 
 Every second each process writes a record into the key-value store of `jax.distributed`, which runs in process 0.
 Process 0 reads all records and writes its decision: which process is dead, when all stop, and whether all are done. The
@@ -12,14 +12,15 @@ other processes read only the decision. All communication runs in threads next t
 a slow save does not look like a dead process.
 
 Each process counts silence in ticks of its own thread instead of a clock. A clock may jump, and a process that was
-itself stopped for a minute must not blame the others.
+itself stopped for a minute must not conclude that the other processes are dead.
 
 JAX has its own heartbeats; `jax.distributed.initialize(heartbeat_timeout_seconds=…)` sets their timeout (100 s).
 Measured without a Watchdog, with two processes on CPUs and a heartbeat timeout of 10 s: after one process was killed or
 frozen, the other aborted (SIGABRT, exit code 134 in a shell) after 8.4 to 9.7 s, or after 0.7 s if process 0 was
 killed. It printed a C++ stack trace, and only process 0 printed the number of the dead process. JAX therefore ends a
-run that hangs, but without a useful exit code or the name of the machine. It passes no error on to the other processes
-and finds no common last step. This module does. The timeout of JAX stays at 100 s as a second safeguard.
+run that hangs, but without a useful exit code or the name of the machine. JAX does not send an error to the other
+processes and does not agree on a common last step. This module does both. The timeout of JAX stays at 100 s as a second
+safeguard.
 """
 
 import atexit
@@ -43,17 +44,17 @@ from pretrainax.runtime.cluster import distributed_state
 TICK = 1.0  # seconds between two heartbeats
 SILENCE = 20  # ticks without a heartbeat after which a process counts as dead
 STUCK = 600  # ticks without a step after which process 0 prints the step of each process
-_RUNS = itertools.count()  # number of the run in these processes; each run has its own keys
-_ANY_TIME = 30 * 24 * 3600 * 1000  # milliseconds; another thread detects a dead process
-_GRACE = 2.0  # seconds in which a process may still raise the same error as the process that failed
+_RUNS = itertools.count()  # number of Watchdogs so far; the store keys of each one contain its number
+_ANY_TIME = 30 * 24 * 3600 * 1000  # in milliseconds, practically no timeout; another thread detects a dead process
+_GRACE = 2.0  # seconds in which another process may raise the same error as the failed process
 
 
 class Watchdog:
     """A context manager that sends heartbeats to the other processes, and ends this process if one of them is dead.
 
-    The exit code is then 1. A normal exit from the context waits until all processes reach it. An exception ends the
-    other processes too, with the same exit code and a line that names this process. This process then exits without
-    waiting for them. In a run of one process, the watchdog only checks for steps.
+    The exit code is then 1. A normal exit from the context waits until all processes exit from it. An exception ends
+    the other processes too, with the same exit code and a line that names this process. This process then exits without
+    waiting for the other processes. In a run of one process, the watchdog only checks for steps.
 
     stuck_after: seconds without progress after which this process ends with exit code 1; 0: never.
     """
@@ -71,13 +72,13 @@ class Watchdog:
         self._step: Optional[int] = None
         self._zero_first_calls = 0  # number of calls of `zero_first`
         self._calls = 0  # number of finished calls of `agree`
-        self._stop_requested = False  # this process should stop
-        self._promised: Optional[int] = None  # `_calls` when a stop was requested; the next call waits for `_target`
+        self._stop_requested = False  # True if this process should stop
+        self._promised: Optional[int] = None  # `_calls` at a stop request; the next call waits for `_target`
         self._target: Optional[int] = None  # number of the call after which all processes stop
-        self._ticks, self._last_step = 0, 0  # ticks of this process: now; at the last step
-        self._heard: dict[int, tuple[int, int]] = {}  # process -> (its last tick, own tick when it arrived)
+        self._ticks, self._last_step = 0, 0  # ticks of this process: current number; at the last step
+        self._heard: dict[int, tuple[int, int]] = {}  # process -> (its last tick, tick of this process at arrival)
         self._records: dict[int, dict] = {}  # in process 0: the newest record of each process
-        self._decision = {"tick": 0, "asked": False, "target": None, "all_done": False, "end": None}  # process 0's
+        self._decision = {"tick": 0, "asked": False, "target": None, "all_done": False, "end": None}  # of process 0
 
     def __enter__(self) -> "Watchdog":
         if self._count > 1:
@@ -104,7 +105,7 @@ class Watchdog:
             self._communication.join()
         else:
             if _may_follow_a_dead_process(error):
-                time.sleep((SILENCE + 3) * TICK)  # a dead process is reported first, if there is one
+                time.sleep((SILENCE + 3) * TICK)  # if another process is dead, the watching thread reports it first
             line = " ".join(str(error).split()) or type(error).__name__
             self._failure = line, getattr(error, "exit_code", 1)
             self._state = "failed"
@@ -114,7 +115,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def zero_first(self) -> Iterator[None]:
-        """Runs the body in process 0 first; the other processes run it after process 0 has finished."""
+        """Runs the body of the context in process 0 first; the other processes run it after process 0 has finished."""
         self._zero_first_calls += 1
         key = f"{self._keys}/turn/{self._zero_first_calls}"
         if self._index:
@@ -124,9 +125,9 @@ class Watchdog:
             self._client.key_value_set(key, "done")
 
     def beat(self, step: Optional[int]) -> None:
-        """Records that `step` was dispatched, to detect a run that hangs; costs nothing.
+        """Records that `step` was dispatched, to detect a run that hangs; does not communicate.
 
-        None: no more steps follow, and the watchdog stops checking for progress.
+        step: None means that no more steps follow, and the watchdog stops checking for progress.
         """
         self._step, self._last_step = step, self._ticks
 
@@ -135,11 +136,11 @@ class Watchdog:
         self._last_step = self._ticks
 
     def agree(self, stop: bool) -> bool:
-        """Returns True in all processes at the same call, soon after any process passed `stop`.
+        """Returns True in all processes at the same call, soon after any process has passed `stop=True`.
 
-        Every process calls it once per step, and stops after the step if it returns True. The call blocks only after a
-        process requests a stop. Then each process blocks in its next call and reports its number of finished calls. All
-        processes stop at the first call that none of them has finished.
+        Every process calls this method once per step, and stops after the step if it returns True. It blocks only after
+        a process requests a stop. Then each process blocks in its next call and reports its number of finished calls.
+        All processes stop at the first call that none of them has finished.
         """
         if self._count == 1:
             return stop
@@ -164,7 +165,7 @@ class Watchdog:
                 if failed:
                     self._failure_sent.set()
             except jax.errors.JaxRuntimeError:
-                pass  # the store does not respond: counts as silence of process 0
+                pass  # the store does not respond, which counts as silence of process 0
             deciding = self._target is None and (self._stop_requested or self._promised is not None)
             self._wake.wait(TICK / 10 if deciding else TICK)
             self._wake.clear()
@@ -185,7 +186,7 @@ class Watchdog:
         self._apply_decision(json.loads(self._client.key_value_try_get(f"{self._keys}/word")))
 
     def _decide(self, tick: int) -> None:
-        """Reads all records and writes the decision; in process 0."""
+        """Reads the records of all processes and writes the decision; runs in process 0."""
         pairs = self._client.key_value_dir_get(f"{self._keys}/process/")
         self._records = {int(key.rpartition("/")[2]): json.loads(text) for key, text in pairs}
         records, decision = self._records.values(), self._decision
@@ -261,7 +262,7 @@ class Watchdog:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _end(self, line: str, code: int, grace: float) -> None:
-        """Ends this process with `line`, or with its own error if it has failed itself."""
+        """Ends this process after `grace` seconds with the message `line`, or with its own error if it has failed."""
         time.sleep(grace)
         if self._state == "failed":
             time.sleep(10)  # the main thread prints the error and exits
@@ -270,7 +271,10 @@ class Watchdog:
         self._leave(code)
 
     def _leave(self, code: Optional[int] = None) -> None:
-        """Exits without waiting; the exit handler of JAX is a barrier that would wait for dead processes."""
+        """Exits without JAX's exit handler, which is a barrier that would wait for dead processes.
+
+        code: exit code; None: the exit code of this process's own failure.
+        """
         if self._index == 0:
             time.sleep(2 * TICK + _GRACE)  # the store ends with this process; all must read its last decision first
         sys.stdout.flush()
@@ -278,7 +282,7 @@ class Watchdog:
         os._exit(self._failure[1] if code is None else code)
 
     def _catch_abort(self) -> None:
-        """Replaces the abort of JAX within 0.1 s after the end of process 0 by a line and exit code 1."""
+        """Replaces the abort by JAX, within 0.1 s of the end of process 0, by an error message and exit code 1."""
 
         def explain(number: int) -> None:
             address = self._address.rpartition(":")
@@ -288,7 +292,7 @@ class Watchdog:
                 os.write(2, f"pretrainax: {self._name(0)} is gone: no connection to {''.join(address)}; ".encode())
                 os.write(2, b"run the same command to resume from the last checkpoint\n")
                 os._exit(1)
-            libc.signal(number, None)  # another cause: abort as usual
+            libc.signal(number, None)  # process 0 is alive, so the abort has another cause
 
         libc = ctypes.CDLL(None)
         self._explain = ctypes.CFUNCTYPE(None, ctypes.c_int)(explain)
@@ -296,7 +300,7 @@ class Watchdog:
 
 
 def _may_follow_a_dead_process(error: Optional[BaseException]) -> bool:
-    """Returns True if a dead process may be the cause: a collective failed, or a save that needs one."""
+    """Returns True if a dead process may have caused an error: a collective failed, or a save that uses collectives."""
     while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
         error = error.__cause__ or error.__context__
     return error is not None

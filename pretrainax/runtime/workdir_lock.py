@@ -1,9 +1,10 @@
 """Locks a workdir, so that only one run at a time uses it, on one machine or on several machines.
 
-The file `run.lock` exists while a run uses the workdir. On one machine flock(2) decides; the system releases this lock
-when the process dies. Some shared file systems do not pass flock on to other machines. Therefore the file also names
-the holder, and the holder changes the file every BEAT seconds. A process that finds a holder on another machine watches
-the file by its own clock. A holder whose file does not change for SILENCE seconds counts as dead.
+The file `run.lock` exists while a run uses the workdir. On one machine, flock(2) prevents a second run; the system
+releases this lock when the process dies. Some shared file systems do not pass flock on to other machines. Therefore the
+file also names the holder (the process that has the lock), and the holder changes the file every BEAT seconds. A
+process that finds a holder on another machine watches the file and measures the time with its own clock. A holder whose
+file does not change for SILENCE seconds counts as dead.
 """
 
 import contextlib
@@ -23,16 +24,17 @@ from pretrainax.files.json_files import JsonObject
 
 BEAT = 5.0  # seconds between two heartbeats
 SILENCE = 90.0  # seconds; NFS and mounted buckets may show a change 60 s late
-_BYTES = 1024  # constant size of the file, so that no reader gets a mix of two records
+_BYTES = 1024  # constant size of the file, so that no reader gets parts of two records
 
 
 class WorkdirLock:
     """A context manager that creates and locks a workdir.
 
-    If another machine has taken over the lock because it saw no heartbeat, this process ends itself with exit code 1.
+    If a process on another machine takes over the lock because it saw no heartbeat, this process ends itself with exit
+    code 1.
 
     Raises:
-      RunFailed: another process holds the lock. The message names it.
+      RunFailed: another process holds the lock. The message names this process.
       UserError: the workdir cannot be created.
     """
 
@@ -77,7 +79,10 @@ class WorkdirLock:
                 os.rmdir(self.workdir)
 
     def _take(self) -> bool:
-        """Returns True if this process has the lock; False if its file was removed, so that the caller must retry."""
+        """Returns True if this process now has the lock.
+
+        Returns False if `run.lock` was removed in the meantime, so that the caller must retry.
+        """
         try:
             free: Optional[bool] = True
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,7 +141,10 @@ class WorkdirLock:
         return holder.items() >= self._own.items()
 
     def _read(self) -> bytes:
-        """Returns the current content of the file; opens it again because NFS caches an open file."""
+        """Returns the current content of `run.lock`; b"" without the file.
+
+        Opens the file again, because NFS caches the content of an open file.
+        """
         try:
             with open(self.path, "rb") as f:
                 return f.read(_BYTES)
@@ -145,7 +153,7 @@ class WorkdirLock:
 
 
 def _holder(record: bytes) -> JsonObject:
-    """Returns the record of the holder, or {} if the file holds no valid record."""
+    """Returns the holder described by the content of `run.lock`, or {} if the content is not valid."""
     try:
         holder = json.loads(record)
     except ValueError:
@@ -161,7 +169,10 @@ def _name(holder: JsonObject) -> str:
 
 
 def _machine() -> str:
-    """Returns an identifier of this machine until its next boot; its containers differ in host name but share locks."""
+    """Returns an identifier of this machine until its next boot.
+
+    The host name does not suffice: the containers of a machine have different host names but share its file locks.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
             return f.read().strip()

@@ -1,1 +1,1 @@
-"""Scaling laws: published laws, the optimal model and amount of text for a budget, and fits to your own runs."""
+"""Scaling laws: published laws, the optimal model size and number of tokens for a budget, and fits to your own runs."""

@@ -1,12 +1,13 @@
-"""Computes the optimal model and amount of text for a budget: `python -m pretrainax.plan --flops=1e21`.
+"""Computes the optimal model size and number of tokens for a budget: `python -m pretrainax.plan --flops=1e21`.
 
     --flops=1e21 | --hours=24 --topology=v5p:4x4x4 | --tokens=1e11     the budget
     --family=decoder|encoder|encoder_decoder --vocab_size=N --sequence_length=N
     --law=besiroglu|hoffmann|FILE.json     the constants of the loss; --fit=runs/* writes FILE.json from your own runs
 
-The published constants were measured on causal decoders. An encoder or an encoder-decoder predicts other targets, so
-its loss differs, and its optimal ratio of parameters to tokens may differ. For these families the result has the right
-cost, but it is a starting point, not a measurement. `--fit` on a grid of small runs gives their own constants.
+The published constants were measured on causal decoders. An encoder or an encoder-decoder predicts different targets,
+so its loss differs, and its optimal ratio of parameters to tokens may differ. For these two families the FLOPs in the
+result are correct, but the result is only a starting point. `--fit` on a grid of small runs gives constants for the
+family of these runs.
 """
 
 import dataclasses
@@ -24,29 +25,33 @@ from pretrainax.scaling.fit import fit_report
 from pretrainax.scaling.power_laws import law_of
 from pretrainax.scaling.report import plan_report
 
-BUDGETS = ("flops", "hours", "tokens", "fit")  # the user sets exactly one of these fields
+BUDGETS = ("flops", "hours", "tokens", "fit")  # the user sets exactly one of these fields of Budget
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The input of `plan` for a budget: one of BUDGETS, and the options."""
+    """The flags of `plan` for a budget: exactly one of BUDGETS, and options."""
 
-    flops: Optional[float] = None  # of the whole run
-    hours: Optional[float] = None  # on the topology
-    tokens: Optional[float] = None  # tokens of text
-    fit: Optional[str] = None  # a glob of workdirs; the fitted constants go into the folder `to`
+    flops: Optional[float] = None  # training FLOPs of the whole run
+    hours: Optional[float] = None  # duration of the run on the topology
+    tokens: Optional[float] = None  # number of tokens of text that are available
+    fit: Optional[str] = None  # glob of workdirs, for a fit; its constants are written into the folder `to`
     family: str = "decoder"
     topology: Optional[str] = None  # in the format of `Topology.parse`
-    law: str = "besiroglu"
-    # model FLOPs over peak FLOPs; LLaMA 3 405B reached 0.38 to 0.43 (Grattafiori et al. 2024, table 4; recalled)
+    law: str = "besiroglu"  # name in LAWS, or path of a JSON file that --fit writes
+    # model FLOPs / peak FLOPs; LLaMA 3 405B reached 0.38 to 0.43 (Grattafiori et al. 2024, table 4; recalled)
     mfu: float = 0.4
-    vocab_size: Optional[int] = None
-    sequence_length: Optional[int] = None
-    to: str = "scaling"
+    vocab_size: Optional[int] = None  # None: the value of the family
+    sequence_length: Optional[int] = None  # None: the value of the family
+    to: str = "scaling"  # output folder of a fit
 
     @property
     def flag(self) -> str:
-        """Returns the budget as a flag, "--flops=1e+21"; raises UserError for none or several of BUDGETS."""
+        """Returns the budget as a flag, such as "--flops=1e+21".
+
+        Raises:
+          UserError: the number of BUDGETS that are set is not 1.
+        """
         given = {name: getattr(self, name) for name in BUDGETS if getattr(self, name) is not None}
         given_flags = [f"--{name}={value if name == 'fit' else f'{value:g}'}" for name, value in given.items()]
         if len(given_flags) != 1:
@@ -56,7 +61,7 @@ class Budget:
         return given_flags[0]
 
     def check_range(self) -> None:
-        """Raises UserError for a number out of range, or for hours without a topology."""
+        """Raises UserError for a budget or an MFU out of range, or for hours without a topology."""
         if not 0 < (self.flops or self.hours or self.tokens or 0) < math.inf:
             raise UserError(f"{self.flag}: the budget must be above 0 and finite")
         if not 0 < self.mfu <= 1:
@@ -66,10 +71,10 @@ class Budget:
 
 
 def report(budget: Budget) -> str:
-    """Returns the output of `plan` for a budget.
+    """Returns the text that `plan` prints for a budget: the report of a fit, or of the optimal run.
 
     Raises:
-      UserError: none or several of BUDGETS are set, or a value is out of range.
+      UserError: the number of BUDGETS that are set is not 1, or a value is out of range.
     """
     budget_flag = budget.flag
     if budget.fit is not None:
@@ -88,7 +93,10 @@ def report(budget: Budget) -> str:
 
 
 def define_flags() -> dict[str, flags.FlagHolder]:
-    """Defines the flags of a budget, named as the fields of `Budget`. The command itself defines --topology."""
+    """Defines the command-line flags of a budget and returns {name: flag holder}; names are the fields of `Budget`.
+
+    `plan` itself defines --topology.
+    """
     holders = {
         "flops": flags.DEFINE_float("flops", None, "Budget: training FLOPs"),
         "hours": flags.DEFINE_float("hours", None, "Budget: hours on the --topology"),

@@ -1,8 +1,8 @@
-"""Finds the optimal model and number of tokens for a budget of FLOPs, among architectures that can be built.
+"""Finds the model size and the number of tokens with the lowest loss for a budget of FLOPs.
 
-`models.flops` counts the cost of a token on a real architecture: attention over the sequence, an encoder's head only at
-masked positions, and an encoder-decoder's two lengths, each in one of its two stacks. Tokens are tokens of the text
-before the objective adds masks and sentinels.
+The models have real architectures, with whole layers and heads. `models.flops` counts the FLOPs per token of such an
+architecture. These include attention over the sequence, an encoder's head only at masked positions, and for an
+encoder-decoder the lengths of both stacks. Tokens are tokens of the text before the objective adds masks and sentinels.
 """
 
 import dataclasses
@@ -25,17 +25,18 @@ from pretrainax.sharding.param_paths import parameter_names
 
 _TABLES = re.compile(r"((decoder_)?(token|position|token_type)_embedding|unembedding)/")
 
-# The batch size as a share of the critical batch size. GPT-3's eight sizes and Chinchilla used 0.17 to 0.42 of it,
-# from their batches (tables 2.1 and 4) and the losses that Besiroglu's law predicts for them. A share of 0.25 takes a
-# quarter more tokens than small batches to the same loss (Kaplan et al. 2020, equation 5.5).
+# The batch size as a share of the critical batch size. GPT-3's eight sizes and Chinchilla used shares of 0.17 to 0.42;
+# these shares are from their batch sizes (tables 2.1 and 4) and the losses that Besiroglu's law predicts for them. With
+# a share of 0.25, a run needs a quarter more tokens than with small batches to reach the same loss (Kaplan et al. 2020,
+# equation 5.5).
 BATCH_SHARE = 0.25
 
 
 def count_parameters(config: ModelConfig) -> tuple[int, int]:
-    """Returns the numbers of (all parameters, parameters without embeddings).
+    """Returns (number of all parameters, number of parameters without embeddings).
 
-    Embeddings are the tables of tokens, positions and types, and a separate output matrix. For a model with a
-    generator, both numbers are of the discriminator.
+    Embeddings are the tables of tokens, positions and token types, and an output matrix that is not tied. For a model
+    with a generator (ELECTRA), both numbers are of the discriminator alone.
     """
     params = models.abstract_params(discriminator_config(config) if config.generator else config)
     sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(params)]
@@ -44,14 +45,14 @@ def count_parameters(config: ModelConfig) -> tuple[int, int]:
 
 
 class Recipe(NamedTuple):
-    """The fixed properties of a family's architectures."""
+    """The properties of a family that do not depend on the size of the model."""
 
-    config: str  # the config file that the printed flags change
-    preset: str  # its preset in the zoo: everything except the sizes
+    config: str  # the config file of the printed command
+    preset: str  # the preset of this config in the zoo; all properties except the sizes come from this preset
     objective: Objective
     sequence_length: int
     spare_rows: int  # embedding rows beyond config.tokenizer.vocab_size: sentinels, padding
-    relative_rate: bool = False  # the optimizer scales updates by the size of each matrix
+    relative_rate: bool = False  # True: the optimizer scales updates by the size of each matrix
 
 
 RECIPES = {
@@ -62,24 +63,24 @@ RECIPES = {
 
 
 class Shape(NamedTuple):
-    """An architecture, its number of parameters and its FLOPs."""
+    """A model with its numbers of parameters and its training FLOPs per token."""
 
     config: ModelConfig
-    parameters: int
-    without_embeddings: int
-    flops_per_token: float
+    parameters: int  # with embeddings
+    without_embeddings: int  # parameters without embeddings
+    flops_per_token: float  # training FLOPs per token of text
 
     def size(self, law: LossLaw) -> float:
-        """Returns N, with or without embeddings as `law` defines it."""
+        """Returns the number of parameters N as `law` defines it: with or without embeddings."""
         return self.parameters if law.with_embeddings else self.without_embeddings
 
 
 class Space:
-    """The architectures of one family, from thousands of parameters to trillions.
+    """The possible models of one family, from thousands of parameters to trillions.
 
-    Depth is a function of width, from a line through the zoo's models of all families, in logarithms: 12 layers at
-    width 768, 44 at 4,096. Heads have width 64, or 128 from a model width of 2,048. The class builds a ladder of shapes
-    and interpolates their counts.
+    The number of layers is a function of the width: 12 layers at width 768, 44 at 4,096. This function is a line
+    through the zoo's models of all families, in logarithms. Heads have width 64, or 128 from a model width of 2,048.
+    The class builds models of increasing width (`ladder`) and interpolates parameters and FLOPs between these models.
     """
 
     def __init__(self, family: str, vocab_size: Optional[int], sequence_length: Optional[int]):
@@ -117,17 +118,23 @@ class Space:
         return Shape(config, *count_parameters(config), cost)
 
     def cost(self, law: LossLaw, size):
-        """Returns the FLOPs per token of text for N = size; numbers or arrays."""
+        """Returns the training FLOPs per token of text for models with N = `size` parameters, as `law` defines N.
+
+        `size` may be a number or an array; the result has the same shape.
+        """
         sizes = np.log([shape.size(law) for shape in self.ladder])
         return np.exp(np.interp(np.log(size), sizes, np.log([shape.flops_per_token for shape in self.ladder])))
 
     def optimum(self, law: LossLaw, flops: float) -> float:
-        """Returns the N with the lowest loss for `flops`, as `law` defines N, with interpolation between shapes."""
+        """Returns the number of parameters N with the lowest loss for a run of `flops` FLOPs, as `law` defines N.
+
+        The FLOPs per token are interpolated between the models of `ladder`.
+        """
         sizes = np.geomspace(self.ladder[0].size(law), self.ladder[-1].size(law), 20_000)
         return float(sizes[np.argmin(law.loss(sizes, flops / self.cost(law, sizes)))])
 
     def flops_for(self, law: LossLaw, tokens: float) -> float:
-        """Returns the FLOPs for which the optimal number of tokens is `tokens`."""
+        """Returns the training FLOPs for which the optimal run reads `tokens` tokens of text."""
         low, high = (math.log(tokens * self.ladder[i].flops_per_token) for i in (0, -1))
 
         def excess(log_flops: float) -> float:
@@ -137,10 +144,10 @@ class Space:
         return math.exp(optimize.bisect(excess, low - 1e-3, high + 1e-3, xtol=1e-4))
 
     def nearest(self, law: LossLaw, size: float) -> Shape:
-        """Returns the shape with N closest to `size`, to about half a layer.
+        """Returns the model whose N is closest to `size`; the difference is at most about half a layer.
 
         Raises:
-          UserError: `size` is outside of the range of shapes.
+          UserError: `size` is smaller than the smallest or larger than the largest model of `ladder`.
         """
         least, most = self.ladder[0].size(law), self.ladder[-1].size(law)
         if not 1.001 * least < size < most / 1.001:
@@ -164,13 +171,13 @@ def _head_width(width: float) -> int:
 
 
 def _round_width(width: float) -> int:
-    """Rounds to one of eight widths per octave, with whole heads; 2,560 and 10,240 divide well over devices."""
+    """Rounds a width to the nearest of eight widths per octave, which are multiples of 64, such as 2,560 and 10,240."""
     step = max(64, 2 ** math.floor(math.log2(width)) // 8)
     return step * max(1, round(width / step))
 
 
 def published(shape: Shape) -> str:
-    """Describes the zoo's model of the same family with the nearest number of parameters."""
+    """Returns a line about the published model of the same family whose number of parameters is nearest to `shape`."""
     name, config = min(
         _zoo_models(shape.config.family),
         key=lambda row: abs(math.log(_approximate_size(row[1]) / _approximate_size(shape.config))),
@@ -182,13 +189,16 @@ def published(shape: Shape) -> str:
 
 
 def _zoo_models(family: str) -> list[tuple[str, ModelConfig]]:
-    """Returns the zoo's models of a family, without shared layers, generators and separate decoder sizes."""
+    """Returns (preset name, config) of the zoo's models of a family.
+
+    Models with shared layers, with a generator, or with different sizes of encoder and decoder are left out.
+    """
     rows = ((name, zoo.preset(name)) for name in zoo.PRESETS)
     return [(name, c) for name, c in rows if c.family == family and not (c.share_layers or c.generator or c.decoder)]
 
 
 def _approximate_size(config: ModelConfig) -> float:
-    """Estimates the parameters from the FLOPs of one token, because an exact count takes 0.1 s."""
+    """Returns the approximate number of parameters, from the FLOPs of one token; an exact count takes 0.1 s."""
     tables = 0 if config.tie_embeddings else config.vocab_size * config.embedding_width
     return tables + flops_per_step(config, 1, 1, 1) / 6
 
@@ -197,16 +207,21 @@ class Plan(NamedTuple):
     """The optimal run for a budget."""
 
     shape: Shape
-    size: float  # N as the law defines it
-    examples: int  # examples per update
+    size: float  # number of parameters N as the law defines N
+    examples: int  # examples (rows) per update
     steps: int
     tokens: float  # tokens of text in total
-    flops: float  # FLOPs of all steps
-    loss: float
+    flops: float  # training FLOPs of all steps
+    loss: float  # expected loss in nats per token
 
 
 def make_plan(space: Space, law: LossLaw, flops: float, tokens: Optional[float] = None) -> Plan:
-    """Returns the optimal run for `flops`. With `tokens`, the same model reads this number of tokens at any cost."""
+    """Returns the optimal run for a budget of training FLOPs.
+
+    Args:
+      tokens: number of tokens that the run reads; None: as many as the FLOPs allow. With a number, the model is still
+        the optimal model for `flops`, and the run may need more or fewer FLOPs.
+    """
     shape = space.nearest(law, space.optimum(law, flops))
     size, tokens = shape.size(law), tokens or flops / shape.flops_per_token
     batch = BATCH_SHARE * critical_batch_size(law.loss(size, tokens))

@@ -1,14 +1,15 @@
 """Fits L(N, D) = E + A / N^alpha + B / D^beta to your own runs: `python -m pretrainax.plan --fit=runs/*`.
 
 The method is approach 3 of Hoffmann et al. 2022 (appendix D.2): it minimizes the Huber loss of log L, with a delta of
-1e-3, from a grid of starting points. It uses only the last validation loss of finished runs. Halfway through a schedule
-the learning rate is still high, and the loss is higher than in a run with a shorter schedule (section 3.1 there). The
-loss is the metric that selects a run's model, such as the discriminator's loss of ELECTRA. N excludes embeddings. D is
-the tokens of text that all steps read: repeated text counts again, and padding counts as text.
+1e-3, from a grid of starting points. L is the last validation loss of a finished run. Losses from the middle of a run
+are not used: the learning rate is still high there, so the loss is higher than in a run with a shorter schedule
+(section 3.1 of the paper). The loss is the metric `config.evaluate.select_by`, such as the discriminator's loss for
+ELECTRA. N is the number of parameters without embeddings. D is the number of tokens of text that all steps read:
+repeated text counts again, and padding counts as text.
 
-NOTE The paper uses L-BFGS. This module uses Gauss-Newton in a trust region, on the same cost with the same minimum. In
-our comparison L-BFGS took more evaluations. It may stop too early if the cost is not scaled, as in the paper's own fit
-(Besiroglu et al. 2024, section 4.1; recalled).
+NOTE The paper uses L-BFGS. This module uses Gauss-Newton in a trust region, which minimizes the same cost. In our
+comparison L-BFGS needed more evaluations. L-BFGS may stop too early if the cost is not scaled, as in the paper's own
+fit (Besiroglu et al. 2024, section 4.1; recalled).
 """
 
 import glob
@@ -31,39 +32,41 @@ from pretrainax.scaling.power_laws import LossLaw
 from pretrainax.training.metrics import read_metrics
 
 DELTA = 1e-3  # delta of the Huber loss, in log L
-STARTS = 16  # starting points with the smallest error, of 225 in the grid; nearly all lead to one minimum
-RESAMPLES = 400
-COVERAGE = 0.95  # coverage of an interval
+STARTS = 16  # number of starting points, the best of 225 in the grid; nearly all lead to the same minimum
+RESAMPLES = 400  # number of laws in the bootstrap
+COVERAGE = 0.95  # coverage of the intervals of the constants
 CONSTANTS = ("E", "A", "alpha", "B", "beta")
-MIN_RUNS = 6  # minimum number of runs: one more than constants
-# Fields that must agree, so that the losses of the runs are comparable.
+MIN_RUNS = 6  # minimum number of runs for a fit: the number of constants + 1
+# Fields of the config that must be equal in all runs, so that the losses are comparable.
 _SAME = ("data.", "tokenizer", "objective", "model.family", "evaluate.objective", "evaluate.parameters")
-_LOSSES = ("loss", "bits_per_token", "bits_per_byte")  # suffixes of the names of metrics in nats or bits
+_LOSSES = ("loss", "bits_per_token", "bits_per_byte")  # a fit is possible for metrics with these suffixes
 
 
 class Run(NamedTuple):
     workdir: str
-    parameters: int  # without embeddings
-    tokens: float
-    loss: float  # metric `Fit.figure` of the last validation, in nats per target
+    parameters: int  # number of parameters without embeddings
+    tokens: float  # number of tokens of text that all steps read
+    loss: float  # value of the metric `Fit.figure` in the last validation
 
 
 class Fit(NamedTuple):
     law: LossLaw
-    resampled: list[LossLaw]  # laws of the bootstrap
-    runs: list[Run]
-    left_out: list[str]  # excluded runs, one line each with the reason
-    figure: str = "loss"  # the metric that the runs select checkpoints by
+    resampled: list[LossLaw]  # laws from resampled residuals (bootstrap)
+    runs: list[Run]  # the runs that the law was fitted to
+    left_out: list[str]  # one line per excluded run, with the reason
+    figure: str = "loss"  # the metric of the fit, `config.evaluate.select_by` of the runs
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------
 
 
 def read_runs(pattern: str) -> tuple[list[Run], Experiment, list[str]]:
-    """Reads the workdirs that match `pattern`; returns (finished runs, config of the first, reasons for exclusions).
+    """Reads the runs whose workdirs match a glob; returns (finished runs, config of the first run, excluded runs).
+
+    The third item has one line per excluded run, with the reason.
 
     Raises:
-      UserError: no workdir matches, or the losses of the runs are not comparable.
+      UserError: no workdir matches, the losses of the runs are not comparable, or the selected metric is not a loss.
     """
     runs, left_out, first = [], [], None
     for workdir in sorted(glob.glob(os.path.expanduser(pattern))):
@@ -99,7 +102,13 @@ def _tokens_of_step(experiment: Experiment) -> int:
 
 
 def _read(workdir: str) -> tuple[Experiment, float | None]:
-    """Returns (config, loss of the last validation by `select_by`) of a run; None for the loss of an unfinished run."""
+    """Returns (config, validation loss at the last step) of a run; the loss is None for an unfinished run.
+
+    The loss is the metric `config.evaluate.select_by`.
+
+    Raises:
+      UserError: the files in the workdir cannot be read.
+    """
     try:
         experiment = config_lib.load(os.path.join(workdir, "config.json"))
         lines = read_metrics(os.path.join(workdir, "metrics.jsonl"))
@@ -111,7 +120,7 @@ def _read(workdir: str) -> tuple[Experiment, float | None]:
 
 
 def check_enough(pattern: str, runs: Sequence[Run]) -> None:
-    """Raises UserError, with the missing runs, if the runs do not determine the five constants."""
+    """Raises UserError if the runs do not determine the five constants; the message lists the missing runs."""
     sizes, amounts = ({getattr(run, name) for run in runs} for name in ("parameters", "tokens"))
     most = max((len({r.tokens for r in runs if r.parameters == size}) for size in sizes), default=0)
     missing = [
@@ -131,9 +140,10 @@ def check_enough(pattern: str, runs: Sequence[Run]) -> None:
 
 
 class _Problem:
-    """min over t of sum Huber(log(exp(e) + exp(a - alpha n) + exp(b - beta d)) - log L), t = (e, a, alpha, b, beta).
+    """The minimization: min over t of sum Huber(log(exp(e) + exp(a - alpha n) + exp(b - beta d)) - log L).
 
-    n and d are log N and log D minus their means. Without this, a and alpha would be nearly collinear.
+    The constants are t = (e, a, alpha, b, beta). n is log N minus its mean over the runs, and d is log D minus its
+    mean. Without subtracting the means, a and alpha would be nearly collinear.
     """
 
     def __init__(self, parameters: np.ndarray, tokens: np.ndarray):
@@ -142,11 +152,11 @@ class _Problem:
         self.n, self.d = n - self.n_mean, d - self.d_mean
 
     def predict(self, t: np.ndarray) -> np.ndarray:
-        """Returns log L, [runs]."""
+        """Returns the predicted log L of each run for the constants `t`, [runs]."""
         return np.logaddexp.reduce(self._terms(t))
 
     def slope(self, t: np.ndarray) -> np.ndarray:
-        """Returns the gradient of log L with respect to t, [runs, 5]."""
+        """Returns the derivatives of the predicted log L with respect to the constants `t`, [runs, 5]."""
         terms = self._terms(t)
         e, a, b = np.exp(terms - np.logaddexp.reduce(terms))
         return np.stack([e, a, -a * self.n, b, -b * self.d], axis=1)
@@ -155,19 +165,27 @@ class _Problem:
         return np.stack([np.full_like(self.n, t[0]), t[1] - t[2] * self.n, t[3] - t[4] * self.d])
 
     def descend(self, start: np.ndarray, log_loss: np.ndarray) -> optimize.OptimizeResult:
-        """Returns the minimum near a starting point."""
+        """Returns SciPy's result of the minimization from one starting point: a local minimum.
+
+        Args:
+          start: initial values of the constants `t`.
+          log_loss: log L of each run, [runs].
+        """
         most = np.array([np.inf, np.inf, 3.0, np.inf, 3.0])
         least = np.array([-np.inf, -np.inf, 0.0, -np.inf, 0.0])
         off = lambda t: self.predict(t) - log_loss  # noqa: E731
         return optimize.least_squares(off, start, self.slope, (least, most), loss="huber", f_scale=DELTA)
 
     def solve(self, log_loss: np.ndarray) -> np.ndarray:
-        """Returns the best minimum from the STARTS best starting points."""
+        """Returns the constants `t` with the lowest cost, from minimizations that begin at the STARTS best points."""
         starts = sorted(self._starts(log_loss), key=lambda t: np.abs(self.predict(t) - log_loss).sum())
         return min((self.descend(start, log_loss) for start in starts[:STARTS]), key=lambda found: found.cost).x
 
     def _starts(self, log_loss: np.ndarray) -> Iterator[np.ndarray]:
-        """Yields a grid of the share of E in the median loss, the share of N's term in the rest, and both exponents."""
+        """Yields the starting points: a grid over four properties of the law.
+
+        These are the share of E in the median loss, the share of N's term in the rest, alpha, and beta.
+        """
         middle, exponents = float(np.median(log_loss)), (0.1, 0.3, 0.5, 0.8, 1.2)
         for fixed, share, alpha, beta in itertools.product((0.2, 0.5, 0.8), (0.2, 0.5, 0.8), exponents, exponents):
             e, a, b = np.log([fixed, (1 - fixed) * share, (1 - fixed) * (1 - share)]) + middle
@@ -185,12 +203,17 @@ class _Problem:
 
 
 def fit(runs: Sequence[Run], family: str, source: str, seed: int = 0) -> tuple[LossLaw, list[LossLaw]]:
-    """Returns (the law, laws of resampled residuals).
+    """Fits the law to runs; returns (the law, RESAMPLES laws from a bootstrap of the residuals).
 
-    The bootstrap keeps each run's N and D, which were chosen, and draws its residual of log L from all residuals. It
-    scales residuals by n / (n - 5), because such a fit passes through about five runs exactly. On 20 synthetic sets of
-    20 runs with 0.3 % of noise, the intervals of 95 % contained A 16 times, alpha 17, E 18, and B, beta and the
-    exponent 20 times.
+    The bootstrap keeps N and D of each run, because the user chose them. It draws the residual of log L of each run
+    from the residuals of all runs, scaled by n / (n - 5) for n runs, because such a fit passes through about five runs
+    exactly. On 20 synthetic sets of 20 runs with 0.3 % of noise, the intervals of 95 % contained A 16 times, alpha 17
+    times, E 18 times, and B, beta and the exponent 20 times.
+
+    Args:
+      family: model family of the runs.
+      source: description of the runs, stored in the law.
+      seed: seed of the bootstrap.
     """
     parameters, tokens, losses = (np.array([getattr(r, k) for r in runs], float) for k in Run._fields[1:])
     problem, log_loss = _Problem(parameters, tokens), np.log(losses)
@@ -207,7 +230,7 @@ def fit(runs: Sequence[Run], family: str, source: str, seed: int = 0) -> tuple[L
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Returns the ends of the central 95 % of the values."""
+    """Returns the (lower, upper) end of the interval that contains the central 95 % of the values."""
     low, high = np.quantile(values, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
     return float(low), float(high)
 
@@ -216,10 +239,13 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def fit_report(pattern: str, directory: str) -> str:
-    """Fits the law, writes law.json and law.png into `directory`, and returns the tables.
+    """Fits the law to runs, writes law.json and law.png into `directory`, and returns the tables of the fit as text.
+
+    Args:
+      pattern: glob of the workdirs of the runs.
 
     Raises:
-      UserError: there are too few runs, or the runs are not comparable.
+      UserError: there are too few runs, the runs are not comparable, or `directory` cannot be written.
     """
     runs, experiment, left_out = read_runs(pattern)
     check_enough(pattern, runs)
@@ -241,7 +267,7 @@ def fit_report(pattern: str, directory: str) -> str:
 
 
 def _law_json(found: Fit) -> dict[str, object]:
-    """Returns the JSON that `scaling.power_laws.law_of` reads, with its sources."""
+    """Returns the contents of law.json, which `scaling.power_laws.law_of` reads: constants, intervals and runs."""
     law = found.law
     return {
         "source": law.source,

@@ -1,4 +1,4 @@
-"""Draws law.png: the runs of a fit and the fitted law, in the style of curves.png."""
+"""Draws law.png: the runs of a fit and the fitted law, in the style of curves.png (the picture of a run's metrics)."""
 
 from collections.abc import Sequence
 
@@ -14,11 +14,14 @@ _COLORS = (TRAINING, VALIDATION, RATE, NORM, INK)
 
 
 def draw_law(path: str, law: LossLaw, resampled: Sequence[LossLaw], runs: Sequence[Run]) -> None:
-    """Draws losses over tokens, one color per size, and contours of the loss over N and D with the optimum.
+    """Draws two panels into a PNG file: losses over tokens, and contours of the loss over parameters and tokens.
+
+    The first panel has one color per model size. The second panel shows the optimal N and D for each number of FLOPs.
 
     Args:
-      resampled: laws of the bootstrap; the picture shades the central 95 % of their optima.
-      runs: the runs of the fit.
+      path: the file to write.
+      resampled: laws of the bootstrap. The picture shades the central 95 % of their optima.
+      runs: the runs of the fit, drawn as points.
     """
     sizes, tokens, losses = (
         np.array([getattr(r, name) for r in runs], float) for name in ("parameters", "tokens", "loss")
@@ -62,7 +65,7 @@ def _draw_losses(panel, law: LossLaw, sizes, tokens, losses, token_grid) -> None
 def _draw_plane(panel, law: LossLaw, resampled, sizes, tokens, token_grid) -> None:
     panel.set_title("parameters; grey: equal loss, blue: lowest loss for 6 N D FLOPs")
     size_grid = np.geomspace(sizes.min() / 2, sizes.max() * 4, 400)
-    panel.set_xscale("log")  # before the contours, because their labels depend on the axes
+    panel.set_xscale("log")  # scales must be set before the contours, because the labels depend on them
     panel.set_yscale("log")
     panel.set_xlim(token_grid[0], token_grid[-1])
     panel.set_ylim(size_grid[0], size_grid[-1])
@@ -83,7 +86,7 @@ def _draw_plane(panel, law: LossLaw, resampled, sizes, tokens, token_grid) -> No
 
 
 def _count(value: float, _: object = None) -> str:
-    """Formats a count, such as "10 M"."""
+    """Returns a number with three digits and a unit, such as "10 M"."""
     for size, name in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
         if value >= 0.9995 * size:
             return f"{value / size:.3g}{name}"

@@ -2,8 +2,8 @@
 
 Sources: Kaplan et al. 2020 (arXiv 2001.08361), Hoffmann et al. 2022 (arXiv 2203.15556, "Chinchilla"), Besiroglu et al.
 2024 (arXiv 2404.10102), Bi et al. 2024 (arXiv 2401.02954, "DeepSeek LLM"). Losses are in nats per token. All
-papers measured causal decoders, each with its own text and tokenizer. Across papers, compare differences of losses, not
-their absolute values.
+papers measured causal decoders, each paper with its own corpus and tokenizer. Absolute losses of different papers are
+therefore not comparable; differences of losses are.
 """
 
 import dataclasses
@@ -20,7 +20,10 @@ PF_DAY = 8.64e19  # FLOPs per petaflop/s-day
 
 @dataclasses.dataclass(frozen=True)
 class LossLaw:
-    """L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, equation 2)."""
+    """A law for the loss: L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, equation 2).
+
+    N is the number of parameters, D the number of training tokens, and L the loss in nats per token.
+    """
 
     E: float
     A: float
@@ -28,20 +31,20 @@ class LossLaw:
     B: float
     beta: float
     source: str
-    with_embeddings: bool = True  # N includes the embedding tables (Hoffmann et al. 2022, appendix F)
-    family: str = "decoder"  # family of the measured models
+    with_embeddings: bool = True  # True: N includes the embedding tables (Hoffmann et al. 2022, appendix F)
+    family: str = "decoder"  # model family of the runs that the law was fitted to
 
     def loss(self, parameters, tokens):
-        """Returns the loss in nats per token; numbers or arrays that broadcast."""
+        """Returns the loss L(parameters, tokens) in nats per token, for numbers or for arrays that broadcast."""
         return self.E + self.A / np.power(parameters, self.alpha) + self.B / np.power(tokens, self.beta)
 
     @property
     def exponent(self) -> float:
-        """Returns the exponent a of N_opt ∝ C^a, with C = 6 N D (equation 4)."""
+        """Returns the exponent a of the optimal number of parameters: N_opt ∝ C^a for C = 6 N D FLOPs (equation 4)."""
         return self.beta / (self.alpha + self.beta)
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """Returns the (N, D) with the lowest loss for 6 N D = flops (equation 4)."""
+        """Returns the (parameters N, tokens D) with the lowest loss for 6 N D = `flops` (equation 4)."""
         g = (self.alpha * self.A / (self.beta * self.B)) ** (1 / (self.alpha + self.beta))
         parameters = g * (flops / 6) ** self.exponent
         return parameters, flops / (6 * parameters)
@@ -49,7 +52,10 @@ class LossLaw:
 
 @dataclasses.dataclass(frozen=True)
 class Frontier:
-    """A law without a loss: N_opt = coefficient * C^exponent, and D_opt = C / (6 N_opt)."""
+    """A law for the optimal size only, without a loss: N_opt = coefficient * C^exponent and D_opt = C / (6 N_opt).
+
+    C is the number of training FLOPs, N_opt the optimal number of parameters, and D_opt the optimal number of tokens.
+    """
 
     coefficient: float
     exponent: float
@@ -57,7 +63,7 @@ class Frontier:
 
     @classmethod
     def through(cls, first: tuple[float, float], last: tuple[float, float], source: str) -> "Frontier":
-        """Returns the line through two rows (FLOPs, parameters), in logarithms."""
+        """Returns the law whose N_opt passes through two points (FLOPs, parameters)."""
         exponent = math.log(last[1] / first[1]) / math.log(last[0] / first[0])
         return cls(first[1] / first[0] ** exponent, exponent, source)
 
@@ -66,24 +72,27 @@ class Frontier:
         return parameters, flops / (6 * parameters)
 
 
-# NOTE Equation 10 of Hoffmann et al. rounds alpha and beta to 0.34 and 0.28. With these, the optimum has 1.6 times the
-# tokens of their own table A3 (at 10^9 parameters). The digits below are from the paper's TeX, as quoted by Besiroglu
-# et al. (table 1). Besiroglu et al. fitted the same runs again: the first fit had stopped early, and its frontier
-# contradicted approaches 1 and 2. The new fit agrees with both approaches.
-# NOTE For approaches 1 and 2 the paper gives exponents (0.50 and 0.49, table 2) but no coefficients. The laws below are
-# the lines through the first and the last row of the tables with their projections.
+# NOTE Equation 10 of Hoffmann et al. rounds alpha and beta to 0.34 and 0.28. With the rounded values, the optimum has
+# 1.6 times the tokens of the paper's own table A3 (at 10^9 parameters). The digits below are from the paper's TeX, as
+# quoted by Besiroglu et al. (table 1). Besiroglu et al. fitted the runs of Hoffmann et al. again: the original fit had
+# stopped early, and its optimal sizes contradicted approaches 1 and 2. The new fit agrees with both approaches.
+# NOTE For approaches 1 and 2 the paper gives exponents (0.50 and 0.49, table 2) but no coefficients. The laws below
+# pass through the first and the last row of the paper's tables of projected optimal sizes.
 LAWS: Mapping[str, LossLaw | Frontier] = {
     "besiroglu": LossLaw(1.8172, 482.01, 0.3478, 2085.43, 0.3658, "Besiroglu et al. 2024, table 1"),
     "hoffmann": LossLaw(1.6934, 406.4, 0.3392, 410.7, 0.2849, "Hoffmann et al. 2022, approach 3"),
     "hoffmann1": Frontier.through((1.92e19, 4e8), (1.30e28, 1e13), "Hoffmann et al. 2022, approach 1 (table 3)"),
     "hoffmann2": Frontier.through((1.84e19, 4e8), (1.75e28, 1e13), "Hoffmann et al. 2022, approach 2 (table A3)"),
-    # without embeddings, FLOPs in PF-days at a batch far below the critical one
+    # N without embeddings; FLOPs in PF-days, at batch sizes far below the critical batch size
     "kaplan": Frontier(1.3e9 / PF_DAY**0.73, 0.73, "Kaplan et al. 2020, table 6"),
 }
 
 
 def law_of(name: str) -> LossLaw:
-    """Returns a law with a loss, by its name in LAWS or from a JSON file that `--fit` writes.
+    """Returns a law for the loss, by its name in LAWS or from a JSON file that `--fit` writes.
+
+    Args:
+      name: a name such as "besiroglu", or a path that ends in ".json".
 
     Raises:
       UserError: the name or the file does not exist, or the file does not contain a law.
@@ -109,62 +118,64 @@ def _law(values: dict) -> LossLaw:
 
 
 # --- Kaplan et al. 2020 --------------------------------------------------------------------------------------------
-# N without embeddings, on WebText2 with GPT-2's tokenizer.
+# N is without embeddings. The corpus is WebText2, with GPT-2's tokenizer.
 
 
 def kaplan_loss_by_parameters(parameters: float) -> float:
-    """Returns the loss of a model trained to convergence on enough text (equation 1.1)."""
+    """Returns the loss of a model with N = `parameters`, trained to convergence on enough text (equation 1.1)."""
     return (8.8e13 / parameters) ** 0.076
 
 
 def kaplan_loss_by_tokens(tokens: float) -> float:
-    """Returns the loss of a sufficiently large model with early stopping (equation 1.2)."""
+    """Returns the loss of a sufficiently large model trained on `tokens` tokens, with early stopping (equation 1.2)."""
     return (5.4e13 / tokens) ** 0.095
 
 
 def kaplan_loss_by_flops(flops: float) -> float:
-    """Returns the loss of the best model for this compute, at a batch far below the critical one (equation 1.3)."""
+    """Returns the compute-optimal loss for `flops`, at batch sizes far below `critical_batch_size` (equation 1.3)."""
     return (3.1e8 * PF_DAY / flops) ** 0.050
 
 
 def kaplan_loss(parameters: float, tokens: float) -> float:
-    """Returns the loss with early stopping on `tokens` tokens of text (equation 1.5, constants of table 2)."""
+    """Returns the loss of a model trained on `tokens` tokens, with early stopping (equation 1.5 and table 2)."""
     return ((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103
 
 
 def critical_batch_size(loss: float) -> float:
-    """Returns the critical batch size B_crit, in tokens per update (equation 1.4, table 5).
+    """Returns the critical batch size B_crit for reaching a loss, in tokens per update (equation 1.4, table 5).
 
-    A batch B takes 1 + B / B_crit times the tokens that small batches take to the same loss (equation 5.5). At B_crit,
-    a run therefore takes twice the minimum number of tokens, and also twice the minimum number of steps.
+    With a batch size B, a run needs 1 + B / B_crit times as many tokens as with small batches to reach the same loss
+    (equation 5.5). At B_crit, a run therefore needs twice the minimum number of tokens, and also twice the minimum
+    number of steps.
     """
     return 2.1e8 / loss ** (1 / 0.21)
 
 
-# Parameters of the largest model of Kaplan et al. Their learning-rate rule is for "most" models and fails above 1e10.
+# Number of parameters of the largest model of Kaplan et al. Their rule for the learning rate is for "most" models and
+# fails above 1e10 parameters.
 LARGEST_KAPLAN = 1.5e9
 
 
 def kaplan_learning_rate(parameters: float) -> float:
-    """Returns the peak learning rate of Adam (equation D.1); it is zero from 1.2e10 parameters."""
+    """Returns the peak learning rate of Adam for N = `parameters` (equation D.1); 0 from 1.2e10 parameters on."""
     return max(0.003239 - 0.0001395 * math.log(parameters), 0.0)
 
 
 def deepseek_learning_rate(flops: float) -> float:
-    """Returns the peak learning rate of AdamW (Bi et al. 2024, equation 1).
+    """Returns the peak learning rate of AdamW for a run of `flops` FLOPs (Bi et al. 2024, equation 1).
 
-    The authors fitted it from 1e17 to 2e19 FLOPs and used it up to 67e9 parameters.
+    The authors fitted this rule to runs of 1e17 to 2e19 FLOPs and used it for models of up to 67e9 parameters.
     """
     return 0.3118 * flops**-0.1250
 
 
 def learning_rate(parameters: float) -> float:
-    """Returns the peak learning rate for a number of parameters without embeddings.
+    """Returns the peak learning rate that the printed command uses, for a number of parameters without embeddings.
 
-    Up to Kaplan's largest model, it is Kaplan's rate. Beyond, it falls with the exponent of Bi et al. for the FLOPs of
-    optimal runs, which are proportional to N^2.
+    Up to the size of Kaplan's largest model, this is `kaplan_learning_rate`. For larger models, the rate falls with the
+    exponent of Bi et al. for FLOPs. The FLOPs of optimal runs are proportional to N^2.
 
-    NOTE Bi's own rate is about three times as high, at batches of twice the tokens (their equation 1).
+    NOTE The rate of Bi et al. is about three times as high, with batches of twice the tokens (their equation 1).
     """
     beyond = max(parameters / LARGEST_KAPLAN, 1.0)
     return kaplan_learning_rate(parameters / beyond) * beyond ** (2 * -0.1250)

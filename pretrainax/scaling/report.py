@@ -1,4 +1,4 @@
-"""Formats the report for a budget: the optimal run, other sizes, other laws, and the training command."""
+"""Formats the report of `plan` for a budget: the optimal run, other sizes, other laws, and the training command."""
 
 from collections.abc import Iterator
 from typing import Optional
@@ -23,16 +23,18 @@ from pretrainax.scaling.power_laws import (
     learning_rate,
 )
 
-# (tokens of GPT-2's tokenizer, name of the sample). The full dataset has 15 T tokens.
+# Samples of FineWeb: (number of tokens with GPT-2's tokenizer, name of the sample). All of FineWeb has 15 T tokens.
 _FINEWEB = ((10e9, "sample-10BT"), (100e9, "sample-100BT"), (350e9, "sample-350BT"))
 
 
 def plan_report(said: str, plan: Plan, space: Space, law: LossLaw, topology: Optional[Topology], mfu: float) -> str:
-    """Returns the report: the optimal run, other sizes and laws at the same FLOPs, and the training command.
+    """Returns the report: the optimal run, other sizes and laws for the same FLOPs, and the training command.
 
     Args:
       said: the flag of the budget, "--flops=1e+21".
-      topology: adds hours and price, at the share `mfu` of the peak FLOP/s.
+      plan: the optimal run.
+      topology: devices for the hours and the price of the run; None leaves both out.
+      mfu: assumed share of the peak FLOP/s that the run reaches on the topology.
     """
     rows = [("budget", said.lstrip("-").replace("=", " ")), *_run_rows(plan, space, law)]
     if topology is not None:
@@ -104,7 +106,10 @@ def _caveat(family: str, law: LossLaw) -> str:
 
 
 def _neighbours(plan: Plan, space: Space, law: LossLaw) -> str:
-    """Returns a table of half and double N at the same FLOPs, with the share of FLOPs that the optimum would need."""
+    """Returns a table of models with half and twice the optimal number of parameters, for the same FLOPs.
+
+    The last column is the share of these FLOPs with which the optimal model reaches the same loss.
+    """
     rows = [("", "parameters", "tokens", "tokens per parameter", "loss", "more", "worth")]
     best = law.loss(plan.size, plan.flops / space.cost(law, plan.size))
     for name, factor in (("half", 0.5), ("this", 1.0), ("double", 2.0)):
@@ -151,7 +156,7 @@ def _other_laws(plan: Plan) -> str:
 
 
 def _command(plan: Plan, space: Space) -> str:
-    """Returns the command that trains the optimal run."""
+    """Returns the shell command that trains the optimal run, with notes about data and learning rate."""
     config, recipe = plan.shape.config, space.recipe
     model = {name: getattr(config, name) for name in ("num_layers", "d_model", "d_ff", "num_heads")}
     model |= {name: getattr(config, name) for name in ("num_kv_heads", "head_dim") if getattr(config, name)}
@@ -162,7 +167,7 @@ def _command(plan: Plan, space: Space) -> str:
         "data.sequence_length": space.sequence_length,
         "train.steps": plan.steps,
         "train.global_batch_size": plan.examples,
-        # decays to a tenth exactly over the steps of the run (Hoffmann et al. 2022, section 3.1)
+        # the learning rate decays to a tenth over exactly the steps of the run (Hoffmann et al. 2022, section 3.1)
         "schedule": f'"WarmupCosine(warmup_steps={min(2000, plan.steps // 20)}, final_fraction=0.1)"',
     }
     lines = [f"--config.{name}={value}" for name, value in fields.items()]
@@ -181,7 +186,7 @@ def _command(plan: Plan, space: Space) -> str:
 
 
 def _fineweb(tokens: float) -> HuggingFace:
-    """Returns the smallest sample of FineWeb (Penedo et al. 2024) with at least `tokens` tokens, else all of it."""
+    """Returns the smallest sample of FineWeb (Penedo et al. 2024) with `tokens` tokens or more; else all of FineWeb."""
     name = next((name for size, name in _FINEWEB if size >= tokens), None)
     return HuggingFace(path="HuggingFaceFW/fineweb", name=name, streaming=True)
 

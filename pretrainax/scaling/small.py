@@ -1,7 +1,8 @@
 """Scales a paper's run down to a laptop, with the same architecture, objective and optimizer.
 
-`configs/gpt2.py:tiny` is `configs/gpt2.py` with fewer and narrower layers, a vocabulary of 8,192 learned from the text,
-shorter rows and fewer steps. An export is an ordinary model of its class in transformers. Numbers of parameters:
+`configs/gpt2.py:tiny` is `configs/gpt2.py` with fewer and narrower layers, a vocabulary of 8,192 tokens learned from
+the corpus, shorter rows and fewer steps. transformers loads an exported small model with the same class as the large
+model. Numbers of parameters:
 
 | | layers | width | GPT-2 | LLaMA | BERT | ModernBERT | T5 |
 | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -17,17 +18,17 @@ from typing import NamedTuple
 from pretrainax.config import AUTO, Experiment, UserError
 from pretrainax.optim import WarmupStableDecay
 
-VOCABULARY = 8192  # pieces to learn; 1 MB of text is enough
+VOCABULARY = 8192  # size of the vocabulary; 1 MB of text is enough to learn it
 
 
 class Size(NamedTuple):
-    """The sizes of a model, and of the run that trains it."""
+    """The sizes of a small model, and of the run that trains this model."""
 
-    num_layers: int  # of each stack
-    d_model: int  # heads have 64; the feed-forward layer 4 times as many, 2 times if gated
+    num_layers: int  # layers of each stack
+    d_model: int  # heads have width 64; the feed-forward has width 4 * d_model, or 2 * d_model if gated
     sequence_length: int
-    steps: int  # with 32 rows each
-    learning_rate: float
+    steps: int  # number of steps, with 32 rows per step
+    learning_rate: float  # not used by optimizers that scale updates by the size of each matrix
 
 
 # tiny and mini are two of BERT's small shapes (Turc et al. 2019, arXiv 1908.08962, table 1); midi is the shape of
@@ -40,7 +41,10 @@ SIZES = {
 
 
 def with_small_sizes(get_config: Callable[[str], Experiment]) -> Callable[[str], Experiment]:
-    """Adds the variants of SIZES to `get_config`; they scale down its default run."""
+    """Returns a function like `get_config` that also has the variants "tiny", "mini" and "midi" (SIZES).
+
+    These variants are the default run of `get_config`, scaled down.
+    """
 
     @functools.wraps(get_config)
     def get_config_or_small(variant: str = "") -> Experiment:
@@ -55,7 +59,11 @@ def with_small_sizes(get_config: Callable[[str], Experiment]) -> Callable[[str],
 
 
 def scale_down(run: Experiment, size: Size) -> Experiment:
-    """Sets the sizes of a paper's `run` in place, removes its phases, and returns it."""
+    """Changes a run to the given size in place, removes its phases, and returns the run.
+
+    Args:
+      run: the config of a paper's run.
+    """
     model, every = run.model, size.steps // 10
     model.parts = tuple(part.scaled(size.d_model, model.d_model) for part in model.parts)
     model.vocab_size, model.num_layers, model.d_model = AUTO, size.num_layers, size.d_model
@@ -65,7 +73,7 @@ def scale_down(run: Experiment, size: Size) -> Experiment:
         model.position.max_length = AUTO
     run.tokenizer.vocab_size = VOCABULARY
     run.data.sequence_length = size.sequence_length
-    if not run.optimizer.is_scale_invariant:  # a relative rate suits every size
+    if not run.optimizer.is_scale_invariant:  # a relative rate is suitable for every size
         run.optimizer.learning_rate = size.learning_rate
     run.schedule.warmup_steps = every
     if isinstance(run.schedule, WarmupStableDecay):

@@ -1,1 +1,1 @@
-"""Evaluates a model: likelihoods of documents, of spans that all families can predict, and zero-shot tasks."""
+"""Evaluates models: likelihoods of documents, likelihoods of spans for all model families, and zero-shot tasks."""

@@ -1,4 +1,4 @@
-"""Computes perplexity, bits per token and bits per byte of a text source, with standard errors over documents."""
+"""Computes perplexity, bits per token and bits per byte on a source of text, with standard errors over documents."""
 
 import collections
 import itertools
@@ -18,7 +18,7 @@ from pretrainax.scoring.results import Result, ratio
 from pretrainax.scoring.scoring_examples import AS_IN_TRAINING, Method, Scoring, method_of
 
 SPLITS = {"valid": "validation split", "train": "training split", "all": "both splits"}
-Watch = Callable[[Iterable[Document]], Iterable[Document]]  # passes documents on and shows their count
+Watch = Callable[[Iterable[Document]], Iterable[Document]]  # yields the documents it gets, and may show their count
 
 
 def score_source(
@@ -29,19 +29,20 @@ def score_source(
     scoring: Scoring = AS_IN_TRAINING,
     watch: Watch = iter,
 ) -> list[Result]:
-    """Returns the scores of a model on a source; for a mixture first of each part, then of all parts together.
+    """Returns perplexity, bits per token and bits per byte of a model on a source of text.
 
-    Scores cover only the text, without the ends of documents that a run's own validation also counts. The metrics of
-    an encoder are pseudo-log-likelihoods; their names begin with "pseudo_". With a denoising model they begin with
-    "target_".
+    For a mixture, the results for each part are followed by the results for all parts together. The scores do not
+    include the tokens that end documents, unlike the validation loss of a run. The metrics of an encoder are
+    pseudo-log-likelihoods, and their names begin with "pseudo_". The names of the metrics of a denoising model begin
+    with "target_".
 
     Args:
       split: "valid", "train", or "all" for both.
-      documents: maximum number of documents of each part, from the start; None: all.
-      watch: passes on the documents of each part, for a progress display.
+      documents: maximum number of documents of each part, from the start of the split; None: all documents.
+      watch: a function that yields the documents it gets, for a progress display; called once per part.
 
     Raises:
-      UserError: there is no text, or the model cannot score a text.
+      UserError: there is no text, or the model cannot score text.
     """
     method = method_of(loaded, scoring)
     parts = source.components()
@@ -56,7 +57,10 @@ def score_source(
 
 
 def read_source(text: str, experiment: Experiment) -> Source:
-    """Returns the source that --source names; raises UserError, with the field as --source.…, for an invalid source."""
+    """Returns the data source for the flag --source; raises UserError for an invalid source.
+
+    The message names fields of the source as --source.FIELD.
+    """
     source = Source.parse(text)
     source.config_path = "--source"
     if problems := list(source.problems(experiment)):
@@ -65,12 +69,12 @@ def read_source(text: str, experiment: Experiment) -> Source:
 
 
 class _Counted(NamedTuple):
-    """Negative log-likelihoods and sizes of the D documents of a part."""
+    """The negative log-likelihoods and sizes of D documents."""
 
-    nats: np.ndarray  # [D] float64
-    tokens: np.ndarray  # [D] predicted tokens
+    nats: np.ndarray  # [D] float64, negative log-likelihoods
+    tokens: np.ndarray  # [D] numbers of predicted tokens
     bytes: np.ndarray  # [D] bytes of the predicted text
-    other: collections.Counter[str]  # counts of skipped documents and other exceptions
+    other: collections.Counter[str]  # counts of exceptions, such as skipped documents
 
     def results(self, prefix: str, source: str, how: str, part: str = "") -> list[Result]:
         per_token, per_byte = ratio(self.nats, self.tokens), ratio(self.nats, self.bytes)
@@ -115,7 +119,12 @@ def _count(
 
 
 def documents_of(source: Source, split: str, skipped: collections.Counter) -> Iterator[Document]:
-    """Yields the non-empty documents of a split."""
+    """Yields the documents of a split that are not empty.
+
+    Args:
+      split: "valid", "train", or "all" for both.
+      skipped: the numbers of skipped documents are added to it, by reason.
+    """
     for name in ("train", "valid") if split == "all" else (split,):
         for shard in source.shards(name):
             for document in source.read(shard, skipped):

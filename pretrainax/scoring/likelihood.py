@@ -1,8 +1,8 @@
 """Computes the likelihood of each text: `score(loaded, texts)`.
 
-`scoring.scoring_examples` converts documents to examples. Examples of similar length form a batch, and the model
-computes the log-probabilities of the targets of a batch. Logits exist only for a few tokens at a time. The score of a
-document does not depend on the other documents.
+The module `scoring.scoring_examples` converts documents to examples. Examples of similar length form a batch, and the
+model computes the log-probabilities of the targets in the batch. Logits are computed for a few tokens at a time, to
+save memory. The score of a document does not depend on the other documents.
 """
 
 import dataclasses
@@ -21,26 +21,26 @@ from pretrainax.inference.rows import batches
 from pretrainax.models import Outputs
 from pretrainax.scoring.scoring_examples import PseudoLikelihood, Scoring, method_of
 
-_LOGITS = 1024  # predictions whose logits exist at the same time
+_LOGITS = 1024  # number of predictions whose logits are in memory at the same time
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The score of one text: nats / tokens is the loss, nats / log(2) / bytes the bits per byte."""
+    """The score of one text. nats / tokens is the loss, and nats / log(2) / bytes is the number of bits per byte."""
 
-    nats: float  # negative log-probability
-    tokens: int  # predicted tokens
-    bytes: int  # of UTF-8, of the predicted text
+    nats: float  # negative log-probability of the predicted tokens
+    tokens: int  # number of predicted tokens
+    bytes: int  # UTF-8 bytes of the predicted text
     counted: str  # the method: "left to right, …", "pseudo-log-likelihood, …", "by the targets of its objective, …"
 
 
 class ExampleScore(NamedTuple):
-    """The model's result for one example."""
+    """The score of one example."""
 
-    number: int  # of the text that the example belongs to
+    number: int  # index of the text that the example belongs to
     nats: float  # negative log-probability of the weighted targets
     tokens: int  # number of weighted targets
-    best: int  # number of weighted targets that are the most likely token
+    best: int  # number of weighted targets that are the most likely token at their position
 
 
 def score(
@@ -52,14 +52,16 @@ def score(
     by_word: bool = False,
     seed: Optional[int] = None,
 ) -> list[Score]:
-    """Returns the score of each text, or of the target of each pair (source, target), which an encoder-decoder reads.
+    """Returns the score of each text; for a pair (source, target), the score of the target, given the source.
+
+    Pairs need an encoder-decoder.
 
     Args:
-      context: tokens that the model reads at a time; None: the training length. For an imported model, None is its
-        number of positions.
+      context: tokens that the model reads at a time; None: the sequence length of training. For an imported model, None
+        is its maximum input length.
       stride: for decoders: tokens between the starts of two windows over a text that is longer than the context. Each
         token is predicted once, with at least `context - stride` tokens before it. None: half the context.
-      by_word: for encoders: also masks the following tokens of the same word.
+      by_word: for encoders: True also masks the following tokens of the same word.
       seed: for denoising models: seed of the corruption; None: 0.
 
     Raises:
@@ -88,12 +90,12 @@ def score(
 
 
 def score_examples(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]) -> Iterator[ExampleScore]:
-    """Yields the answer to each example, in any order.
+    """Yields the score of each example, in any order.
 
     Args:
-      questions: pairs of the number of a text and an example; read lazily.
+      questions: pairs of a text index and an example; consumed lazily.
     """
-    numbers: list[int] = []  # of the examples read so far
+    numbers: list[int] = []  # text index of each example that was consumed so far
 
     def taken() -> Iterator[Example]:
         for number, example in questions:
@@ -101,7 +103,7 @@ def score_examples(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]
             yield example
 
     for rows, batch in batches(taken(), loaded.mesh, longest(loaded), loaded.tokenizer.vocabulary.pad):
-        weights = batch.pop("loss_weights")  # with them in the batch, the model would also compute its loss
+        weights = batch.pop("loss_weights")  # with weights in the batch, the model would also compute the loss
         log_probs, is_best = jax.device_get(loaded.ask(target_log_probabilities, batch))  # [B, N]
         nats = -np.where(weights > 0, log_probs.astype(np.float64) * weights, 0.0).sum(axis=1)
         if not np.isfinite(nats).all():
@@ -114,9 +116,12 @@ def score_examples(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]
 
 
 def target_log_probabilities(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Returns the log-probability of each target in nats, float32 [B, N], and a bool [B, N]: no token is more likely.
+    """Returns the log-probability of each target, and whether no token is more likely than the target.
 
     This is a function for `LoadedModel.ask`.
+
+    Returns:
+      Log-probabilities in nats, float32 [B, N], and a bool array [B, N].
     """
     output = outputs.heads["lm"]
 
@@ -124,7 +129,7 @@ def target_log_probabilities(outputs: Outputs, batch: Batch) -> tuple[jax.Array,
         features, targets = xs  # [B, D], [B]
         logits = output.replace(features=features[:, None]).logits()[:, 0]  # [B, V]
         hits = jnp.arange(logits.shape[-1])[None] == targets[:, None]
-        # Not a gather, which would collect the logits of all devices along the vocabulary.
+        # A gather would collect the logits of all devices along the vocabulary axis.
         target_logits = jnp.where(hits, logits, 0.0).sum(-1)
         return target_logits - jax.nn.logsumexp(logits, axis=-1), target_logits == logits.max(-1)
 

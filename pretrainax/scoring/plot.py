@@ -1,4 +1,4 @@
-"""Plots the scores of a model over its training, in the style of curves.png."""
+"""Plots the scores of the checkpoints of a run over training steps, in the style of curves.png."""
 
 import itertools
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import matplotlib
 import numpy as np
 
-matplotlib.use("Agg")  # needs no display
+matplotlib.use("Agg")  # a backend that needs no display
 
 from matplotlib import figure, ticker  # noqa: E402
 
@@ -14,16 +14,19 @@ from pretrainax.reporting import curves  # noqa: E402
 from pretrainax.scoring.results import Result, name_among  # noqa: E402
 
 _COLORS = (curves.TRAINING, curves.VALIDATION, curves.RATE, curves.NORM, curves.INK, curves.FAINT)
-_COLUMNS = 3  # maximum panels side by side
-_WIDTH, _HEIGHT, _LINE = 4.5, 3.3, 0.24  # of a panel and of a line of text, in inches
-_MAX_CHARACTERS = 130  # of a line
+_COLUMNS = 3  # maximum number of panels per row
+_WIDTH, _HEIGHT, _LINE = 4.5, 3.3, 0.24  # size of a panel and height of a line of text, in inches
+_MAX_CHARACTERS = 130  # per line of text
 
 
 def draw(path: str, results: Sequence[Result], title: str) -> None:
-    """Draws a panel for each measure, with a curve for each source and part; error bars are two standard errors.
+    """Draws a figure with one panel per measure and one curve per source and part.
+
+    Error bars are two standard errors in each direction.
 
     Args:
-      results: of several checkpoints, each with its step.
+      path: of the image file.
+      results: results for several checkpoints; each result has its step.
     """
     measures = list(dict.fromkeys(r.measure for r in results))
     sources = list(dict.fromkeys(r.source for r in results))

@@ -1,4 +1,4 @@
-"""Computes the metrics of a task on a source of records, from the outputs of the model's head and the labels."""
+"""Computes the metrics of a task on a source of records, from the outputs of the task head and the labels."""
 
 import collections
 import itertools
@@ -24,13 +24,13 @@ def score_records(
     records: Optional[int] = None,
     watch: Watch = iter,
 ) -> list[Result]:
-    """Returns the metrics of a task on a source, as in a validation, but without the loss.
+    """Returns the metrics of a task on a source of records, as in the validation of a run, but without the loss.
 
     Args:
-      experiment: its objective is the task; its rows have the length to use.
+      experiment: config with the task as its objective, and the sequence length.
       split: "valid", "train", or "all" for both.
-      records: maximum number of records, from the start; None: all.
-      watch: passes on the records, for a progress display.
+      records: maximum number of records, from the start of the split; None: all records.
+      watch: a function that yields the records it gets, for a progress display.
 
     Raises:
       UserError: the model has no head for the task, or there is no valid record.

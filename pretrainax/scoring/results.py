@@ -14,7 +14,7 @@ from pretrainax.reporting.tables import text_table
 
 
 class Estimate(NamedTuple):
-    """A value and its standard error; None if the error is unknown."""
+    """A value and its standard error; the standard error is None if it is unknown."""
 
     value: float
     standard_error: Optional[float]
@@ -25,14 +25,14 @@ class Estimate(NamedTuple):
 
 
 def ratio(sums: Sequence[float] | np.ndarray, counts: Sequence[float] | np.ndarray) -> Estimate:
-    """Returns the sum of `sums` over the sum of `counts`, with its standard error over sampled documents.
+    """Returns the ratio of the totals sum(`sums`) / sum(`counts`) with its standard error over D documents.
 
-    Longer documents have more weight, and their lengths are random too: this is the ratio estimator of survey sampling
-    (Cochran 1977, Sampling Techniques, section 6.4). One document has no standard error. With counts of 1 the result is
-    a mean and its standard error.
+    The documents are a random sample, and their counts are random too. Therefore the error is the error of the ratio
+    estimator (Cochran 1977, Sampling Techniques, section 6.4). It is None for a single document. If all counts are 1,
+    the result is a mean and its standard error.
 
     Args:
-      sums, counts: of each document, [D].
+      sums, counts: values of each document, [D].
     """
     sums, counts = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
     total, documents = counts.sum(), len(counts)
@@ -45,21 +45,24 @@ def ratio(sums: Sequence[float] | np.ndarray, counts: Sequence[float] | np.ndarr
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One measured value of a model."""
+    """One measured value of a model, such as the bits per byte on a source of text."""
 
-    source: str  # the evaluation data: a source of text, or a task
-    measure: str  # "bits_per_byte"
+    source: str  # evaluation data: a source of text, or a task
+    measure: str  # name of the metric: "bits_per_byte"
     value: float
     standard_error: Optional[float]  # over documents or questions; None: unknown
-    counts: dict[str, int]  # {"documents": 12, "tokens": 3400, …}, and counts of skipped items
-    how: str  # "left to right, …"
-    part: str = ""  # of the source; "": the whole source
-    origin: str = ""  # of the model: "runs/mine, step 2,000"
-    step: Optional[int] = None
+    counts: dict[str, int]  # {"documents": 12, "tokens": 3400, …}, including counts of skipped items
+    how: str  # method of measurement: "left to right, …"
+    part: str = ""  # part of the source; "": the whole source
+    origin: str = ""  # description of the model: "runs/mine, step 2,000"
+    step: Optional[int] = None  # step of the checkpoint; None: no checkpoint of a run, or not needed
 
 
 def results_table(results: Sequence[Result]) -> str:
-    """Returns a table with a row for each result, without repeated cells, and below it the methods of measurement."""
+    """Returns a text table with one row per result, and below it the methods of measurement.
+
+    Cells for the source and the counts are empty if they are the same as in the previous row.
+    """
     rows, previous = [("", "", "value", "±", "of")], None
     for r in results:
         labels = name_among(r, results), _counts(r)
@@ -73,7 +76,10 @@ def results_table(results: Sequence[Result]) -> str:
 
 
 def table_over_steps(results: Sequence[Result]) -> str:
-    """Returns a table with a row for each checkpoint, source and part, and a column for each measure."""
+    """Returns a text table with one row per checkpoint, source and part, and one column per measure.
+
+    The methods of measurement are below the table.
+    """
     measures = list(dict.fromkeys(r.measure for r in results))
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for r in results:
@@ -84,7 +90,7 @@ def table_over_steps(results: Sequence[Result]) -> str:
 
 
 def name_among(result: Result, among: Sequence[Result]) -> str:
-    """Returns the source and part of a result, as far as they differ among the results; "" if they do not differ."""
+    """Returns a name for the source and part of a result that distinguishes it from the results `among`; may be ""."""
     source = result.source if len({r.source for r in among}) > 1 else ""
     part = result.part or ("all of it" if any(r.part for r in among if r.source == result.source) else "")
     return ": ".join(filter(None, (source, part)))
@@ -95,15 +101,15 @@ def _counts(result: Result) -> str:
 
 
 def _framed(table: str, results: Sequence[Result]) -> str:
-    """Returns a table with the common source of all results above it and the methods of measurement below."""
+    """Returns a table with the common source of all results above it, and the methods of measurement below it."""
     sources, how = (list(dict.fromkeys(getattr(r, name) for r in results)) for name in ("source", "how"))
     return "\n\n".join(filter(None, (sources[0] if len(sources) == 1 else "", table, "\n".join(how))))
 
 
 def write_results(path: str, results: Sequence[Result]) -> str:
-    """Writes the results as a JSON list of objects; returns a message that mentions an overwritten file.
+    """Writes results to a JSON file as a list of objects; returns a message with the path.
 
-    Values that are not finite become null.
+    The message mentions it if a file was overwritten. Values that are not finite become null.
     """
     is_overwritten = os.path.exists(path)
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)

@@ -1,8 +1,8 @@
-"""Turns a text into examples that a model can score; `loss_weights` select the predictions that count.
+"""Converts a text to examples with which a model scores the text; `loss_weights` select the predictions that count.
 
 A decoder predicts each token from the tokens before it. An encoder predicts each token from all other tokens. A
-denoising model predicts the tokens that its objective removes. `method_of` selects the method from the family and the
-objective of the model.
+denoising model predicts the tokens that its objective removes. `method_of` returns the method for the family and the
+objective of a model.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ from pretrainax.inference.loaded import LoadedModel, check_language_model
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """Scoring options; a model raises UserError for an option that has no effect on its family."""
+    """The options of scoring. Options that have no effect on the family of a model raise UserError."""
 
-    context: Optional[int] = None  # tokens that the model reads at a time; None: see `context_length`
+    context: Optional[int] = None  # tokens that the model reads at a time; None: the default of `context_length`
     stride: Optional[int] = None  # decoders: tokens between the starts of two windows; None: half the context
     by_word: bool = False  # encoders: also masks the following tokens of the same word
     seed: Optional[int] = None  # denoising models: seed of the corruption; None: 0
@@ -39,20 +39,20 @@ AS_IN_TRAINING = Scoring()
 
 
 class ScoringExamples(NamedTuple):
-    """The examples that score one text."""
+    """The examples that score one text, or one pair of source and target."""
 
-    examples: Iterable[Example]  # not padded; `loss_weights` are 1 for predictions that count, else 0
-    bytes: int  # of UTF-8, of the predicted text
-    unknown: int = 0  # unknown tokens; their likelihood is not the likelihood of the text
-    pieces: int = 1  # scored independently of each other
-    is_cut: bool = False  # source or target of a pair is truncated
+    examples: Iterable[Example]  # not padded; `loss_weights` are 1 for predictions that count, otherwise 0
+    bytes: int  # UTF-8 bytes of the predicted text
+    unknown: int = 0  # number of unknown tokens; their likelihood is not the likelihood of the text
+    pieces: int = 1  # number of pieces of the text that are scored independently
+    is_cut: bool = False  # True if the source or the target of a pair is truncated
 
 
 class Method:
-    """Base of the scoring methods. `counted` describes the method to users."""
+    """Base class of the scoring methods. The attribute `counted` is a description of the method for users."""
 
-    prefix: ClassVar[str] = ""  # of metric names, if the metrics are not a likelihood of the whole text
-    explanation: ClassVar[str] = ""  # meaning of these metrics
+    prefix: ClassVar[str] = ""  # prefix of metric names, if the metrics are not a likelihood of the whole text
+    explanation: ClassVar[str] = ""  # meaning of the metrics with this prefix
     options: ClassVar[tuple[str, ...]] = ()  # supported fields of `Scoring`, in addition to the context
     counted: str
 
@@ -68,10 +68,14 @@ class Method:
         self.context = context_length(loaded, scoring.context)
         self.limit = f", at most {self.context:,} tokens at a time"  # for `counted`
 
-    manner: ClassVar[str]  # the start of `counted`, without numbers
+    manner: ClassVar[str]  # the first words of `counted`, without numbers
 
     def ask(self, document: Document) -> ScoringExamples:
-        """Returns the examples for a text, or for a pair of source and target."""
+        """Returns the examples that score a text, or the target of a pair (source, target).
+
+        Raises:
+          UserError: the model does not support pairs, or supports only pairs.
+        """
         if isinstance(document, tuple):
             raise UserError(
                 f"a pair of source and target needs a model that reads pairs, but this model is scored {self.manner}: "
@@ -90,8 +94,8 @@ class Method:
 class LeftToRight(Method):
     """Predicts each token from the tokens before it.
 
-    A text that is longer than the context is read in overlapping windows. Each token is predicted once, in a window
-    that begins at least `context - stride` tokens before it.
+    A text that is longer than the context is read in overlapping windows. Each token is predicted once. The window of a
+    token begins at least `context - stride` tokens before it, or at the start of the text.
     """
 
     options = ("stride",)
@@ -113,7 +117,7 @@ class LeftToRight(Method):
     def _about(self, text, ids):
         size = len(text.encode())
         if self.start is None and len(ids):
-            first = self._spellings[ids[0]]  # some tokenizers put a space before each text
+            first = self._spellings[ids[0]]  # some tokenizers add a space at the start of a text
             size -= min(len(first if text[:1].isspace() else first.removeprefix(b" ")), size)
         return ScoringExamples(self._windows(ids), size, self._unknown(ids))
 
@@ -129,10 +133,10 @@ class LeftToRight(Method):
 
 
 class PseudoLikelihood(Method):
-    """Predicts each token from all others, with only this token masked (Salazar et al. 2020, section 2.1).
+    """Predicts each token from all other tokens, with only this token masked (Salazar et al. 2020, section 2.1).
 
-    `by_word` also masks the following tokens of the same word, so that the end of a word does not give away its
-    beginning (Kauf and Ivanova 2023: PLL-word-l2r).
+    The option `by_word` also masks the following tokens of the same word, so that they do not reveal the predicted
+    token (Kauf and Ivanova 2023: PLL-word-l2r).
     """
 
     prefix = "pseudo_"
@@ -156,7 +160,7 @@ class PseudoLikelihood(Method):
 
     @property
     def longest(self) -> int:
-        """Returns the maximum number of tokens of a text that is scored as a whole."""
+        """Returns the maximum number of tokens of a text that is scored in one piece."""
         return self.context - 2
 
     def _about(self, text, ids):
@@ -174,10 +178,10 @@ class PseudoLikelihood(Method):
 
 
 class Targets(Method):
-    """Predicts the targets that the model's objective makes from a text, or the target of a pair.
+    """Predicts the targets that the training objective makes from a text, or the target of a pair (source, target).
 
-    Seed and text determine the corruption. The predictions include sentinels and end tokens, which have no bytes: they
-    encode the lengths of the removed spans.
+    The seed and the text determine the corruption. The predictions include sentinels and end tokens. These tokens have
+    no bytes; they encode the lengths of the removed spans.
     """
 
     prefix = "target_"
@@ -196,7 +200,7 @@ class Targets(Method):
         self.of_pairs = [o for _, o in objective.components(pairs=True) if o.unit == "pairs"]
         start = objective.components()[0][1].decoder_start(self.vocabulary)
         if not self.of_pairs and loaded.experiment.model.family == "encoder_decoder" and start == self.vocabulary.pad:
-            self.of_pairs = [SequenceToSequence()]  # the same format as T5's pretraining
+            self.of_pairs = [SequenceToSequence()]  # in the format of T5's pretraining
         name = type(objective).__name__
         if not self.of_text and not self.of_pairs:
             raise UserError(
@@ -246,7 +250,11 @@ class Targets(Method):
 
 
 def method_of(loaded: LoadedModel, scoring: Scoring) -> Method:
-    """Returns the scoring method of a model; raises UserError for models without tokens to predict and bad options."""
+    """Returns the scoring method of a model.
+
+    Raises:
+      UserError: the model does not predict tokens, or an option is out of range or has no effect on the model.
+    """
     family, model = loaded.experiment.model.family, loaded.experiment.model
     check_language_model(loaded)
     if model.replaced_token_head and model.generator is None:
@@ -262,7 +270,11 @@ def method_of(loaded: LoadedModel, scoring: Scoring) -> Method:
 
 
 def causal_example(before: np.ndarray, answer: np.ndarray, sees_prefix: bool = False) -> Example:
-    """Returns an example that predicts `answer` after `before`; a prefix LM reads `before` bidirectionally."""
+    """Returns an example of a decoder that predicts the ids `answer` after the ids `before`.
+
+    Args:
+      sees_prefix: True for a prefix LM, which reads `before` bidirectionally.
+    """
     tokens = np.concatenate([before, answer])
     positions = np.arange(len(tokens) - 1, dtype=np.int32)
     return {
@@ -276,7 +288,13 @@ def causal_example(before: np.ndarray, answer: np.ndarray, sees_prefix: bool = F
 
 
 def masked_example(row: np.ndarray, place: int, end: int, mask: int) -> Example:
-    """Returns an example that predicts the token at `place` of a row, with masks from `place` to `end` - 1."""
+    """Returns an example of an encoder that predicts the token at `place` of a row.
+
+    Args:
+      row: ids [T] with special tokens.
+      end: the positions from `place` to `end` - 1 have masks.
+      mask: id of the mask.
+    """
     tokens = row.copy()
     tokens[place:end] = mask
     return {
@@ -291,9 +309,14 @@ def masked_example(row: np.ndarray, place: int, end: int, mask: int) -> Example:
 
 
 def context_length(loaded: LoadedModel, wanted: Optional[int] = None) -> int:
-    """Returns the number of tokens that the model reads at a time: `wanted`, or by default the training length.
+    """Returns the number of tokens that a model reads at a time when it scores text.
 
-    Imported models do not record their training length. Their default is the number of their positions.
+    Args:
+      wanted: this number; None: the sequence length of training. Imported models do not record this length, so None is
+        the maximum input length if they have one.
+
+    Raises:
+      UserError: `wanted` is out of range.
     """
     most, trained = longest(loaded), loaded.experiment.data.sequence_length
     if wanted is None:
@@ -306,7 +329,10 @@ def context_length(loaded: LoadedModel, wanted: Optional[int] = None) -> int:
 
 
 def start_token(loaded: LoadedModel) -> Optional[int]:
-    """Returns the id before a scored text; None if there is none, so that the first token is not predicted."""
+    """Returns the id that a decoder reads before a scored text; None if it reads none.
+
+    Without this id, the first token of the text is not predicted.
+    """
     return next(iter(before_text(loaded.experiment, loaded.tokenizer.vocabulary, is_needed=True)), None)
 
 

@@ -1,8 +1,8 @@
 """Selects spans of documents by their bytes, without a tokenizer, so that all models get the same spans.
 
-A span is a run of whole words, each with the white space before it. A Chinese character is a separate word. All kinds
-of tokenizers have a boundary between two such words: pieces of SentencePiece and byte-level BPE begin with the space,
-and WordPiece ignores it. Between arbitrary characters most tokenizers have no boundary.
+A span consists of consecutive whole words, each with the white space before it. A Chinese character is a separate word.
+All common kinds of tokenizers have a token boundary between two such words: tokens of SentencePiece and byte-level BPE
+begin with the space, and WordPiece ignores it. Most tokenizers have no token boundary between arbitrary characters.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ _WORD = re.compile(rf"\s*(?:[{_CHINESE}]|[^\s{_CHINESE}]+)")
 
 
 class Span(NamedTuple):
-    """A span of a document with its left and right context; the three concatenated are a part of the document."""
+    """A span of a document with its left and right context; `left + text + right` is a part of the document."""
 
-    document: int  # its number, from 0
+    document: int  # index of the document, from 0
     left: str
     text: str
     right: str
-    is_start: bool  # `left` begins the document
+    is_start: bool  # True if the document begins with `left`
 
     @property
     def num_bytes(self) -> int:
@@ -35,16 +35,17 @@ class Span(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SpanChoice:
-    """Selects spans at random; the selection depends only on the text, `seed`, `share` and `mean_bytes`.
+    """Selects spans of documents at random.
 
-    For each word, a random number decides if a span begins, or if the current span ends. Therefore span lengths are
-    geometric, nearly as in T5's span corruption. Two spans do not touch. The first and the last word of a document are
-    never in a span, so that both sides of a span have text.
+    For each word, random numbers determine whether a span begins before it and whether the current span ends after it.
+    Therefore the distribution of span lengths is geometric, similar to the distribution in T5's span corruption. Two
+    spans are never adjacent. The first and the last word of a document are never in a span, so that both sides of a
+    span have text. The selection depends only on the text, `seed`, `share` and `mean_bytes`.
     """
 
-    share: float = 0.05  # average share of the text in spans
+    share: float = 0.05  # average share of the bytes of a text that are in spans
     mean_bytes: float = 12.0  # mean length of a span in UTF-8 bytes; 12 are about 3 tokens, T5's mean length
-    context: int = 512  # bytes of whole words of context on each side of a span
+    context: int = 512  # maximum bytes of context on each side of a span, in whole words; at least one word
     seed: int = 0
 
     def __post_init__(self):
@@ -55,7 +56,10 @@ class SpanChoice:
                 raise UserError(f"{name} of the spans is {getattr(self, name)}, it must be at least {least}")
 
     def spans(self, texts: Iterable[str]) -> Iterator[Span]:
-        """Yields the spans of each document independently; a document of less than three words has none."""
+        """Yields the spans of each document; documents with less than three words have no spans.
+
+        The spans of a document do not depend on the other documents.
+        """
         for number, text in enumerate(texts):
             parts = words(text)
             if len(parts) < 3:
@@ -68,7 +72,11 @@ class SpanChoice:
                 yield Span(number, *map("".join, pieces), is_start=first == 0)
 
     def _word_ranges(self, text: str, ends: np.ndarray) -> Iterator[tuple[int, int]]:
-        """Yields the first word of each span and the word after it; ends: [words + 1], bytes before each word."""
+        """Yields the index of the first word of each span, and the index of the word after the span.
+
+        Args:
+          ends: number of bytes before each word, and of the whole text; [words + 1].
+        """
         count = len(ends) - 1
         stop_chance = min(ends[-1] / count / self.mean_bytes, 1.0)
         start_chance = stop_chance * self.share / (1 - self.share)
@@ -84,5 +92,5 @@ class SpanChoice:
 
 
 def words(text: str) -> list[str]:
-    """Returns the words of a text, each with the white space before it; trailing white space is dropped."""
+    """Returns the words of a text, each with the white space before it; white space at the end is dropped."""
     return _WORD.findall(text)

@@ -1,7 +1,8 @@
-"""Turns a span into the examples of a model's training format: model inputs, and the targets that count.
+"""Converts a span to examples in the training format of a model: model inputs, and targets that predict the span.
 
-`forms_of` looks at the family and the objective of a model. A form makes examples from the ids of a span and of its
-context. The log-probabilities of their targets add up to the log-probability of the span.
+`forms_of` returns the formats of a model, which depend on its family and its training objective. A form creates
+examples from the ids of a span and the ids of its context. The sum of the log-probabilities of the weighted targets is
+the log-probability of the span.
 """
 
 import dataclasses
@@ -32,31 +33,37 @@ LEFT, BOTH = "the left side", "both sides"
 
 
 class Ids(NamedTuple):
-    """The ids of a span and of its context, int32 [n] each; only `right` may be empty."""
+    """The token ids of a span and of its left and right context, int32 [n] each.
+
+    `left` and `span` have at least one id; `right` may be empty.
+    """
 
     left: np.ndarray
     span: np.ndarray
     right: np.ndarray
-    is_start: bool = False  # `left` begins a document
+    is_start: bool = False  # True if a document begins with `left`
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
     """A format in which a model predicts a span.
 
-    `ask` returns examples. Their weighted targets are the ids of the span and, with `says_end`, the token that ends it.
+    `ask` returns examples. The targets with weight 1 are the ids of the span, followed by the token that ends it if
+    `says_end` is True.
     """
 
-    given: str  # LEFT or BOTH
-    marks: int  # maximum number of ids in a row besides the span and its context
-    says_end: bool  # the model predicts the end of the span; False: the number of its tokens is given
+    given: str  # context that the model reads: LEFT or BOTH
+    marks: int  # maximum number of ids in a row in addition to the span and its context
+    says_end: bool  # True: the model predicts the end of the span; False: it gets the number of tokens
     ask: Callable[[Ids], list[Example]]
 
     def fitted(self, ids: Ids, longest: int) -> Ids:
-        """Returns `ids` with the context truncated to a row of `longest` ids; the ids next to the span remain.
+        """Returns `ids` with the context truncated so that a row has at most `longest` ids.
+
+        The context next to the span remains.
 
         Raises:
-          UserError: a span that leaves no room for a token on each side.
+          UserError: the span leaves no room for one token of context on each side that the form reads.
         """
         room = longest - self.marks - len(ids.span)
         sides = 1 + (self.given == BOTH)
@@ -71,10 +78,12 @@ class Form:
 
 
 def forms_of(loaded: LoadedModel) -> list[Form]:
-    """Returns the forms in which a model can predict a span, at most one per value of `given`: the first.
+    """Returns the forms in which a model can predict a span, at most one for each value of `given`.
+
+    If a model supports several forms with the same context, the first one is used.
 
     Raises:
-      UserError: the model was trained in none of the forms.
+      UserError: the model supports no form.
     """
     family, objective = loaded.experiment.model.family, loaded.experiment.objective
     if family == "encoder":
@@ -121,7 +130,7 @@ def _causal_form(loaded: LoadedModel, sees_prefix: bool = False) -> Form:
     start, separator = start_token(loaded), loaded.tokenizer.vocabulary.separator
 
     def ask(ids: Ids) -> list[Example]:
-        # In training, a separator precedes each document, and other start tokens precede each row.
+        # In training, a separator is before each document, but a BOS token is before each row.
         has_start = start is not None and (ids.is_start or start != separator)
         return [causal_example(_joined([start] if has_start else [], ids.left), ids.span, sees_prefix)]
 
@@ -136,14 +145,21 @@ def _joined(*parts: Sequence[Optional[int]] | np.ndarray) -> np.ndarray:
 
 
 def _masked(ids: Ids, vocabulary: Vocabulary) -> list[Example]:
-    """Returns an example for each token of the span: the tokens before it are visible, it and later ones are masks."""
+    """Returns an example for each token of the span, which predicts this token.
+
+    The input has masks for the predicted token and all later tokens of the span. All other tokens are visible.
+    """
     whole = _joined([vocabulary.cls], *ids[:3], [vocabulary.sep])
     start, end = 1 + len(ids.left), 1 + len(ids.left) + len(ids.span)
     return [masked_example(whole, position, end, vocabulary.mask) for position in range(start, end)]
 
 
 def _fill_in_middle(ids: Ids, suffix_first: bool, vocabulary: Vocabulary) -> Example:
-    """Returns an example that predicts the middle and the end-of-text token after it."""
+    """Returns an example that predicts the span between the two contexts, and the end-of-text token after it.
+
+    Args:
+      suffix_first: True if the right context is before the left context in the input, as in training.
+    """
     before, after, between = ([i] for i in vocabulary.sentinels[:3])
     if suffix_first:
         context = _joined(before, after, ids.right, between, ids.left)
@@ -153,9 +169,10 @@ def _fill_in_middle(ids: Ids, suffix_first: bool, vocabulary: Vocabulary) -> Exa
 
 
 def _span_corruption(ids: Ids, part: Objective, objective: SpanCorruption, vocabulary: Vocabulary) -> Example:
-    """Returns an example that predicts the span of the first sentinel, and the second sentinel, which ends it.
+    """Returns an example that predicts the span at the first sentinel, and the second sentinel, which ends the span.
 
-    In training a text always ends with a span. Therefore the text here also ends with a second span, without weight.
+    In training, a text always ends with a removed span. Therefore the EOS token is also removed here, as a second span
+    whose tokens have weight 0.
     """
     tokens = _joined(*ids[:3], [vocabulary.eos])
     is_removed = np.zeros(len(tokens), bool)
@@ -165,13 +182,16 @@ def _span_corruption(ids: Ids, part: Objective, objective: SpanCorruption, vocab
 
 
 def _continuation(ids: Ids, part: Objective, objective: SequentialDenoising, vocabulary: Vocabulary) -> Example:
-    """Returns an example that predicts the continuation of a text."""
+    """Returns an example of sequential denoising: it predicts the span as the continuation of the left context."""
     inputs = objective.read_first(_joined(ids.left, [vocabulary.eos]))
     return _weighted(inputs, ids.span, slice(None), part, vocabulary)
 
 
 def _denoising(ids: Ids, part: Objective, vocabulary: Vocabulary) -> Example:
-    """Returns an example that predicts the text from the start of the span to its end, which marks the span's end."""
+    """Returns an example that predicts the text from the start of the span to EOS.
+
+    The text after the span marks the end of the span.
+    """
     bos, eos = [vocabulary.bos], [vocabulary.eos]
     inputs, targets = _joined(bos, ids.left, [vocabulary.mask], ids.right, eos), _joined(bos, *ids[:3], eos)
     return _weighted(inputs, targets, slice(1 + len(ids.left), None), part, vocabulary)
@@ -180,7 +200,14 @@ def _denoising(ids: Ids, part: Objective, vocabulary: Vocabulary) -> Example:
 def _weighted(
     inputs: np.ndarray, targets: np.ndarray, weighted: slice, part: Objective, vocabulary: Vocabulary
 ) -> Example:
-    """Returns an encoder-decoder example, or its decoder-only form, with weight 1 for the targets in `weighted`."""
+    """Returns an encoder-decoder example with weight 1 for the targets in `weighted`, and weight 0 for the rest.
+
+    For the objective `DecoderOnly`, the example is converted to a decoder example.
+
+    Args:
+      inputs, targets: ids that the encoder reads, and ids that the decoder predicts.
+      part: the training objective.
+    """
     start = part.decoder_start(vocabulary)
     example = encoder_decoder_example(inputs, targets, start=0 if start is None else start)  # DecoderOnly drops start
     example["loss_weights"] = np.zeros(len(targets), np.float32)

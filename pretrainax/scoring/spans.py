@@ -1,30 +1,30 @@
 """Bits per byte of held-out spans: a metric that compares encoders, encoder-decoders and decoders of any tokenizer.
 
-`score_spans(loaded, texts)` scores the spans that `SpanChoice` selects by bytes, so every model gets the same spans,
-with up to `context` bytes on each side. The cost of a span is a code length: the bits in which someone with the model
-and the context could encode the span and its end,
+`score_spans(loaded, texts)` scores the spans that `SpanChoice` selects by bytes, so that every model gets the same
+spans, with up to `context` bytes on each side. The cost of a span is a code length: the number of bits that encode the
+span and its end, given the model and the context,
 
     bits = - log2 p(ids of the span | context) + length + unknown
 
-The metric is the sum of the bits over the sum of the bytes of the original text in UTF-8. The terms are:
+The metric is the sum of the bits divided by the sum of the UTF-8 bytes of the original text. The terms are:
 
-  p        The chain rule over the ids of the span. A decoder reads the left side. An encoder-decoder reads both sides,
-           with a sentinel instead of the span, and predicts the ids and then the sentinel that ends them. An encoder
-           reads both sides, with masks instead of the predicted id and the ids after it. Decoders that fill in the
-           middle, and prefix LMs that denoise, use the form of their training.
+  p        The product of the probabilities of the ids of the span. A decoder reads the left side. An encoder-decoder
+           reads both sides, with a sentinel instead of the span, and predicts the ids and then the sentinel that ends
+           them. An encoder reads both sides, with masks instead of the predicted id and the ids after it. Decoders that
+           fill in the middle, and prefix LMs that denoise, use the format of their training.
   length   Encoder-decoders, and decoders that fill in the middle, predict the end of the span. Their probabilities of
-           all spans of any length add up to 1, and nothing is added. Other models get the number of ids, and their
-           probabilities of all spans with this number add up to 1. They pay - log2 q(number) bits for it, where q is
-           the frequency of the number in the spans of all other documents, smoothed for numbers that never occur.
-  unknown  A word that contains the tokenizer's unknown id costs 8 bits for each of its bytes.
+           all spans of any length add up to 1, so nothing is added. Other models get the number of ids, and their
+           probabilities of all spans with this number add up to 1. For these models, - log2 q(number) bits are added.
+           q is the frequency of the number in the spans of all other documents, smoothed for numbers that never occur.
+  unknown  A word that contains the tokenizer's unknown id adds 8 bits for each of its bytes.
 
-These terms pay for everything that is needed to encode the ids. No model gets information about the span for free, and
-over many spans none can cost less than the entropy of the text. Three limits:
+These terms include everything that is needed to encode the ids. No model gets information about the span for free, and
+over many spans, no model can have a cost below the entropy of the text. The metric has three limits:
 
-- The metric is an upper bound for the text: of all ids that spell a span, only the tokenizer's own are counted. The
-  three parts of a text are tokenized separately, and their concatenated ids spell the text.
-- A tokenizer that changes the text (case, accents, white space) encodes less, and does not pay for what it loses.
-  `share_changed` is the share of bytes in spans that their ids do not reproduce: check it first.
+- The metric is an upper bound for the text: of all id sequences that decode to a span, only the tokenizer's own is
+  counted. The three parts of a text are tokenized separately, and their concatenated ids decode to the text.
+- A tokenizer that changes the text (case, accents, white space) encodes less, and nothing is added for the lost
+  information. `share_changed` is the share of bytes in spans that their ids do not reproduce: check it first.
 - "Left side" and "both sides" are different problems: both sides give more information and a lower cost.
 """
 
@@ -49,22 +49,22 @@ from pretrainax.scoring.span_choice import Span, SpanChoice, words
 from pretrainax.scoring.span_forms import BOTH, Form, Ids, forms_of
 from pretrainax.tokenization.base import Tokenizer
 
-_FULL_STOP = "."  # precedes each text, so that no tokenizer puts a space before it; nearly always a separate token
-Watch = Callable[[Iterable], Iterable]  # passes on its items and shows their count
+_FULL_STOP = "."  # added before each text, so that no tokenizer adds a space; nearly always a separate token
+Watch = Callable[[Iterable], Iterable]  # yields the items it gets, and may show their count
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanScores:
-    """The costs of S spans for one model and one form. Arrays [S]."""
+    """The costs of S spans in bits, for one model and one form. All arrays have the shape [S]."""
 
-    origin: str  # of the model
+    origin: str  # description of the model
     form: Form
     spans: list[Span]
-    said: np.ndarray  # float64, - log2 of the probability of the ids, and of their end if the model predicts it
+    said: np.ndarray  # float64, - log2 of the probability of the ids, and of the end if the model predicts it
     length: np.ndarray  # float64, bits for the number of ids; 0 if the model predicts the end
     unknown: np.ndarray  # float64, bits for words with unknown ids
-    is_changed: np.ndarray  # bool: the ids do not spell the span
-    is_cut: np.ndarray  # bool: the context is truncated to the length that the model reads
+    is_changed: np.ndarray  # bool: True if the ids do not decode to the span
+    is_cut: np.ndarray  # bool: True if the context was truncated to the length that the model reads
 
     @property
     def bits(self) -> np.ndarray:
@@ -84,11 +84,17 @@ class SpanScores:
 
     @property
     def fingerprint(self) -> str:
-        """Returns a hash of the spans and their context."""
+        """Returns a hash of the spans and their contexts, to compare the spans of two models."""
         return hashlib.blake2b(repr(self.spans).encode(), digest_size=4).hexdigest()
 
     def results(self, source: str) -> list[Result]:
-        """Returns the metric and its components, for the table and the file of an evaluation."""
+        """Returns the bits per byte and their components as evaluation results.
+
+        Components that are 0 for all spans are left out.
+
+        Args:
+          source: name of the evaluation data.
+        """
         counts = {"documents": len(np.unique(self.documents)), "spans": len(self.spans), "bytes": int(self.bytes.sum())}
         if self.is_cut.any():
             counts["spans with surroundings cut"] = int(self.is_cut.sum())
@@ -103,7 +109,7 @@ class SpanScores:
         ]
 
     def per_byte(self, values: np.ndarray) -> Estimate:
-        """Returns the sum of values [S] over the sum of bytes, with its standard error over documents."""
+        """Returns the sum of `values` [S] divided by the bytes of all spans, with the standard error over documents."""
         _, number = np.unique(self.documents, return_inverse=True)
         return ratio(np.bincount(number, values), np.bincount(number, self.bytes))
 
@@ -111,10 +117,12 @@ class SpanScores:
 def score_spans(
     loaded: LoadedModel, texts: Iterable[str], choice: Optional[SpanChoice] = None, watch: Watch = iter
 ) -> list[SpanScores]:
-    """Returns the costs of the spans of documents, once for each form that the model supports.
+    """Returns the costs of the spans of all documents, once for each form that the model supports.
 
     Args:
-      watch: passes on the spans of each form, for a progress display.
+      texts: the documents.
+      choice: the selection of spans; None: the default settings.
+      watch: a function that yields the spans it gets, for a progress display; called once per form.
 
     Raises:
       UserError: no text has a span, the model supports no form, or a span is longer than the model reads.
@@ -130,10 +138,10 @@ def score_spans(
 def difference(one: SpanScores, other: SpanScores) -> Estimate:
     """Returns the cost of `one` minus the cost of `other` in bits per byte, with the standard error over documents.
 
-    The standard error is for paired samples: the difficulty that both models share in a document cancels.
+    The standard error is for paired samples: it does not include the difficulty of a document that both models share.
 
     Raises:
-      UserError: the models have different spans.
+      UserError: the spans of the two models differ.
     """
     if one.fingerprint != other.fingerprint:
         raise UserError(
@@ -144,7 +152,12 @@ def difference(one: SpanScores, other: SpanScores) -> Estimate:
 
 
 def documents_of_source(source: Source, split: str = "valid", documents: Optional[int] = None) -> Iterator[str]:
-    """Yields the documents of a source as text, up to `documents` of each part; raises UserError for pairs."""
+    """Yields the documents of a source as strings; raises UserError for pairs.
+
+    Args:
+      split: "valid", "train", or "all" for both.
+      documents: maximum number of documents of each part of a mixture; None: all documents.
+    """
     for part in source.components():
         for document in itertools.islice(documents_of(part, split, collections.Counter()), documents):
             if isinstance(document, tuple):
@@ -153,9 +166,12 @@ def documents_of_source(source: Source, split: str = "valid", documents: Optiona
 
 
 def difference_results(one: Sequence[SpanScores], other: Sequence[SpanScores], source: str) -> list[Result]:
-    """Returns the paired difference `one` - `other` in bits per byte, for each form of `one` and each of `other`.
+    """Returns the paired differences `one` - `other` in bits per byte, for all pairs of their forms.
 
-    A form is a way to ask for a span: given the left side, or both sides.
+    A form is a context in which a model predicts the span: the left side, or both sides.
+
+    Args:
+      source: name of the evaluation data.
     """
     results = []
     for a, b in itertools.product(one, other):
@@ -188,9 +204,9 @@ def _score_form(loaded: LoadedModel, form: Form, spans: list[Span], ids: list[Id
 
 
 def encode(tokenizer: Tokenizer, spans: Sequence[Span]) -> list[Ids]:
-    """Returns the ids of each span and of its two sides, tokenized separately; concatenated they spell the text.
+    """Returns the ids of each span and of its two sides, tokenized separately; concatenated, they decode to the text.
 
-    Each part is tokenized after a full stop, because some tokenizers put a space before a text.
+    Each part is tokenized after a full stop, because some tokenizers add a space at the start of a text.
     """
     stop = tokenizer.encode(_FULL_STOP)
     texts = [text for span in spans for text in (span.left, span.text, span.right)]
@@ -206,13 +222,14 @@ def encode(tokenizer: Tokenizer, spans: Sequence[Span]) -> list[Ids]:
 
 
 def length_bits(numbers: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """Returns the cost of the number of ids of each span, in bits, float64 [S].
+    """Returns the cost of the number of ids of each span in bits, float64 [S].
 
-    The probability of a number k is its frequency in the spans of all other documents plus one pseudo-count, which is
-    distributed over k as 1 / (k (k + 1)). Therefore every number has a finite cost.
+    The probability of a number k is its frequency in the spans of all other documents plus one pseudo-count. The
+    pseudo-count is distributed over all k with the weights 1 / (k (k + 1)), so that every number has a finite cost.
 
     Args:
-      numbers, documents: int [S].
+      numbers: number of ids of each span, int [S].
+      documents: document index of each span, int [S].
     """
     numbers, documents = numbers.tolist(), documents.tolist()
     by_number, by_document = collections.Counter(numbers), collections.Counter(documents)
@@ -233,4 +250,4 @@ def _unknown_bits(tokenizer: Tokenizer, span: Span, ids: Ids) -> float:
 
 def _is_changed(tokenizer: Tokenizer, span: Span, ids: Ids) -> bool:
     text = tokenizer.decode(ids.span.tolist())
-    return span.text not in (text, f" {text}")  # some tokenizers drop the space before a text
+    return span.text not in (text, f" {text}")  # some tokenizers drop a space at the start of a text

@@ -1,1 +1,1 @@
-"""The device mesh, and the shardings of parameters, optimizer states, batches and activations."""
+"""Defines the device mesh, and the shardings of parameters, optimizer states, batches and activations."""

@@ -1,4 +1,4 @@
-"""Shardings of batches and activations, and checks of a mesh against a config."""
+"""Shards batches and activations, and checks that a mesh fits a config."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ from pretrainax.sharding.axes import (
 from pretrainax.sharding.mesh import BatchShare, axis_size, batch_share, free_axes
 from pretrainax.sharding.stages import check_stages
 
-ACTIVATION_SPEC = logical_spec("batch", "length")  # of an activation [B, T, …]
+ACTIVATION_SPEC = logical_spec("batch", "length")  # the PartitionSpec of an activation [B, T, …]
 
 
 def batch_sharding(mesh: Union[Mesh, AbstractMesh], shape: Sequence[int]) -> NamedSharding:
-    """Returns the sharding of an array [B, …] or [B, T, …]: rows over BATCH_AXES, and the length over LENGTH_AXIS.
+    """Returns the sharding of an array [B, …] or [B, T, …] of a batch.
 
-    A length that the axis does not divide is not split.
+    BATCH_AXES split the rows, and LENGTH_AXIS splits the length if its size divides the length.
     """
     parts = mesh.shape[LENGTH_AXIS]
     splits = parts > 1 and len(shape) > 1 and shape[1] % parts == 0
@@ -35,7 +35,7 @@ def batch_sharding(mesh: Union[Mesh, AbstractMesh], shape: Sequence[int]) -> Nam
 
 
 def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
-    """Raises UserError if the mesh does not fit the config: its stages, experts, batch size or attention."""
+    """Raises UserError if the mesh does not fit the config: pipeline stages, experts, batch size or attention."""
     check_stages(experiment, mesh.shape)
     if mesh.shape[EXPERT_AXIS] > 1 and experiment.model.experts is None:
         raise UserError(
@@ -72,7 +72,7 @@ def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
 
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Returns the arrays [B, …] of the global batch from the rows [b, …] of this process's share.
+    """Returns the global batch, arrays [B, …] on the devices, from the rows [b, …] of this process's share.
 
     The copies to the devices are asynchronous.
     """
@@ -91,9 +91,9 @@ def _put(share: BatchShare, rows: np.ndarray, mesh: Mesh) -> jax.Array:
 
 
 def batch_spec(shape: Sequence[int]) -> Optional[P]:
-    """Returns the PartitionSpec of an array of a batch on the mesh of `jax.set_mesh`.
+    """Returns the PartitionSpec of an array [B, …] of a batch on the mesh of `jax.set_mesh`.
 
-    Returns None without a mesh, and if the mesh does not divide the number of rows.
+    Returns None if no mesh is set, or if the mesh does not divide the number of rows.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or shape[0] % axis_size(BATCH_AXES):
@@ -102,7 +102,12 @@ def batch_spec(shape: Sequence[int]) -> Optional[P]:
 
 
 def scattered_sum(x: jax.Array, spec: P, axis: int) -> jax.Array:
-    """Returns the sum of `x` over the devices of `spec`, scattered along `axis` over FSDP_AXIS; for `jax.shard_map`."""
+    """Returns the sum of `x` over devices, for use inside `jax.shard_map`.
+
+    Args:
+      spec: sums over the mesh axes in this spec.
+      axis: the axis of the result that is scattered over FSDP_AXIS.
+    """
     if axis_size(FSDP_AXIS) > 1:
         x = jax.lax.psum_scatter(x, FSDP_AXIS, scatter_dimension=axis, tiled=True)
     others = [name for name in jax.tree.leaves(tuple(spec)) if name != FSDP_AXIS and axis_size(name) > 1]
@@ -110,13 +115,14 @@ def scattered_sum(x: jax.Array, spec: P, axis: int) -> jax.Array:
 
 
 def constrain(x: jax.Array, spec: P = ACTIVATION_SPEC) -> jax.Array:
-    """Returns `x` with the sharding `spec` on the mesh of `jax.set_mesh`; `x` unchanged without a mesh.
+    """Constrains an activation to the sharding `spec` on the mesh of `jax.set_mesh`; no effect without a mesh.
 
-    A first axis that the mesh does not divide is not split: inference may have few rows. The compiler pads other axes:
-    target lengths need not be a multiple.
+    If the mesh does not divide the first axis, that axis is not split, because inference may have few rows. The
+    compiler pads other axes, so target lengths need not be a multiple of the mesh axis.
 
-    Parameters are split along axes that activations have too. Without constraints, the compiler lets activations follow
-    parameters: with fsdp, every device would hold all rows of the batch and a part of their width.
+    Parameters are split along axes that activations have too, such as the width. Without constraints, the compiler
+    would give activations the shardings of parameters: with fsdp, each device would hold all rows of the batch and a
+    part of the width.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return x

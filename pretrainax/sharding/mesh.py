@@ -1,4 +1,4 @@
-"""The device mesh: the size of each axis, and the arrangement of devices."""
+"""Builds the device mesh: the size of each axis, the arrangement of devices, and the batch rows of each process."""
 
 import functools
 import math
@@ -13,15 +13,18 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 from pretrainax.config import MeshConfig, UserError
 from pretrainax.sharding.axes import AXES, BATCH_AXES, DATA_AXIS
 
-GPUS = ("gpu", "cuda")  # JAX's names of the platform of NVIDIA GPUs
+GPUS = ("gpu", "cuda")  # JAX's platform names of NVIDIA GPUs
 Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jax types it as a variable
 
 
 def make_mesh(config: MeshConfig, devices: Optional[Sequence[Device]] = None) -> Mesh:
-    """Returns the mesh of AXES over all devices.
+    """Returns the device mesh with the axes AXES.
+
+    Args:
+      devices: None: all devices of all processes.
 
     Raises:
-      UserError: as in `mesh_sizes`, or `config.slices` differs from the number of slices of the devices.
+      UserError: as in `mesh_sizes`, or `config.slices` differs from the number of TPU slices of the devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(config, len(devices), len({device.process_index for device in devices}))
@@ -30,17 +33,26 @@ def make_mesh(config: MeshConfig, devices: Optional[Sequence[Device]] = None) ->
 
 
 def abstract_mesh(sizes: dict[str, int], platform: str) -> AbstractMesh:
-    """Returns a mesh for tracing, which needs neither devices nor a compiler."""
+    """Returns a mesh without devices, for tracing.
+
+    Args:
+      sizes: the number of devices along each of AXES.
+      platform: "cpu", "gpu" or "tpu".
+    """
     device = AbstractDevice(platform, None, platform)
     axis_types = (AxisType.Auto,) * len(AXES)
     return AbstractMesh(tuple(sizes[axis] for axis in AXES), AXES, axis_types=axis_types, abstract_device=device)
 
 
 def mesh_sizes(config: MeshConfig, devices: int, processes: int) -> dict[str, int]:
-    """Returns the number of devices along each of AXES; an axis of -1 takes the remaining devices.
+    """Returns the number of devices along each of AXES; an axis of size -1 in the config gets the remaining devices.
+
+    Args:
+      devices, processes: the total numbers.
 
     Raises:
-      UserError: the product of the sizes is not the number of devices, or a row of the batch would span processes.
+      UserError: the product of the sizes is not the number of devices; the devices of a batch row do not fit the
+        devices of a process (one number must divide the other); or `config.slices` does not divide the axis `data`.
     """
     sizes = {axis: getattr(config, axis) for axis in AXES}
     got = ", ".join(f"config.mesh.{axis}={size}" for axis, size in sizes.items())
@@ -66,9 +78,10 @@ def mesh_sizes(config: MeshConfig, devices: int, processes: int) -> dict[str, in
 def _arrange(sizes: tuple[int, ...], slices: int, devices: Sequence[Device]) -> np.ndarray:
     """Returns the devices as an array of shape `sizes`, with the slices along the first axis.
 
-    Within a slice, devices that are close in the network are neighbours in the array. A process loads the batch rows of
-    its own devices. If this order makes two processes load the same rows although another order avoids it, the devices
-    are ordered host by host instead. This may happen on a torus if the devices of a row span several small hosts.
+    Within a slice, devices that are close in the network are neighbors in the array. A process loads the batch rows of
+    its own devices. With this order, two processes may have to load the same rows although a different order avoids it.
+    In that case, the devices are ordered host by host instead. This may happen on a torus if the devices of a row span
+    several small hosts.
     """
     within = (sizes[0] // slices, *sizes[1:])
     arrange = functools.partial(mesh_utils.create_device_mesh, within, allow_split_physical_axes=True)
@@ -81,7 +94,13 @@ def _arrange(sizes: tuple[int, ...], slices: int, devices: Sequence[Device]) -> 
 
 
 def _row_parts(devices: np.ndarray) -> dict[int, tuple[int, ...]]:
-    """Returns {process index: indices of its parts}; the mesh splits the rows of a batch into equal parts."""
+    """Returns {process index: parts of a batch that its devices hold}.
+
+    The mesh splits the rows of a batch into equal parts, which are numbered from 0.
+
+    Args:
+      devices: the devices of a mesh, as an array with the axes AXES.
+    """
     parts: dict[int, dict[int, None]] = {}
     for part, row in enumerate(devices.reshape(math.prod(devices.shape[: len(BATCH_AXES)]), -1)):
         for device in row:
@@ -90,25 +109,29 @@ def _row_parts(devices: np.ndarray) -> dict[int, tuple[int, ...]]:
 
 
 class BatchShare(NamedTuple):
-    """The share of each batch that a process reads, one of `count` equal shares of rows.
+    """The share of each batch that a process reads: share `index` of `count` equal shares of the rows.
 
-    Processes with the same rows, whose devices split their length or width, read the same share.
+    If the devices of several processes hold different parts of the length or width of the same rows, these processes
+    read the same share.
     """
 
     index: int
     count: int
-    parts: tuple[int, ...]  # the parts of the mesh that hold its rows, in their order
+    parts: tuple[int, ...]  # the numbers of the parts in the share (see `_row_parts`), in order
 
 
 def batch_share(mesh: Mesh, process: int) -> BatchShare:
-    """Returns the share of a process."""
+    """Returns the share of each batch that the process with index `process` reads."""
     parts = _row_parts(mesh.devices)
     shares = list(dict.fromkeys(parts.values()))
     return BatchShare(shares.index(parts[process]), len(shares), parts[process])
 
 
 def _devices_of_slices(devices: Sequence[Device], count: int) -> list[list[Device]]:
-    """Returns the devices of each slice; devices other than TPUs are split into equal ranges."""
+    """Returns the devices of each of `count` slices.
+
+    Devices that are not TPUs, and TPUs of a single slice, are split into equal ranges.
+    """
     slices = {}
     for device in devices:
         slices.setdefault(getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []).append(device)
@@ -121,21 +144,21 @@ def _devices_of_slices(devices: Sequence[Device], count: int) -> list[list[Devic
 
 
 def axis_size(axes: Union[str, tuple[str, ...]]) -> int:
-    """Returns the size of an axis of the mesh of `jax.set_mesh`, or the product of several; 1 without a mesh."""
+    """Returns the number of devices along an axis, or several axes, of the mesh of `jax.set_mesh`; 1 without a mesh."""
     sizes = jax.sharding.get_abstract_mesh().shape
     return math.prod(sizes.get(axis, 1) for axis in ((axes,) if isinstance(axes, str) else axes))
 
 
 def free_axes(axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the axes that are not manual axes of an enclosing `jax.shard_map`."""
+    """Returns those of the given mesh axes that are not manual axes of an enclosing `jax.shard_map`."""
     taken = jax.sharding.get_abstract_mesh().manual_axes
     return tuple(axis for axis in axes if axis not in taken)
 
 
 def platform() -> str:
-    """Returns "cpu", "gpu" or "tpu": the platform of the mesh of `jax.set_mesh`, or of this machine without a mesh.
+    """Returns "cpu", "gpu" or "tpu": the platform of the mesh of `jax.set_mesh`; without a mesh, of this machine.
 
-    The devices of an abstract mesh may be absent.
+    The platform of an abstract mesh may differ from the platform of this machine.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform

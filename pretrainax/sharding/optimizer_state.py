@@ -1,9 +1,9 @@
-"""The sharding of an optimizer state: each array has the sharding of its parameter.
+"""Shards an optimizer state: each array of the state has the sharding of the parameter to which it belongs.
 
-`optax.tree_utils.tree_map_params` maps arrays to parameters for any optimizer, because the paths in a state are
-arbitrary. An array may have the shape of its parameter (moments), some of its axes (Adafactor's statistics), or two
-merged axes (heads). An array of another shape, such as a factor [D, D] of Shampoo, is replicated unless it is a
-`Placed`, which names its axes.
+Paths in an optimizer state are arbitrary, so `optax.tree_utils.tree_map_params` finds the parameter of each array. An
+array may have the shape of its parameter (moments), some of the parameter's axes (Adafactor's statistics), or two axes
+of the parameter merged into one (heads). An array of a different shape, such as a factor [D, D] of Shampoo, is
+replicated, unless it is a `Placed`, which contains the names of its axes.
 """
 
 import functools
@@ -24,16 +24,20 @@ from pretrainax.sharding.rules import named_sharding, param_specs
 
 @flax.struct.dataclass
 class Placed:
-    """An array of a state with the names of its axes in AXIS_RULES: ("layers", "d_model", None)."""
+    """An array of an optimizer state with its logical axes (keys of AXIS_RULES): ("layers", "d_model", None)."""
 
     array: PyTree  # the array, or its shape or sharding
     axes: tuple[Optional[str], ...] = flax.struct.field(pytree_node=False)
 
 
 def opt_state_specs(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
-    """Returns a PartitionSpec for each leaf of `optimizer.init(params)`; params: arrays or shapes.
+    """Returns a PartitionSpec for each leaf of the optimizer state.
 
-    Arrays without a parameter, such as counters, and arrays of another shape are replicated.
+    Arrays without a parameter, such as counters, are replicated, and so are arrays whose axes are not axes of their
+    parameter.
+
+    Args:
+      params: arrays or shapes.
 
     Raises:
       ValueError: as in `param_specs`.
@@ -42,7 +46,7 @@ def opt_state_specs(optimizer: optax.GradientTransformation, params: PyTree) -> 
 
 
 def replicated_bytes(optimizer: optax.GradientTransformation, params: PyTree) -> int:
-    """Returns the bytes of state arrays that are replicated because their shape is not that of their parameter."""
+    """Returns the bytes of the state arrays that are replicated because their axes are not axes of their parameter."""
 
     def size(array: jax.ShapeDtypeStruct, spec: Optional[P]) -> int:
         return array.size * array.dtype.itemsize if spec is None else 0
@@ -51,8 +55,13 @@ def replicated_bytes(optimizer: optax.GradientTransformation, params: PyTree) ->
 
 
 def _map_state(optimizer: optax.GradientTransformation, params: PyTree, function: Callable, others: object) -> PyTree:
-    """Returns `function(array, spec or None)` for each array with a parameter, and `others` for other arrays."""
-    init = functools.partial(jax.eval_shape, optimizer.init)  # Optax would run it, but the devices may be absent
+    """Maps the arrays of an optimizer state, without allocating them.
+
+    Args:
+      function: (array, PartitionSpec or None) -> result, for arrays that belong to a parameter.
+      others: the result for arrays that belong to no parameter.
+    """
+    init = functools.partial(jax.eval_shape, optimizer.init)  # Optax would run `init`, but the devices may be absent
 
     def each(array: PyTree, param: PyTree, spec: P) -> PyTree:
         if isinstance(array, optax.MaskedNode):  # no array for this parameter
@@ -75,7 +84,14 @@ def _map_state(optimizer: optax.GradientTransformation, params: PyTree, function
 
 
 def opt_state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
-    """Returns a NamedSharding for each leaf of `optimizer.init(params)`; raises like `opt_state_specs`."""
+    """Returns a NamedSharding for each leaf of the optimizer state.
+
+    Args:
+      params: arrays or shapes.
+
+    Raises:
+      ValueError: as in `param_specs`.
+    """
     return jax.tree.map(lambda spec: named_sharding(mesh, spec), opt_state_specs(optimizer, params))
 
 
@@ -83,14 +99,14 @@ def _spec_of(array: PyTree, param: PyTree, spec: P) -> Optional[P]:
     """Returns the PartitionSpec of one array of the state; None if its axes are not axes of its parameter.
 
     Args:
-      spec: the spec of the parameter.
+      param, spec: the parameter of the array, and the PartitionSpec of this parameter.
     """
     if array.shape == param.shape:
         return spec
     if array.size == 1:
         return P()  # a scalar per parameter, or the placeholder of an absent statistic
-    sizes = tuple(size for size in array.shape if size > 1)  # a placeholder per layer is [L, 1]
-    # If several axes have the same size, as in a square matrix, the first match wins. Layers come first, so they match.
+    sizes = tuple(size for size in array.shape if size > 1)  # the placeholder of a stack of layers is [L, 1]
+    # If several axes have the same size, as in a square matrix, the first match wins. The layer axis comes first.
     for shape, splits in _views(param.shape, tuple(spec)):
         for axes in itertools.combinations(range(len(shape)), len(sizes)):
             if tuple(shape[axis] for axis in axes) == sizes:
@@ -100,9 +116,10 @@ def _spec_of(array: PyTree, param: PyTree, spec: P) -> Optional[P]:
 
 
 def _views(shape: tuple[int, ...], splits: tuple) -> Iterator[tuple[tuple[int, ...], tuple]]:
-    """Yields shapes of a parameter with the mesh axes of each axis: (L, D, H, K), and with merged axes, (L, D, H · K).
+    """Yields the shape of a parameter, (L, D, H, K), and shapes with two merged axes, such as (L, D, H · K).
 
-    Only an unsplit axis is merged, with the axis before it.
+    Each shape comes with the mesh axes that split each of its axes. Only an axis that is not split is merged, with the
+    axis before it.
     """
     yield shape, splits
     for i in range(1, len(shape)):

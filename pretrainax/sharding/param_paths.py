@@ -1,4 +1,4 @@
-"""Paths of parameters: the path of each leaf, its stack of layers, and tables of regular expressions over paths."""
+"""Handles parameter paths such as "decoder/blocks/mlp/up/kernel": paths of leaves, stacks of layers, and path rules."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-# A JAX pytree of arrays, shapes or specs: nested dicts, tuples, dataclasses. Python has no type for it.
+# A JAX pytree of arrays, shapes or specs: nested dicts, tuples, dataclasses. Python has no type for pytrees.
 PyTree: TypeAlias = Any
 Flat: TypeAlias = dict[str, PyTree]  # path -> parameter
 
-# Parts of a stack that hold the layers without experts in separate "blocks": the first layers, or the layers between
-# those with experts.
+# In a model with experts, the layers without experts are in separate "blocks" below one of these names: the first
+# layers ("dense"), or the layers between the layers with experts ("between").
 FIRST, BETWEEN = "dense", "between"
 
 
@@ -35,27 +35,29 @@ def nested(params: Flat) -> PyTree:
 
 
 def stack_of(path: str) -> Optional[str]:
-    """Returns the stack of a path, "encoder/blocks" for "encoder/blocks/mlp/up/kernel"; None outside of stacks.
+    """Returns the stack of layers in a path: "encoder/blocks" for "encoder/blocks/mlp/up/kernel"; None: no stack.
 
-    A parameter of a stack is one array, whose first axis is the layers.
+    The layers of a stack are stored in one array per parameter, whose first axis is the layer.
     """
     names = path.split("/")
     return "/".join(names[: names.index("blocks") + 1]) if "blocks" in names else None
 
 
 def part_of(stack: str) -> tuple[str, str]:
-    """Returns (side, part) of a stack: ("decoder", "dense") for "decoder/dense/blocks", ("decoder", "") for
-    "decoder/blocks"."""
+    """Returns the side and the part of a stack path.
+
+    "decoder/dense/blocks" -> ("decoder", "dense"), and "decoder/blocks" -> ("decoder", "").
+    """
     match = re.fullmatch(rf"(?:(.*?)/)?(?:({FIRST}|{BETWEEN})/)?blocks", stack)
     assert match is not None
     return match[1] or "", match[2] or ""
 
 
 def layer_indices(tree: PyTree) -> dict[str, tuple[Sequence[int], int]]:
-    """Returns {stack: (layer indices, number of layers of its side)} for each stack of `stack_of`.
+    """Returns {stack: (indices of the layers in the stack, number of layers of the side)}; stacks as in `stack_of`.
 
-    A side may have several stacks: some layers of "decoder" may be in "decoder/dense/blocks" or
-    "decoder/between/blocks".
+    A side, such as "decoder", may have two stacks: some of its layers may be in "decoder/dense/blocks" or
+    "decoder/between/blocks" instead of "decoder/blocks".
     """
     leaves = zip(parameter_names(tree), jax.tree.leaves(tree), strict=True)
     sizes = {stack: x.shape[0] for path, x in leaves if (stack := stack_of(path))}
@@ -71,13 +73,24 @@ def layer_indices(tree: PyTree) -> dict[str, tuple[Sequence[int], int]]:
 
 
 def split_layers(layers: int, first: int, every: int) -> tuple[Sequence[int], range]:
-    """Returns the indices of the layers in a separate part, and of the rest: every `every`-th layer after `first`."""
+    """Returns the indices of the layers without experts, which have a separate stack, and of the layers with experts.
+
+    Args:
+      layers: the number of layers.
+      first: the first layers have no experts.
+      every: after these, every `every`-th layer has experts.
+    """
     rest = range(first + every - 1, layers, every)
     return [i for i in range(layers) if i not in rest], rest
 
 
 def map_parts(tree: PyTree, found: Callable[[PyTree], jax.Array]) -> jax.Array:
-    """Returns the results [l, …] of `found` for the "blocks" of each part of a stack, in layer order, [L, …]."""
+    """Applies `found` to the "blocks" of each part of a side, and returns the results in layer order, [L, …].
+
+    Args:
+      tree: the subtree of a side, such as "decoder".
+      found: returns an array [l, …] for the l layers of one part.
+    """
     rest = found(tree["blocks"])
     if FIRST in tree:
         return jnp.concatenate([found(tree[FIRST]["blocks"]), rest])
@@ -89,14 +102,18 @@ def map_parts(tree: PyTree, found: Callable[[PyTree], jax.Array]) -> jax.Array:
 
 
 def is_stacked(path: str) -> bool:
-    """Returns True if the first axis of a parameter is the layers of a stack."""
+    """Returns True if the parameter at this path belongs to a stack, so that its first axis is the layer."""
     return stack_of(path) is not None
 
 
 def match_rules(table: Sequence[tuple[str, Any]], tree: PyTree, table_name: str) -> PyTree:
-    """Returns a tree with a value for each leaf, from the first row whose expression matches the end of its path.
+    """Returns a tree like `tree` with the value of the first row whose expression matches the end of the leaf's path.
 
-    An expression matches whole components: "bias" matches "a/bias" and not "a/b_bias".
+    An expression matches whole path components: "bias" matches "a/bias" and not "a/b_bias".
+
+    Args:
+      table: rows (regular expression, value); no value is None.
+      table_name: the name of the table in the error message.
 
     Raises:
       ValueError: a leaf matches no row; the message lists all such leaves.

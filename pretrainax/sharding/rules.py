@@ -1,4 +1,4 @@
-"""The partition rules: one table from paths of parameters to logical axes, and the shardings that it implies."""
+"""Defines the partition rules, a table from parameter paths to logical axes, and computes shardings from this table."""
 
 import math
 from collections.abc import Iterable
@@ -12,9 +12,10 @@ from pretrainax.config import DecoderSizes, Generator, UserError
 from pretrainax.sharding.axes import logical_spec
 from pretrainax.sharding.param_paths import PyTree, match_rules, parameter_names
 
-# End of a parameter's path -> its logical axes, which AXIS_RULES maps to mesh axes. The first match wins. Vectors of
-# width D have the axis "features": they are small, and replicated. The axes of a kernel are those of its Linear, after
-# "layers" in a stack. Parts of a model with further parameters add their rows with `add_partition_rules`.
+# End of a parameter's path -> the logical axes of the parameter, which AXIS_RULES maps to mesh axes. The first match
+# wins. Vectors of width D have the axis "features": they are small, and replicated. A kernel has the axes that are
+# given to its `Linear`; in a stack, the axis "layers" comes first. Modules with further parameters add rows with
+# `add_partition_rules`.
 PARTITION_RULES = [
     (r"(decoder_)?token_embedding/embedding", "vocab_size d_model"),
     (r"token_type_embedding/embedding", "rows d_model"),
@@ -35,11 +36,11 @@ PARTITION_RULES = [
 ]
 
 
-_EXPERT_FIELDS = {"experts": "experts.num_experts", "d_ff": "experts.d_ff"}  # axis of experts -> field
+_EXPERT_FIELDS = {"experts": "experts.num_experts", "d_ff": "experts.d_ff"}  # axis of experts -> config.model field
 
 
 def add_partition_rules(rows: Iterable[tuple[str, str]]) -> None:
-    """Adds rows to PARTITION_RULES; the module that defines a part of a model calls it."""
+    """Adds rows (regular expression, logical axes) to PARTITION_RULES, for modules with further parameters."""
     PARTITION_RULES.extend(rows)
 
 
@@ -47,17 +48,18 @@ def param_specs(params: PyTree) -> PyTree:
     """Returns a PartitionSpec for each leaf of `params` (arrays or shapes).
 
     Raises:
-      ValueError: PARTITION_RULES has no row for a parameter, or its row has another rank.
+      ValueError: PARTITION_RULES has no row for a parameter, or the row and the parameter have different ranks.
     """
     specs = [logical_spec(*axes) for axes in axes_of_leaves(params)]
     return jax.tree.unflatten(jax.tree.structure(params), specs)
 
 
 def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
-    """Returns a NamedSharding for each leaf of `params` (arrays or shapes), in the form that `named_sharding` returns.
+    """Returns the `named_sharding` of each leaf of `params` (arrays or shapes).
 
     Raises:
-      UserError: the mesh does not divide an axis; the message lists all such fields of config.model.
+      UserError: the mesh does not divide the size of an axis; the message lists the fields of config.model that set
+        such sizes.
       ValueError: as in `param_specs`.
     """
     names = parameter_names(params)
@@ -81,10 +83,12 @@ def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
 
 
 def _field(path: str, axes: tuple[str, ...], axis: str, of_second: bool) -> str:
-    """Returns the field of config.model that sets the size of an axis.
+    """Returns the name of the field of config.model that sets the size of an axis of a parameter.
 
     Args:
-      of_second: True if no such axis of the first stack of an encoder-decoder has this size.
+      path, axes: the path and the logical axes of the parameter.
+      of_second: the size belongs to the second stack of an encoder-decoder: no axis of this name in the first stack has
+        this size.
     """
     if "generator/" in path and hasattr(Generator, axis):
         return f"generator.{axis}"
@@ -96,9 +100,9 @@ def _field(path: str, axes: tuple[str, ...], axis: str, of_second: bool) -> str:
 
 
 def divided_shardings(mesh: Mesh, params: PyTree) -> PyTree:
-    """Returns the shardings of `tree_shardings`, with axes that the mesh does not divide left unsplit.
+    """Returns shardings like `tree_shardings`, but axes that the mesh does not divide are not split.
 
-    Use: arrays that are read once and converted to others.
+    These shardings are for arrays that are read once and then converted to other arrays.
     """
 
     def sharding(x: jax.Array | jax.ShapeDtypeStruct, spec: P) -> NamedSharding:
@@ -110,14 +114,15 @@ def divided_shardings(mesh: Mesh, params: PyTree) -> PyTree:
 
 
 def with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Returns the shapes and dtypes of `tree` (arrays or shapes), each with its sharding."""
+    """Returns a `jax.ShapeDtypeStruct` with shape, dtype and sharding for each leaf of `tree` (arrays or shapes)."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
 
 
 def named_sharding(mesh: Mesh, spec: P) -> NamedSharding:
-    """Returns the sharding without mesh axes of size 1 and without trailing Nones, the form of compiled results.
+    """Returns the sharding of a PartitionSpec, without mesh axes of size 1 and without trailing Nones.
 
-    A state with the same sharding in another form would compile the training step once more.
+    The results of compiled functions have this form. If the form of a state's shardings differed, JAX would compile the
+    training step a second time.
     """
     entries = []
     for entry in spec:
@@ -134,7 +139,11 @@ def _names(entry: Union[None, str, tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def axes_of_leaves(params: PyTree) -> list[tuple[str, ...]]:
-    """Returns the logical axes of each leaf, in tree order."""
+    """Returns the logical axes of each leaf of `params` (arrays or shapes), in tree order.
+
+    Raises:
+      ValueError: as in `param_specs`.
+    """
     rows = [tuple(row.split()) for row in jax.tree.leaves(match_rules(PARTITION_RULES, params, "PARTITION_RULES"))]
     for name, leaf, axes in zip(parameter_names(params), jax.tree.leaves(params), rows, strict=True):
         if leaf.ndim != len(axes):

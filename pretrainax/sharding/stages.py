@@ -1,4 +1,4 @@
-"""The stages of a pipeline: supported models, the number of parts, and the bubble."""
+"""Plans pipeline parallelism: the stages, the parts of a micro-batch, the bubble, and the supported models."""
 
 import math
 from collections.abc import Mapping
@@ -9,44 +9,45 @@ from pretrainax.sharding.axes import BATCH_AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AX
 
 
 class Stages(NamedTuple):
-    """The stages of a pipeline, and the parts of a micro-batch that pass through it (`layers/pipeline.py`)."""
+    """The stages of a pipeline, and the parts of a micro-batch that pass through the stages (`layers/pipeline.py`)."""
 
-    count: int  # P; 1: no pipeline, and one part
-    parts: int  # M
-    rows: int  # of a part on one device
-    again: float = 0.0  # the forward that 1F1B recomputes / the layers' time; 0: GPipe
+    count: int  # number of stages; 1: no pipeline, and one part
+    parts: int  # number of parts of a micro-batch
+    rows: int  # rows of a part on one device
+    again: float = 0.0  # time of the forward pass that 1F1B recomputes / time of the layers; 0: GPipe
 
     @property
     def ticks(self) -> int:
-        """Returns the number of steps of a stage, including steps in the bubble."""
+        """Returns the number of parts that each stage processes, including unused ones in the bubble."""
         return self.parts + self.count - 1
 
     @property
     def bubble(self) -> float:
-        """Returns the fraction of ticks whose results are unused (Huang et al. 2018, section 2.3)."""
+        """Returns the pipeline bubble: the fraction of ticks with unused results (Huang et al. 2018, section 2.3)."""
         return (self.count - 1) / self.ticks
 
     @property
     def seen(self) -> float:
-        """Returns the number of rows that the layers compute per row of the batch, at least 1."""
+        """Returns the number of rows that the layers compute per row of the batch; above 1 because of the bubble."""
         return self.ticks / self.parts
 
     @property
     def stretch(self) -> float:
-        """Returns the time of the layers relative to a run without a pipeline."""
+        """Returns the time of the layers, divided by their time in a run without a pipeline."""
         return self.seen * (1 + self.again)
 
 
 def pipeline_stages(experiment: Experiment, sizes: Mapping[str, int]) -> Stages:
-    """Returns the stages of a run on a mesh {axis: size}."""
+    """Returns the pipeline stages of a run; `sizes` are the sizes of the mesh axes, {axis: size}."""
     rows, count, train = _shared_rows(experiment, sizes), sizes[PIPELINE_AXIS], experiment.train
     parts = count_parts(train.pipeline_microbatches, rows) if count > 1 else 1
-    again = 1 / (train.layer_forwards + 2) if uses_1f1b(train, sizes) else 0.0  # a backward costs two forwards
+    # A backward pass costs as much as two forward passes.
+    again = 1 / (train.layer_forwards + 2) if uses_1f1b(train, sizes) else 0.0
     return Stages(count, parts, rows // parts, again)
 
 
 def describe_stages(experiment: Experiment, sizes: Mapping[str, int]) -> str:
-    """Returns a description of the pipeline for the log; "" without a pipeline."""
+    """Returns a description of the pipeline for the log of a run; "" without a pipeline."""
     stages, layers = pipeline_stages(experiment, sizes), experiment.model.num_layers
     if stages.count == 1:
         return ""
@@ -58,27 +59,27 @@ def describe_stages(experiment: Experiment, sizes: Mapping[str, int]) -> str:
 
 
 def count_parts(wanted: int, rows: int) -> int:
-    """Returns the number of equal parts that the rows are split into: the greatest common divisor of both arguments.
+    """Returns the number of equal parts into which rows are split: the greatest common divisor of both arguments.
 
     Args:
-      wanted: number of parts; 0: one part per row.
+      wanted: requested number of parts; 0: one part per row.
     """
     return math.gcd(wanted, rows) or rows
 
 
 def uses_1f1b(train: TrainConfig, sizes: Mapping[str, int]) -> bool:
-    """Returns True if a step uses the 1F1B schedule (`layers/one_forward_one_backward.py`)."""
+    """Returns True if a training step uses the 1F1B pipeline schedule (`layers/one_forward_one_backward.py`)."""
     return train.pipeline_schedule == "1f1b" and sizes[PIPELINE_AXIS] > 1
 
 
 def _shared_rows(experiment: Experiment, sizes: Mapping[str, int]) -> int:
-    """Returns the number of rows of a micro-batch (of gradient accumulation) that pass through one pipeline."""
+    """Returns the number of rows of a micro-batch (of gradient accumulation) that pass through the same pipeline."""
     pipelines = math.prod(sizes[axis] for axis in BATCH_AXES if axis != PIPELINE_AXIS)
     return experiment.train.global_batch_size // (experiment.train.accumulate * pipelines)
 
 
 def check_stages(experiment: Experiment, sizes: Mapping[str, int]) -> None:
-    """Raises UserError if the layers do not fit the stages of a pipeline, or the rows do not fit its parts."""
+    """Raises UserError if a pipeline does not support the config, its number of layers or its number of rows."""
     if (count := sizes[PIPELINE_AXIS]) == 1:
         return
     setting = f"config.mesh.{PIPELINE_AXIS} is {count}"
@@ -113,7 +114,7 @@ def check_stages(experiment: Experiment, sizes: Mapping[str, int]) -> None:
 
 
 def stages_obstacle(model: ModelConfig) -> Optional[str]:
-    """Returns the reason why a model does not support pipeline stages; None if it does."""
+    """Returns the reason why a model does not support pipeline stages; None if the model supports them."""
     if model.family != "decoder":
         return f"config.model.family is {model.family!r}"
     for name in ("experts", "multi_token"):

@@ -1,9 +1,9 @@
-"""Downloads models of the Hugging Face Hub and uploads exports; `hf:org/name@revision` becomes a local folder.
+"""Downloads models from the Hugging Face Hub (`hf:org/name@revision`) to a local folder, and uploads exports.
 
 The package huggingface_hub sends the requests, resumes interrupted transfers, and stores files in its cache, which
-other programs share. Its variables HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN apply. This module selects the
-files: safetensors, JSON and tokenizer files of the top folder, no pickles and no code. Each file must have the size
-that the hub lists. `folder_of` downloads the small files, which describe the model; `download_weights`
+other programs also use. Its variables HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN apply. This module selects the
+files: safetensors, JSON and tokenizer files of the top folder, no pickle files and no code. Each file must have the
+size that the hub lists. `folder_of` downloads the small files: the configs and the tokenizer. `download_weights`
 downloads the weights.
 """
 
@@ -31,13 +31,13 @@ from pretrainax.files.paths import HUB, HubName, hub_name, path_problem
 from pretrainax.files.regular_files import MOST_BYTES
 from pretrainax.storage.store import print_message
 
-PATIENCE = 120.0  # seconds of retries while the hub is busy
+PATIENCE = 120.0  # seconds for which a request is repeated while the hub is busy
 _FIRST, _LONGEST = 1.0, 20.0  # seconds between two requests: initial and maximum
 _TIMEOUT = 10.0  # seconds for a response
 _PARALLEL = 8  # files that are downloaded at the same time
 _BUSY = (408, 429, 500, 502, 503, 504)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# Files that describe a model: no hidden files, and no folders except those of sentence-transformers' modules.
+# Configs and tokenizers: no hidden files, no files in folders except config.json of sentence-transformers modules.
 _SMALL = re.compile(
     r"\w[\w.-]*\.(json|model)|(vocab|merges|words)\.txt|chat_template\.jinja|manifest\.sha256|\d_[A-Za-z]+/config\.json",
     re.ASCII,
@@ -47,7 +47,7 @@ _SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PICKLED = re.compile(r"[^/]*\.(bin|pt|pth|ckpt|h5|msgpack|pkl)")
 
-# The package datasets hides the hub's response; its error messages, with the hub's own error codes.
+# Texts in the error messages of the package datasets, which omits the hub's response -> error code of the hub.
 _DATASET_ERRORS = (("is a gated dataset", "GatedRepo"), ("doesn't exist on the Hub", "RepoNotFound"))
 
 T = TypeVar("T")
@@ -57,20 +57,20 @@ T = TypeVar("T")
 class _Model:
     """A model of the hub at one commit."""
 
-    given: str  # "hf:org/name@main"
+    given: str  # the path that the user gave: "hf:org/name@main"
     name: HubName
     commit: str
-    folder: str  # of its files, in the cache
+    folder: str  # cache folder of the files of this commit
     sizes: Optional[Mapping[str, int]]  # bytes of each file on the hub; None: the hub did not respond
-    has_weights: bool = False  # the folder has all of them
+    has_weights: bool = False  # the folder has all weights
 
     @property
     def exact(self) -> str:
         return f"{HUB}{self.name.repository}@{self.commit}"
 
 
-_models: dict[str, _Model] = {}  # by `given`: a name means the same commit for the whole process
-_folders: dict[str, _Model] = {}
+_models: dict[str, _Model] = {}  # by `given`; a path refers to the same commit until the process exits
+_folders: dict[str, _Model] = {}  # by `folder`
 
 
 class _Response(NamedTuple):
@@ -81,17 +81,17 @@ class _Response(NamedTuple):
 
 
 class _Unreachable(Exception):
-    """The hub cannot be reached or is too busy; the message has the reason."""
+    """Raised if the hub cannot be reached or is busy for too long; the message contains the reason."""
 
 
 def folder_of(path: str) -> str:
-    """Downloads the small files of a model (configs, tokenizer) and returns its cache folder.
+    """Downloads the configs and the tokenizer of a hub model; returns the cache folder of the model.
 
-    Without a network, or with HF_HUB_OFFLINE=1, returns the cached copy and prints a line.
+    Without a network, or with HF_HUB_OFFLINE=1, returns the folder of the cached copy and prints its commit.
 
     Raises:
       UserError: the model or revision does not exist, or this user has no access to it; the message has a remedy.
-      RunFailed: the hub does not respond and the cache has no copy; the disk is full; a transfer broke off.
+      RunFailed: the hub does not respond and the cache has no copy, the disk is full, or a transfer was interrupted.
     """
     if path not in _models:
         if problem := path_problem(path, takes_hub=True):
@@ -104,17 +104,17 @@ def folder_of(path: str) -> str:
 
 
 def pinned_name(path: str) -> str:
-    """Returns a hub path with its commit, hf:org/name@1a2b…, which always means the same files."""
+    """Returns a hub path with its current commit as the revision, hf:org/name@1a2b…; its files never change."""
     folder_of(path)
     return _models[path].exact
 
 
 def download_weights(folder: str) -> None:
-    """Downloads the weights of a model if `folder` is its cache folder; otherwise does nothing.
+    """Downloads the weights of a hub model to its cache folder; does nothing for all other folders.
 
     Raises:
-      UserError: the model has no safetensors, for example only pickles.
-      RunFailed: as `folder_of`.
+      UserError: the model has no safetensors files, for example only pickle files.
+      RunFailed: for the same reasons as `folder_of`.
     """
     model = _folders.get(os.path.abspath(folder))
     if model is None or model.has_weights:
@@ -132,7 +132,7 @@ def download_weights(folder: str) -> None:
 
 
 def _weights(model: _Model, listed: "Mapping[str, int] | list[str]") -> list[str]:
-    """Returns the names of a model's weight files, as `interop.safetensors_files` reads them."""
+    """Returns the names of a model's safetensors files, as in `interop.safetensors_files`; UserError if it has none."""
     index = os.path.join(model.folder, _INDEX)
     files = [name for name in (_SINGLE, _ADAPTER) if name in listed]
     if _SINGLE not in listed and _INDEX in listed and os.path.exists(index):
@@ -155,15 +155,15 @@ def _weights(model: _Model, listed: "Mapping[str, int] | list[str]") -> list[str
 
 
 def conversion_command(folder: str, source: str) -> str:
-    """Returns a command that converts pickled weights to safetensors.
+    """Returns a shell command that converts pickled weights to safetensors with transformers.
 
     Args:
-      folder: the folder of the model's config.json.
-      source: the model's name or path for transformers.
+      folder: folder with the config.json of the model.
+      source: name or path of the model for transformers.
     """
     config = os.path.join(folder, "config.json")
     classes = read_object(config).get("architectures") if os.path.exists(config) else None
-    # Untrusted: users paste this name into a shell.
+    # The class name is untrusted, and users paste it into a shell.
     name = classes[0] if isinstance(classes, list) and classes and str(classes[0]).isidentifier() else "AutoModel"
     return (
         f'python -c "from transformers import {name} as M; '
@@ -175,7 +175,7 @@ def conversion_command(folder: str, source: str) -> str:
 
 
 def _resolved(path: str) -> _Model:
-    """Resolves a path to a commit on the hub, or in the cache if the hub does not respond."""
+    """Returns the model of a hub path at its current commit, or at the cached commit if the hub does not respond."""
     name = hub_name(path)
     assert name is not None
     hub = _library(path)
@@ -207,7 +207,7 @@ def _cached(path: str, name: HubName, why: str) -> _Model:
 
 
 def _remember(model: _Model) -> None:
-    """Writes the commit of a revision to the cache, in the layout of huggingface_hub, for use without a network."""
+    """Writes the commit of the model's revision to the cache of huggingface_hub, for later use without a network."""
     revision = model.name.revision or "main"
     reference = path_below(os.path.join(os.path.dirname(os.path.dirname(model.folder)), "refs"), revision)
     if model.sizes is not None and revision != model.commit:
@@ -217,7 +217,7 @@ def _remember(model: _Model) -> None:
 
 
 def _snapshot(name: HubName, commit: str) -> str:
-    """Returns the cache folder of a commit."""
+    """Returns the cache folder of a model at a commit; the folder may not exist."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -231,7 +231,13 @@ def _snapshot(name: HubName, commit: str) -> str:
 
 
 def _download(model: _Model, names: list[str], what: str) -> None:
-    """Downloads the missing files of a model; prints their size and raises RunFailed if the disk has no room."""
+    """Downloads the files `names` of a model if the cache lacks them; prints their total size.
+
+    Files other than weights with more than MOST_BYTES bytes are skipped with a message. Raises UserError if the hub
+    does not list a file, and RunFailed if the disk has not enough space or a transfer fails.
+
+    what: description of the files for the message, such as "its weights".
+    """
     sizes, hub = model.sizes or {}, _library(model.given)
     if unlisted := [name for name in names if name not in sizes]:
         raise UserError(f"{model.given} does not hold {', '.join(unlisted[:3])}, but its {_INDEX} names them")
@@ -245,7 +251,7 @@ def _download(model: _Model, names: list[str], what: str) -> None:
         print_message(f"{model.given} is commit {model.commit[:12]}: fetching {what}, {count}, {_bytes(needed)}")
 
     def fetch(name: str) -> None:
-        again = _bytes_here(model, name) is not None  # with another size than the hub lists
+        again = _bytes_here(model, name) is not None  # the cached file has a different size than the hub lists
         options = {"revision": model.commit, "force_download": again}
         _request(model.given, lambda: hub.hf_hub_download(model.name.repository, name, **options))
         if (received := _bytes_here(model, name)) != sizes[name]:
@@ -265,7 +271,7 @@ def _download(model: _Model, names: list[str], what: str) -> None:
 
 
 def _bytes_here(model: _Model, name: str) -> Optional[int]:
-    """Returns the size of a file in the cache in bytes; None if the cache does not have it."""
+    """Returns the bytes of a model's file in the cache; None if the cache does not have the file."""
     path = path_below(model.folder, name)
     return os.path.getsize(path) if os.path.isfile(path) else None
 
@@ -289,7 +295,7 @@ def _bytes(size: int) -> str:
 
 
 def check_push(repository: str) -> None:
-    """Raises UserError if the repository name is invalid or the user is not logged in."""
+    """Raises UserError if `repository` is not of the form org/name, or if the user is not logged in to the hub."""
     name, path = hub_name(f"{HUB}{repository}"), f"--push={repository}"
     if name is None or name.revision is not None or "/" not in repository:
         raise UserError(f"{path}: it must be org/name, without a revision: a push goes to its main branch")
@@ -298,20 +304,23 @@ def check_push(repository: str) -> None:
 
 
 def push(folder: str, repository: str, is_private: bool) -> str:
-    """Uploads the files of a folder as one commit that replaces earlier weights; returns a line for the user.
+    """Uploads the files of a folder to the hub as one commit; returns a message with the URL and the commit.
 
-    is_private: creates a private repository if none exists.
+    Creates the repository org/name if it does not exist, and deletes the weights of earlier commits.
+
+    is_private: a new repository is private; an existing repository must be private.
 
     Raises:
-      UserError: as `check_push`; this user may not write to the repository; `is_private` and the repository is public.
-      RunFailed: the transfer broke off; the repository is then unchanged.
+      UserError: for the same reasons as `check_push`; this user may not write to the repository; or `is_private` is
+        True and the repository is public.
+      RunFailed: the transfer was interrupted; the files of the repository are then unchanged.
     """
     check_push(repository)
     path, library = f"{HUB}{repository}", _library(repository)
     api = library.HfApi()
-    if not sys.stderr.isatty():  # for downloads, huggingface_hub does this
+    if not sys.stderr.isatty():  # for downloads, huggingface_hub itself disables the bars
         library.utils.disable_progress_bars()
-    # Shards of an earlier model with more files must not remain.
+    # Delete the weights of earlier commits: an earlier model may have more shards.
     stale = ["model*.safetensors", _INDEX]
     options = {"repo_id": repository, "commit_message": "Export of PretrainAX", "delete_patterns": stale}
     try:
@@ -331,17 +340,17 @@ def push(folder: str, repository: str, is_private: bool) -> str:
 
 
 def _request(path: str, call: Callable[[], T]) -> T:
-    """Returns the result of a request; repeats it, with a message, while the hub is busy.
+    """Returns the result of a request; while the hub is busy, prints a message and repeats the request.
 
     Raises:
-      _Unreachable: the hub cannot be reached, or is busy for longer than PATIENCE.
-      UserError, RunFailed: the hub refuses the request, or the disk is full.
+      _Unreachable: the hub cannot be reached, or is busy for more than PATIENCE seconds.
+      UserError, RunFailed: the hub rejects the request, or the disk is full.
     """
     until, pause = time.monotonic() + PATIENCE, _FIRST
     while True:
         try:
             return call()
-        except Exception as e:  # errors of the client's libraries, which have no common class
+        except Exception as e:  # the errors of the client's libraries have no common base class
             response = _response(e)
             if response is None:
                 _raise_other(path, e)
@@ -357,7 +366,7 @@ def _request(path: str, call: Callable[[], T]) -> T:
 
 
 def _response(error: BaseException) -> Optional[_Response]:
-    """Returns the hub's response that caused an error; None if there was no response."""
+    """Returns the response of the hub that caused an error; None if no response caused it."""
     cause: Optional[BaseException] = error
     while cause is not None:
         if (response := getattr(cause, "response", None)) is not None:
@@ -383,19 +392,19 @@ def _raise_other(path: str, error: Exception) -> NoReturn:
 
 
 def _refusal(path: str, error: Exception, response: _Response) -> UserError:
-    """Returns the error for a response that a retry cannot change."""
+    """Returns the UserError for a request for a model that the hub has rejected, so a retry cannot help."""
     name = hub_name(path)
     assert name is not None
     return _refused(path, name, "model", error, response)
 
 
 def dataset_error(path: str, repository: str, error: Exception) -> Optional[UserError]:
-    """Returns the error for a dataset that the hub does not provide; None if the error has another cause.
+    """Returns the UserError for an error of the package datasets; None if the hub is not the cause of the error.
 
     Args:
-      path: start of the message: the field and its value.
-      repository: "org/name".
-      error: the error of the package datasets.
+      path: start of the message: the config field and its value.
+      repository: name of the dataset, "org/name".
+      error: the error that the package datasets raised.
     """
     response, text = _response(error), str(error)
     for message, code in _DATASET_ERRORS:
@@ -434,19 +443,19 @@ def _refused(path: str, name: HubName, kind: str, error: Exception, response: _R
 
 
 def _retry_after(response: _Response) -> Optional[float]:
-    """Returns the seconds until the next request according to a rate limit; None if the response does not say."""
+    """Returns the seconds that a response asks to wait before the next request; None if it contains no such header."""
     limit = re.search(r"r=0;\s*t=(\d+)", response.headers.get("RateLimit", "").replace(" ", ""))
     after = response.headers.get("Retry-After", "")
     return float(limit[1]) if limit else float(after) if after.isdigit() else None
 
 
 def _plain(text: str) -> str:
-    """Returns a message as one line, without the queries of URLs, which may contain signatures."""
+    """Returns a message as one line of at most 300 characters, without query strings of URLs (may have signatures)."""
     return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", " ".join(text.split()))[:300]
 
 
 class _ClientLog(logging.Handler):
-    """Prints the log of huggingface_hub during requests, instead of its own handlers."""
+    """Logging handler that replaces the handlers of huggingface_hub during requests and prints its warnings."""
 
     def __init__(self):
         super().__init__(logging.WARNING)
@@ -470,7 +479,7 @@ _client_log = _ClientLog()
 
 @contextlib.contextmanager
 def client_log_shown() -> Iterator[None]:
-    """Prints the log of huggingface_hub meanwhile, such as resumed transfers, in the format of store messages."""
+    """Context manager that prints the warnings of huggingface_hub, such as resumed transfers, with `print_message`."""
     _client_log.count(1)
     try:
         yield
@@ -479,7 +488,7 @@ def client_log_shown() -> Iterator[None]:
 
 
 def _library(path: str) -> ModuleType:
-    """Imports huggingface_hub on first use: runs without models of the hub do not need it."""
+    """Imports and returns huggingface_hub; raises UserError if it is not installed. Only hub models require it."""
     try:
         import huggingface_hub
         import huggingface_hub.errors

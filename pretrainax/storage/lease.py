@@ -1,9 +1,11 @@
-"""Leases: only one run at a time writes below a URL.
+"""Implements leases, which allow only one run at a time to write below a URL.
 
-`run.lease/` has one object per lease, with increasing numbers. A run takes the next number by creating its object; a
-store lets only one of several creators succeed. The holder rewrites its object every BEAT seconds, and ends its process
-when it sees a higher number. It releases the lease with a flag in the object, so that numbers only increase. A run that
-finds a held lease watches the object by its own clock: without a change for SILENCE seconds, the lease is free.
+The folder `run.lease/` in the store has one object per lease; the names of the objects are increasing numbers. A run
+acquires a lease by creating the object with the next number. If several runs create this object, the store lets only
+one of them succeed. The holder rewrites its object every HEARTBEAT seconds, and exits if there is an object with a
+higher number. The holder releases the lease by setting a flag in the object. It does not delete the object, so the
+numbers only increase. A run that finds a lease that is not released watches the object. If the object does not change
+for LEASE_TIMEOUT seconds of the run's own clock, the lease is free.
 """
 
 import json
@@ -23,14 +25,22 @@ LEASE_TIMEOUT = 90.0  # seconds without a heartbeat after which a lease is free
 
 
 class Lease:
-    """A context manager for the right to write below a URL. A holder that loses it ends its process with exit code 1.
+    """Context manager that holds the lease of a URL: the right to write below the URL.
+
+    If another run acquires the lease, this process exits with code 1.
 
     Raises:
-      RunFailed: another run holds the lease; the message identifies it.
+      RunFailed: another run holds the lease; the message contains the host, process and time of that run.
     """
 
     def __init__(self, store: Store, place: str):
-        """place: unique among live holders, for example a folder of this machine that this process has locked."""
+        """Prepares the lease; `__enter__` acquires it.
+
+        Args:
+          store: the URL to write below.
+          place: a string that no other running holder on this machine uses, for example the path of a folder that this
+            process has locked.
+        """
         self.store = store
         self.number = self.previous = 0
         self._own = {"host": socket.gethostname(), "process": os.getpid(), "place": place, "boot": _boot()}
@@ -54,31 +64,43 @@ class Lease:
                 print_message(f"{e}; its lease becomes free in {LEASE_TIMEOUT:.0f} s")
 
     def check(self) -> None:
-        """Ends this process if another run has taken the lease because it saw no heartbeat."""
+        """Exits this process with code 1 if another run has acquired the lease because it found no heartbeat."""
         newest = max(self._numbers(), default=0)
         if newest > self.number and not self._over.is_set():
             print_message(f"{self.store.url} was taken over by {_who(self._read(newest))}: this run stops")
             os._exit(1)
 
     def _take(self) -> bool:
-        """Returns True if this process now holds the lease; raises RunFailed if another run is alive."""
+        """Tries to acquire the lease; returns True on success, and False if another run created the next lease first.
+
+        Raises:
+          RunFailed: another run holds the lease and still runs.
+        """
         newest = max(self._numbers(), default=0)
         if newest and not self._is_free(self._read(newest)):
             self._watch(newest)
         if not self.store.create(self._name(newest + 1), self._record()):
-            return False  # another run was faster, so it is alive
+            return False  # another run created the object first
         self.previous, self.number = newest, newest + 1
         self.store.delete(self._name(number) for number in self._numbers() if number < newest)
         return True
 
     def _is_free(self, record: JsonObject) -> bool:
-        """Returns True if the holder released the lease, or ran on this machine in `place`, which we have locked."""
+        """Returns True if a lease is free, given its record: the JSON object that its holder wrote.
+
+        A lease is free if its holder has released it. It is also free if the holder ran on this machine, since the last
+        boot, with the same `place`: this process has locked that folder, so the holder no longer runs.
+        """
         return bool(record.get("free")) or all(
             record.get(name) == self._own[name] for name in ("host", "boot", "place")
         )
 
     def _watch(self, number: int) -> None:
-        """Waits until the holder releases a lease or is silent for SILENCE seconds; RunFailed if it is alive."""
+        """Waits until a lease is free: released, or without a heartbeat for LEASE_TIMEOUT seconds.
+
+        Raises:
+          RunFailed: the holder writes a heartbeat, or another run acquires a newer lease.
+        """
         first = self._read(number)
         print_message(f"{self.store.url} is held by {_who(first)}: waiting {LEASE_TIMEOUT:.0f} s for a heartbeat")
         until = time.monotonic() + LEASE_TIMEOUT
@@ -100,8 +122,8 @@ class Lease:
                 with self._writing:
                     if not self._over.is_set():
                         self.store.write(self._name(self.number), self._record())
-            except Exception:  # the thread of the sender reports the error
-                continue  # without the store no heartbeat reaches other runs, either
+            except Exception:  # the thread that uploads files reports the error
+                continue  # if the store does not respond, other runs cannot read heartbeats, either
 
     def _record(self, free: bool = False) -> bytes:
         self._beat += 1

@@ -1,14 +1,15 @@
-"""Twins: local copies of folders in an object store, kept equal to the store by downloads and uploads.
+"""Keeps a local copy of a folder in an object store equal to that folder, by downloads and uploads.
 
-All code that reads and writes a run's files uses the twin, as if there were no store. For each object, the record of
-the twin (`copies.py`) has its state at the last download or upload, and whether its file is local. Some files list
-others: the manifest of a checkpoint, the index of a corpus, config.json of an export. They are uploaded last and
-deleted first, so a reader that finds one in the store finds all of its files.
+All code that reads and writes a run's files uses the local copy (a `Mirror`), as if there were no store. For each
+object, the record file of the copy (`record.py`) contains the state of the object at its last download or upload, and
+whether its file is local. Some files list other files: the manifest of a checkpoint, the index of a corpus, config.json
+of an export. Such a list is uploaded after the listed files and deleted before them. A reader that finds a list in the
+store therefore finds all listed files.
 
 A loss on one side, such as an emptied bucket or a removed cache, never deletes the last copy of a file on the other
-side. A missing file is deleted on the other side only if something has replaced it: a newer whole checkpoint, another
-save of the same step, or fewer parts of metrics.jsonl. Otherwise it is uploaded or downloaded again, or moved to a
-folder that a message names.
+side. A missing file is deleted on the other side only if something has replaced the file: a newer complete checkpoint,
+another save of the same step, or fewer parts of metrics.jsonl. Otherwise the file is uploaded or downloaded again, or
+moved to a different folder; a message contains the path of this folder.
 """
 
 import concurrent.futures
@@ -45,10 +46,10 @@ from pretrainax.storage.run_objects import (
 )
 from pretrainax.storage.store import Stamp, Store, local_errors, print_message
 
-LOST = Stamp(-1, "")  # stamp of a lost object that a manifest still lists
+LOST = Stamp(-1, "")  # stamp of an object that is missing in the store although a manifest in the store lists it
 SENDING = ".sending"  # name prefix of the folders with links to files under upload
 _THREADS = 8
-_LISTINGS = 20  # attempts for a store that changes meanwhile; a run deletes at most one checkpoint per save
+_LISTINGS = 20  # attempts to download from a changing store; a run deletes at most one checkpoint per save
 
 
 class Gone(RunFailed):
@@ -61,18 +62,18 @@ class Mirror:
     def __init__(self, url: str, copy: Copy, is_at_work: bool = False):
         self.store, self.root, self._copy, self.is_at_work = Store(url), copy.root, copy, is_at_work
         self._lock = threading.RLock()
-        # lease: number of the last lease under which this machine trained here
+        # lease: number of the last lease (`lease.py`) that a run on this machine held for this folder; 0: none
         self._known, self.lease = read_record(copy.record, self.store.url)
         self._recorded = ""
 
     def pull(self, lazy: bool = True) -> bool:
-        """Updates the twin from the store; returns True if the store has any objects. Arrays are downloaded on demand.
+        """Updates the local copy from the store; returns True if the store has any objects.
 
-        lazy: downloads nothing; all files are downloaded on demand.
+        lazy: if False, downloads all files except arrays of checkpoints; if True, nothing (`complete` downloads them).
 
         Raises:
           UserError: an object has a name that no file can have.
-          RunFailed: a local file cannot be written; objects are deleted faster than they are read.
+          RunFailed: a local file cannot be written, or objects are deleted faster than they are downloaded.
         """
         with self._lock:
             for retries in reversed(range(_LISTINGS)):
@@ -90,7 +91,7 @@ class Mirror:
         return {name: stamp for name, stamp in self.store.objects().items() if not name.startswith(f"{LEASES}/")}
 
     def _follow(self, remote: dict[str, Stamp], lazy: bool) -> None:
-        """Removes files that the store has replaced, moves lost ones aside, downloads new ones."""
+        """Removes local files that the store has replaced, moves files that the store has lost, downloads new files."""
         local, fates = self._scan(), ObjectStatus(remote, self._read, self.root)
         lost: list[str] = []
         damaged: list[str] = []
@@ -119,10 +120,10 @@ class Mirror:
             self._download([name for name in remote if not ARRAYS.fullmatch(name)])
 
     def reconcile(self) -> None:
-        """Repairs losses on both sides, if no other machine has trained since this one.
+        """Repairs losses in the store and in the local copy; no other machine may have trained since this machine.
 
-        Objects that the store has lost or changed are uploaded by the next `push`. Local files that are missing without
-        a newer replacement are downloaded.
+        Files whose objects the store has lost or changed are uploaded by the next `push`. Local files that are missing
+        and have no newer replacement are downloaded.
         """
         with self._lock:
             remote, local = self._listed(), self._scan()
@@ -147,13 +148,13 @@ class Mirror:
             self._write_record()
 
     def is_ahead(self) -> bool:
-        """Returns True if the store is empty, or the newest whole checkpoint of this machine is newer."""
+        """Returns True if the store is empty, or if its newest complete checkpoint is older than the local one."""
         remote = self._listed()
         local_step, remote_step = (max(newest_complete(names).values(), default=-1) for names in (self._scan(), remote))
         return local_step > remote_step or not remote
 
     def start_over(self) -> str:
-        """Moves the whole folder aside and clears the record; returns the new path of the folder."""
+        """Moves the local copy to a new folder next to it and clears its record; returns its new path."""
         with self._lock:
             os.makedirs(aside := self._copy.new_aside(), mode=0o700)
             os.rename(self.root, moved := os.path.join(aside, self._copy.name))
@@ -162,13 +163,13 @@ class Mirror:
             return moved
 
     def last_sent(self) -> Optional[int]:
-        """Returns the step of the newest whole checkpoint in the store; None if there is none."""
-        return max(newest_complete(dict(self._known)).values(), default=None)  # a copy: the sender may be changing it
+        """Returns the step of the newest complete checkpoint in the store; None if the store has no such checkpoint."""
+        return max(newest_complete(dict(self._known)).values(), default=None)  # a copy: another thread may change it
 
     def complete(self, folder: str, wanted: Callable[[str], bool] = lambda name: True) -> None:
-        """Downloads the missing files below a folder of the twin.
+        """Downloads the missing files below a folder of the local copy.
 
-        wanted: predicate for file names relative to the folder; other files are skipped.
+        wanted: returns True for the files to download; its argument is the file name relative to the folder.
         """
         start = self._start(folder)
         with self._lock:
@@ -176,9 +177,9 @@ class Mirror:
             self._write_record()
 
     def follow(self) -> None:
-        """Updates the twin from the store and deletes local files that were never uploaded.
+        """Updates the local copy from the store and deletes local files that were never uploaded.
 
-        Uploaded files that the store has lost stay if a manifest there still lists them; the next `push` uploads them.
+        Uploaded files that the store has lost remain if a manifest in the store lists them. `push` uploads them again.
         """
         with self._lock:
             unsent = self._scan().keys() - self._known.keys()
@@ -187,17 +188,17 @@ class Mirror:
                 self._remove(name)
 
     def read_sent(self, folder: str, names: Collection[str]) -> Optional[dict[str, bytes]]:
-        """Returns the content of files of a folder that other processes upload, by name; None until all exist."""
+        """Returns the contents, by name, of files of a folder that other processes upload; None until all exist."""
         start = self._start(folder)
         if {start + name for name in names} <= self.store.objects(os.path.dirname(start + min(names))).keys():
             return {name: self.store.read(start + name) for name in names}
         return None
 
     def finish_folder(self, folder: str, staging: str, names: Iterable[str]) -> None:
-        """Renames a complete staging folder to its final path; other processes have uploaded the named files.
+        """Renames the staging folder of a checkpoint to `folder`; other processes have uploaded the files `names`.
 
-        Some of these files may also be local. Other objects in the store's folder are from an earlier attempt and are
-        deleted.
+        The staging folder may also contain some of these files. All other objects in the same folder of the store are
+        from an earlier attempt and are deleted.
         """
         start = self._start(folder)
         expected = {start + name for name in names}
@@ -213,12 +214,12 @@ class Mirror:
             self._write_record()
 
     def discard_unfinished(self) -> None:
-        """Deletes incomplete checkpoints in the store, so that no reader finds a part of one."""
+        """Deletes incomplete checkpoints in the store and their local folders, so that no reader finds them."""
         with self._lock:
             listed = self.store.objects("checkpoints")
             folders = {name: f"{match[1]}/{match[2]}" for name in listed if (match := STEP.fullmatch(name))}
             whole = {os.path.dirname(n) for n in (*folders, *self._scan()) if os.path.basename(n) == MANIFEST}
-            # A listing may be incomplete: ask for each manifest itself before its folder is deleted.
+            # A listing may be incomplete: request each missing manifest before its folder is deleted.
             whole |= {folder for folder in {*folders.values()} - whole if self.store.has(f"{folder}/{MANIFEST}")}
             stale = {name: folder for name, folder in folders.items() if folder not in whole}
             for folder in set(stale.values()):
@@ -228,12 +229,12 @@ class Mirror:
             self._write_record()
 
     def _start(self, folder: str) -> str:
-        """Returns the common prefix of the names of all objects below a folder of the twin."""
+        """Returns the common name prefix of all objects below a folder of the local copy; "" for the whole copy."""
         inside = os.path.relpath(folder, self.root)
         return "" if inside == os.curdir else f"{inside}/"
 
     def fetch(self, names: Collection[str]) -> None:
-        """Downloads the current versions of these objects."""
+        """Downloads the current versions of the objects `names`, if they are not local."""
         with self._lock:
             for name in names:
                 stamp = self._stamp(name)
@@ -244,7 +245,7 @@ class Mirror:
             self._write_record()
 
     def move_aside(self, paths: Collection[str]) -> None:
-        """Moves files that the store no longer has out of the twin, and prints their new folder."""
+        """Moves files that the store no longer has out of the local copy, and prints their new folder."""
         with self._lock:
             self._move_aside(names := [os.path.relpath(path, self.root) for path in paths])
             for name in names:
@@ -252,10 +253,10 @@ class Mirror:
             self._write_record()
 
     def push(self, deletes: bool = True) -> None:
-        """Uploads new and changed files; then, if `deletes`, deletes objects whose files were deleted here.
+        """Uploads new and changed files; then, if `deletes`, deletes the objects of files that a run deleted locally.
 
-        Hard links protect files during their upload: a run may delete checkpoints faster than a slow store takes them,
-        and the store would never have a whole one.
+        Hard links keep files until their upload ends. Otherwise a run could delete each checkpoint before its upload to
+        a slow store ends, and the store would never contain a complete checkpoint.
         """
         with self._lock, tempfile.TemporaryDirectory(prefix=SENDING, dir=self._copy.folder) as links:
             local = self._mended(self._scan())
@@ -268,7 +269,7 @@ class Mirror:
             self._write_record()
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Returns the bytes of each (path, start, stop) from the store; the files need not be local."""
+        """Reads byte ranges (path, start, stop) of files from the store; the files need not be local."""
         named = [(os.path.relpath(path, self.root), start, stop) for path, start, stop in ranges]
         try:
             return self.store.read_ranges(named)
@@ -276,7 +277,7 @@ class Mirror:
             raise Gone(f"one of {named[0][0]} to {named[-1][0]} is no longer in {self.store.url}") from e
 
     def evict(self, path: str) -> None:
-        """Deletes a local file if the store has the same content."""
+        """Deletes a local file if it is unchanged since its last download or upload; `complete` downloads it again."""
         name = os.path.relpath(path, self.root)
         with self._lock:
             if (known := self._known.get(name)) is not None and known.here == self._scan_one(name):
@@ -285,14 +286,14 @@ class Mirror:
                 self._write_record()
 
     def has_pending_uploads(self) -> bool:
-        """Returns True if a local file is missing or different in the store."""
+        """Returns True if a local file is new or has changed since its last download or upload."""
         return bool(self._changed(self._scan()))
 
     def _mended(self, local: dict[str, LocalState]) -> dict[str, LocalState]:
-        """Downloads damaged local files of whole checkpoints again; returns the finished files.
+        """Downloads damaged local files of complete checkpoints again; returns the state of all finished local files.
 
-        A save rewrites all files of a step. If the store has the manifest and some files are unchanged since their
-        upload, something other than a save changed the others.
+        A save rewrites all files of a step. If the store has the manifest of a step, and only some files of the step
+        have changed since their upload, then the changed files are damaged, because no save changes only some files.
         """
         steps = {name: step_of(name) for name in local}
         same = {steps[name] for name, known in self._known.items() if name in local and known.here == local[name]}
@@ -312,13 +313,13 @@ class Mirror:
     # --- objects and files -------------------------------------------------------------------------------------------
 
     def _scan(self) -> dict[str, LocalState]:
-        """Returns the finished files of the twin."""
+        """Returns the state of each finished file of the local copy, by object name."""
         marks: dict[str, LocalState] = {}
         for folder, folders, files in os.walk(self.root):
             folders[:] = sorted(name for name in folders if not is_unfinished(name))
             for file in sorted(files):
                 if not is_unfinished(file):
-                    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    with contextlib.suppress(FileNotFoundError):  # deleted since its folder was listed
                         marks |= self._marks(os.path.relpath(os.path.join(folder, file), self.root))
         return marks
 
@@ -328,7 +329,7 @@ class Mirror:
         return None
 
     def _marks(self, file: str) -> dict[str, LocalState]:
-        """Returns the objects that represent a file in the store, with size and mark of each."""
+        """Returns the local state of each object that represents a file in the store: one, or one per part."""
         path = path_below(self.root, file)
         if os.path.basename(file) != GROWING_FILE:
             stat = os.stat(path)
@@ -338,7 +339,7 @@ class Mirror:
             return {f"{file}.{i:05d}": LocalState(len(part), zlib.crc32(part)) for i, part in parts}
 
     def _download(self, names: Collection[str]) -> None:
-        """Downloads the objects that are not local; raises Gone if one is deleted meanwhile."""
+        """Downloads the objects that are not local; raises Gone if an object is deleted before its download."""
         wanted = [name for name in names if self._known[name].here is None]
         self._check_room(sum(self._known[name].there.size for name in wanted))
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
@@ -354,7 +355,7 @@ class Mirror:
             )
 
     def _download_one(self, name: str) -> None:
-        """Downloads an object; again if another process rewrites it meanwhile, as runs do with curves."""
+        """Downloads an object; repeats the download if a run rewrites the object in the meantime, such as a plot."""
         path, stamp = path_below(self.root, name), self._known[name].there
         while True:
             with self._present(name):
@@ -370,7 +371,7 @@ class Mirror:
         self._known[name] = ObjectState(stamp, self._marks(name)[name])
 
     def _download_parts(self, file: str) -> None:
-        """Writes a growing file from its parts, up to the first missing or short part."""
+        """Assembles an append-only file from its parts, up to the first missing part or first short part."""
         parts = sorted(name for name in self._known if file_of(name) == file)
         count = 0
         while count < len(parts) and parts[count] == f"{file}.{count:05d}":
@@ -402,14 +403,17 @@ class Mirror:
 
     @contextlib.contextmanager
     def _present(self, name: str) -> Iterator[None]:
-        """Turns FileNotFoundError of an object into Gone."""
+        """Context manager that converts a FileNotFoundError into Gone, with the name of the object in the message."""
         try:
             yield
         except FileNotFoundError as e:
             raise Gone(f"{self.store.url}/{name} was deleted while it was fetched: run the same command again") from e
 
     def _hold(self, names: list[str], links: str) -> list[str]:
-        """Links files into a folder; returns their objects, without those of folders from which a file is gone."""
+        """Creates hard links to the files of objects in a folder; returns the objects to upload.
+
+        Omits the objects of deleted files and, if `names` contains the manifest of their folder, the whole folder.
+        """
         gone: set[str] = set()
         for file in dict.fromkeys(map(file_of, names)):
             link = os.path.join(links, file)
@@ -434,10 +438,10 @@ class Mirror:
                 self.store.write(name, f.read(PART))
         else:
             self.store.put(path, name)
-        self._known[name] = ObjectState(self.store.stamp(name), here)  # now: uploads of other files may fail
+        self._known[name] = ObjectState(self.store.stamp(name), here)  # at once: another upload may fail
 
     def _gone(self, local: dict[str, LocalState]) -> list[str]:
-        """Returns the objects whose files were replaced here, and the objects that a replaced manifest lists."""
+        """Returns the objects whose local files were replaced, and the objects in the folder of a replaced manifest."""
         newest = newest_complete(local)
         deleted = (name for name, known in self._known.items() if known.here and name not in local)
         gone = [name for name in deleted if is_replaced(name, local, newest)]
@@ -447,7 +451,7 @@ class Mirror:
         ]
 
     def _retract(self, names: Iterable[str]) -> None:
-        """Deletes objects in the store, manifests and other lists of files first."""
+        """Deletes objects in the store. Manifests and other lists of files are deleted before the listed files."""
         gone = sorted({name for name in names if name in self._known}, key=rank_of, reverse=True)
         for name in gone:
             self.store.delete([name])
@@ -464,13 +468,13 @@ class Mirror:
                 self._known[other] = ObjectState(known.there, None)
 
     def _prune(self, file: str) -> None:
-        """Removes the parent folders of a file that are empty now."""
+        """Removes the empty parent folders of a file."""
         with contextlib.suppress(OSError):  # a folder is not empty
             while file := os.path.dirname(file):
                 os.rmdir(path_below(self.root, file))
 
     def _move_aside(self, names: Collection[str]) -> None:
-        """Moves the last copies of lost objects out of the twin, and prints their new folder."""
+        """Moves the files of objects that the store has lost out of the local copy, and prints their new folder."""
         if not names:
             return
         aside, lost = self._copy.new_aside(), dict.fromkeys(map(file_of, names))
@@ -486,7 +490,7 @@ class Mirror:
         print_message(f"{self.store.url} has lost {count_text(names)}: the local copies are now in {aside}")
 
     def _write_record(self) -> None:
-        """Writes the record, if it has changed."""
+        """Writes the record file of the local copy, if the record has changed."""
         record = record_text(self.store.url, self.lease, self._known)
         has_content = bool(self._known or self.lease or self._recorded)
         if record != self._recorded and has_content:

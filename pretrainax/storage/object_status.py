@@ -1,4 +1,4 @@
-"""Classifies objects of a store that differ from the local copy: replaced, lost or damaged."""
+"""Classifies objects that have changed in a store since their last download or upload: replaced, lost or damaged."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -8,22 +8,29 @@ from pretrainax.files.object_names import path_below
 from pretrainax.storage.run_objects import MANIFEST, PART_NAME, STEP, file_of, newest_complete
 from pretrainax.storage.store import Stamp
 
-# replaced: the store has something newer. lost: the store has nothing instead. vouched: lost or damaged, although a
-# manifest in the store lists the content of the local file.
+# replaced: the store has a newer version, or a newer checkpoint. lost: the object is missing in the store, and nothing
+# has replaced it. vouched: the object is missing or damaged in the store, but a manifest in the store lists the SHA-256
+# of the local file, so the local file is valid.
 Fate: TypeAlias = Literal["replaced", "lost", "vouched"]
 
 
 class ObjectStatus:
-    """Classifies changed objects by one listing of the store."""
+    """Classifies objects that have changed since their last download or upload, with one listing of the store."""
 
     def __init__(self, listing: Mapping[str, Stamp], read: Callable[[str], bytes], root: str):
-        """Takes the listing; read: returns an object by its name; root: folder of the local files."""
+        """Stores the arguments.
+
+        Args:
+          listing: current size and version of each object of the store, by name.
+          read: returns the content of an object, given its name.
+          root: folder of the local files.
+        """
         self._listed, self._read, self._root = listing, read, root
-        self._newest = newest_complete(listing)  # newest whole step by checkpoint folder
+        self._newest = newest_complete(listing)  # step of the newest complete checkpoint, by folder of checkpoints
         self._manifests: dict[str, dict[str, str]] = {}
 
     def of(self, name: str) -> Fate:
-        """Returns the fate of an object that has changed in the store or is gone."""
+        """Returns the class of an object that is missing in the store, or has changed: replaced, lost or vouched."""
         match = STEP.fullmatch(name)
         if match and (manifest := f"{match[1]}/{match[2]}/{MANIFEST}") in self._listed:
             digest = self._digests(manifest).get(name.removeprefix(f"{match[1]}/{match[2]}/"))
@@ -36,7 +43,7 @@ class ObjectStatus:
         return "replaced" if part and any(file_of(other) == part[1] for other in self._listed) else "lost"
 
     def _digests(self, manifest: str) -> dict[str, str]:
-        """Returns the SHA-256 of each file in a manifest of the store; reads each manifest once."""
+        """Returns the SHA-256 of each file that a manifest in the store lists, by name; reads each manifest once."""
         if manifest not in self._manifests:
             lines = self._read(manifest).decode(errors="replace").splitlines()
             self._manifests[manifest] = {line[66:]: line[:64] for line in lines}

@@ -1,4 +1,8 @@
-"""Local paths of object-store folders and hub models; commands pass every path of a user through this module."""
+"""Converts URLs of object stores and names of hub models to local paths; commands use it for every path of a user.
+
+A folder in an object store has a local copy (`storage.mirror.Mirror`). The functions of this module download the copy,
+and upload new files of the copy to the store. Paths that are local already are returned unchanged.
+"""
 
 import contextlib
 import fcntl
@@ -20,20 +24,20 @@ from pretrainax.storage.mirror import SENDING, Mirror
 from pretrainax.storage.store import Store, local_errors, print_message
 
 UPLOAD_PERIOD = 5.0  # seconds between two uploads
-WARNING_PERIOD = 300.0  # seconds after which the message of a failing upload is repeated
-_CHECKPOINT = re.compile(r"@\w*")  # optional suffix of a run: its checkpoint
+WARNING_PERIOD = 300.0  # seconds after which the warning about failing uploads is repeated
+_CHECKPOINT = re.compile(r"@\w*")  # optional suffix of a run that selects a checkpoint: @2000, @best
 _WILDCARD = re.compile(r"[*?[]")
 
 
 def local_path(path: str) -> str:
     """Downloads the current content of a URL and returns its local path; returns a local path unchanged.
 
-    A URL may name a folder, a run with @ and a checkpoint, an object, or several objects by a pattern. A path of the
-    hub (hf:org/name@revision) becomes the model's cache folder. Arrays of checkpoints and weights of hub models are
-    downloaded only by `download_weights`.
+    A URL may name a folder, a checkpoint of a run (RUN@2000), an object, or several objects by a pattern (*.txt). For a
+    model on the Hugging Face Hub (hf:org/name@revision), the result is the cache folder of the model. Arrays of
+    checkpoints and weights of hub models are not downloaded here: `complete` downloads them.
 
     Raises:
-      UserError, RunFailed: as `Store`, and `hub.folder_of`.
+      UserError, RunFailed: for the same reasons as `Store` and `hub.folder_of`.
     """
     if is_hub(path):
         return hub.folder_of(path)
@@ -57,7 +61,7 @@ def local_path(path: str) -> str:
 
 
 def _matching(pattern: str) -> str:
-    """Downloads the objects that match a pattern, and returns the pattern of the local files."""
+    """Downloads the objects that match the pattern of a URL; returns a pattern that matches the local files."""
     folder = pattern[: _WILDCARD.search(pattern).start()].rpartition("/")[0]  # type: ignore[union-attr]
     twin, rest = _reader(folder), pattern[len(folder) + 1 :]
     twin.fetch(names := twin.store.matches(rest))
@@ -68,15 +72,19 @@ def _matching(pattern: str) -> str:
 
 
 def refresh(path: str) -> None:
-    """Updates the twin that contains a path from the store, unless this process works in it."""
+    """Updates the local copy that contains a path from the store.
+
+    Does nothing if no local copy contains the path, or if this process trains in the local copy.
+    """
     if (twin := mirror_of(path)) is not None and not twin.is_at_work:
         twin.pull(lazy=False)
 
 
 def complete(path: str, wanted: Callable[[str], bool] = lambda name: True) -> None:
-    """Downloads the missing files below a folder of a twin or of the hub's cache; other folders are unchanged.
+    """Downloads the missing files below a folder, if it belongs to a local copy of a URL or to the cache of the hub.
 
-    wanted: predicate for file names relative to a folder of a twin; other files are skipped.
+    wanted: for a copy of a URL, returns True for the files to download; its argument is the file name relative to
+      `path`.
     """
     hub.download_weights(path)
     if (twin := mirror_of(path)) is not None:
@@ -85,9 +93,10 @@ def complete(path: str, wanted: Callable[[str], bool] = lambda name: True) -> No
 
 @contextlib.contextmanager
 def uploaded_output(path: str) -> Iterator[str]:
-    """Yields a local path for output; if `path` is a URL, uploads new files on exit.
+    """Yields a local path for the output of a command; if `path` is a URL, uploads new files on exit.
 
-    The output is a folder, or a file and files that differ only in the suffix, such as the page and image of a report.
+    The output is a folder or a file. With a file, files whose names differ only in the suffix are also uploaded, such
+    as the page and the image of a report.
     """
     if not is_url(path):
         yield path
@@ -105,12 +114,15 @@ def uploaded_output(path: str) -> Iterator[str]:
     for name in dict(_same_stem(local).items() - before.items()):
         file = os.path.join(os.path.dirname(local), name)
         Store(path.rpartition("/")[0]).put(file, name)
-        if local == twin.root:  # otherwise the file belongs to the twin of its folder
+        if local == twin.root:  # otherwise the file belongs to the local copy of its folder
             os.remove(file)
 
 
 def _same_stem(path: str) -> dict[str, tuple[int, int]]:
-    """Returns (size, modification time) of each file with the same name except for the suffix."""
+    """Returns {name: (bytes, modification time in ns)} of the files in the same folder that differ only in the suffix.
+
+    The file itself is included, if it exists.
+    """
     stem = os.path.splitext(os.path.basename(path))[0]
     with os.scandir(os.path.dirname(path)) as entries:
         files = [file for file in entries if os.path.splitext(file.name)[0] == stem and file.is_file()]
@@ -118,14 +130,20 @@ def _same_stem(path: str) -> dict[str, tuple[int, int]]:
 
 
 def _send_all(twin: Mirror, marker: str) -> None:
-    """Uploads the output of a command; marker: a file that exists until the upload is complete."""
+    """Uploads new files of a local copy, deletes nothing in the store, then deletes the file `marker`.
+
+    The marker exists until all output of a command is uploaded.
+    """
     twin.push(deletes=False)
     os.remove(marker)
 
 
 @contextlib.contextmanager
 def lazy_folder(path: str) -> Iterator[str]:
-    """Yields a local folder without its files, which `complete` downloads on demand; uploads new files on exit."""
+    """Yields the local copy of a folder without downloading its files; uploads new files on exit.
+
+    `complete` downloads files on demand. A path that is not a URL is yielded unchanged.
+    """
     if not is_url(path):
         yield path
         return
@@ -137,19 +155,21 @@ def lazy_folder(path: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def working_copy(path: str, folder: Optional[str] = None, process: int = 0) -> Iterator[str]:
-    """Yields the folder to train in. For a URL this is its twin, which is uploaded during the run and on exit.
+    """Yields the folder to train in. For a URL, this is a local copy, uploaded during the run and on exit.
 
-    If this machine was the last to train there, its files are newer than the store's files and are used. Otherwise the
-    files of the store are used. Files that another run has made obsolete are moved aside.
+    If this machine was the last machine that trained at the URL, its files are newer than the files of the store and
+    are used. Otherwise the files of the store are used. Local files that another run has made obsolete are moved to a
+    different folder.
 
     Args:
-      folder: base folder of twins; None: the cache of this user.
-      process: index of this process. Process 0 starts first. Each process has its own twin. Twins of other processes
-        follow the store: they upload the files of their process, and delete nothing in the store.
+      path: URL or local path; a local path is yielded unchanged.
+      folder: base folder of the local copies; None: the cache of this user.
+      process: index of this process. Process 0 starts first. Each process has its own local copy. The copies of the
+        other processes mirror the store: each process uploads only its own files and deletes nothing in the store.
 
     Raises:
-      UserError, RunFailed: as `Store`; another run is at work there.
-      RunFailed: the last upload failed; the message names the local folder.
+      UserError, RunFailed: for the same reasons as `Store`, or because another run uses the folder.
+      RunFailed: the last upload failed; the message contains the path of the local copy.
     """
     if not is_url(path):
         yield path
@@ -172,19 +192,25 @@ def working_copy(path: str, folder: Optional[str] = None, process: int = 0) -> I
 
 
 def upload_soon(path: str) -> None:
-    """Wakes the thread that uploads the twin of a path, before its period of EVERY seconds ends."""
+    """Starts the next upload of the working copy that contains a path now, instead of after UPLOAD_PERIOD seconds."""
     if (twin := mirror_of(path)) is not None and twin.root in _senders:
         _senders[twin.root].wake.set()
 
 
 def is_working_copy(path: str) -> bool:
-    """Returns True if a path is in the twin that this process trains in; each process of a run has its own twin."""
+    """Returns True if a path is in the working copy of this process: the local copy of a URL that it trains in.
+
+    Each process of a run has its own working copy.
+    """
     return (twin := mirror_of(path)) is not None and twin.root in _senders
 
 
 @contextlib.contextmanager
 def process_zero_first(path: str) -> Iterator[None]:
-    """Orders processes: process 0 executes the body first and uploads its result; then the others enter."""
+    """Context manager that runs its body first in process 0, which then uploads new files, and then in other processes.
+
+    Does not order the processes if `path` is outside the working copy of this process.
+    """
     is_first = (twin := mirror_of(path)) is None or (sender := _senders.get(twin.root)) is None or sender.lease
     if not is_first:
         synchronize(path)
@@ -194,13 +220,13 @@ def process_zero_first(path: str) -> Iterator[None]:
 
 
 def synchronize(path: str) -> None:
-    """Uploads new files of the twin of a path in process 0; downloads these files in other processes."""
+    """Uploads new files of the working copy that contains a path in process 0; downloads them in other processes."""
     if (twin := mirror_of(path)) is not None and (sender := _senders.get(twin.root)):
         sender.push() if sender.lease else twin.pull(lazy=False)
 
 
 def with_urls(text: str) -> str:
-    """Replaces the paths of twins in a text by their URLs, for messages."""
+    """Replaces the paths of local copies in a message by their URLs."""
     for root, twin in _twins.items():
         url = twin.store.url
         for folder, name in ((root, url), (os.path.dirname(root), url.rpartition("/")[0])):
@@ -209,15 +235,15 @@ def with_urls(text: str) -> str:
 
 
 def last_uploaded_step(path: str) -> Optional[int]:
-    """Returns the step of the newest complete checkpoint in the store, for the run whose twin contains a path.
+    """Returns the step of the newest complete checkpoint in the store, for the run whose local copy contains a path.
 
-    None if there is no checkpoint yet, or if no twin contains the path.
+    None if the store has no complete checkpoint yet, or if no local copy contains the path.
     """
     return twin.last_sent() if (twin := mirror_of(path)) is not None else None
 
 
 def upload_status(path: str) -> str:
-    """Returns `last_uploaded_step` in words; "" for a path outside all twins."""
+    """Returns `last_uploaded_step` as text: "last sent: step 2,000"; "" if no local copy of a URL contains the path."""
     return "" if (twin := mirror_of(path)) is None else _sent_line(twin)
 
 
@@ -226,7 +252,7 @@ def _sent_line(twin: Mirror) -> str:
 
 
 def _take_over(twin: Mirror, lease: Lease) -> None:
-    """Brings the twin and the store to the newest state of a run, after its lease was taken."""
+    """Updates the local copy or the store, whichever is older, after this process has acquired the lease of a run."""
     url = twin.store.url
     if twin.lease and (lease.previous == twin.lease or not lease.previous and twin.is_ahead()):
         twin.reconcile()
@@ -245,7 +271,7 @@ def _take_over(twin: Mirror, lease: Lease) -> None:
 
 @contextlib.contextmanager
 def _alone(copy: Copy) -> Iterator[None]:
-    """Locks a copy against other processes of this machine."""
+    """Locks a local copy against other processes of this machine; raises RunFailed if another process has the lock."""
     with local_errors(copy.lock):
         lock = open(copy.lock, "w")
     with lock as f:
@@ -259,10 +285,13 @@ def _alone(copy: Copy) -> Iterator[None]:
 
 
 class _Sender:
-    """Uploads a run's files in a thread; a context manager. The thread retries after any failure."""
+    """Context manager whose thread uploads the new files of a run every UPLOAD_PERIOD seconds, and finally on exit.
+
+    The thread retries after any failure.
+    """
 
     def __init__(self, twin: Mirror, lease: Optional[Lease]):
-        """lease: None in all processes except process 0, which holds it."""
+        """Prepares the thread; `lease` is the lease that process 0 holds, and None in other processes."""
         self._twin, self.lease = twin, lease
         self._over, self.wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._live, name="sender", daemon=True)
@@ -303,7 +332,7 @@ class _Sender:
                 self._warn(_reason(e))
 
     def _warn(self, reason: str) -> None:
-        """Reports an upload failure and its duration, at first and every REPEATED seconds."""
+        """Prints an upload failure and its duration, at the first failure and then every WARNING_PERIOD seconds."""
         now = time.monotonic()
         if self._warned is not None and now - self._warned < WARNING_PERIOD:
             return
@@ -315,12 +344,13 @@ class _Sender:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the message of an error, with the class name unless it is a UserError."""
+    """Returns the message of an error. The class name precedes it, except for a UserError."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
-_senders: dict[str, _Sender] = {}  # of this process, by the root of their twin
-_twins: dict[str, Mirror] = {}  # of this process, by root; two twins of one folder would have different records
+_senders: dict[str, _Sender] = {}  # senders of this process, by the root of the local copy
+# local copies of this process, by root; two `Mirror` objects of one folder would have different records
+_twins: dict[str, Mirror] = {}
 
 
 def _twin(url: str, copy: Copy, is_working_copy: bool = False) -> Mirror:
@@ -332,13 +362,13 @@ def _twin(url: str, copy: Copy, is_working_copy: bool = False) -> Mirror:
 
 
 def _reader(url: str) -> Mirror:
-    """Returns the twin for reads of a URL."""
+    """Returns the local copy that commands use to read a URL; a working copy is separate from it."""
     Store(url)  # raises UserError for an invalid URL, before it becomes a path
     return _twin(url, copy_of(url, "read"))
 
 
 def mirror_of(path: str) -> Optional[Mirror]:
-    """Returns the twin that contains a local path; None if no twin does."""
+    """Returns the local copy of a URL that contains a local path; None if no local copy contains it."""
     folder = os.path.abspath(path)
     while folder != (parent := os.path.dirname(folder)):
         if folder in _twins:

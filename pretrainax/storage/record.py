@@ -1,4 +1,4 @@
-"""Record files: the state of each object of a local copy at its last download or upload."""
+"""Reads and formats records: the state of each object of a local copy at its last download or upload."""
 
 import json
 from collections.abc import Mapping
@@ -17,16 +17,16 @@ class LocalState(NamedTuple):
 
 
 class ObjectState(NamedTuple):
-    """State of an object at its last download or upload; `here` is None if its file was not downloaded."""
+    """State of an object at its last download or upload, in the store and in the local copy."""
 
-    there: Stamp
-    here: Optional[LocalState]
+    there: Stamp  # size and version in the store
+    here: Optional[LocalState]  # state of the local file; None: the object was listed, but not downloaded
 
 
 def read_record(path: str, url: str) -> tuple[dict[str, ObjectState], int]:
-    """Returns the state of each object below a URL, and the number of the last lease of this machine.
+    """Reads a record: the state of each object below a URL, and the number of the last lease that this machine held.
 
-    A missing or damaged record, or one for another URL, gives ({}, 0); everything is then downloaded again.
+    Returns ({}, 0) if the record is missing, damaged or for a different URL. All objects are then downloaded again.
     """
     try:
         record = read_object(path)
@@ -40,5 +40,5 @@ def read_record(path: str, url: str) -> tuple[dict[str, ObjectState], int]:
 
 
 def record_text(url: str, lease: int, known: Mapping[str, ObjectState]) -> str:
-    """Returns a record in the format of `read_record`."""
+    """Formats a record as the JSON that `read_record` reads."""
     return json.dumps({"url": url, "lease": lease, "objects": known})

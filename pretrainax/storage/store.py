@@ -1,8 +1,9 @@
-"""Reads, writes, lists and deletes the objects below one URL through fsspec, with retries.
+"""Reads, writes, lists and deletes objects in an object store below one URL, through fsspec, with retries.
 
-A store has no rename, no lock and no append. Writes are atomic: an object exists as a whole or not at all.
+Object stores have no rename, no lock and no append. Writes are atomic: an object is either complete or missing.
 
-Anyone who can write to a bucket chooses the names of its objects. Names become local paths only through `path_below`.
+Everyone with write access to a bucket can choose the names of its objects, so the names are untrusted. Only
+`path_below` converts them to local paths.
 """
 
 import bisect
@@ -24,38 +25,40 @@ from pretrainax.files.errors import RunFailed, UserError, printable, shortened
 from pretrainax.files.object_names import name_problem
 from pretrainax.files.paths import STORES, path_problem
 
-PATIENCE = 120.0  # seconds after which a call is not repeated
-NEAR = 32 << 10  # maximum bytes between two ranges that one request reads; the gap costs less than another request
-_MOST = 8 << 20  # maximum bytes of joined ranges
+PATIENCE = 120.0  # seconds for which a failing request is repeated
+# maximum number of bytes between two ranges that one request reads; reading the gap costs less than a second request
+NEAR = 32 << 10
+_MOST = 8 << 20  # maximum number of bytes of merged ranges
 _CONNECTIONS = 100  # the default of aiohttp; the default of botocore is 10
 _FIRST, _LONGEST = 0.5, 20.0  # seconds between two requests: initial and maximum
 _REFUSED = re.compile(
     r"forbidden|denied|unauthori[sz]ed|credential|invalid.?access|signature|permission|\b40[13]\b", re.I
 )
 _FULL = re.compile(r"quota|insufficient.?storage|\b507\b", re.I)
-_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # local write errors, which do not name the file
+# errors of writes to a local file; their OSError does not contain the path of the file
+_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 T = TypeVar("T")
-Range: TypeAlias = tuple[str, int, int]  # name, first byte, byte after the last
+Range: TypeAlias = tuple[str, int, int]  # name of an object, first byte, last byte + 1
 
 
 class Stamp(NamedTuple):
-    """Identifies the content of an object."""
+    """The size and version of an object in a store; they identify its content."""
 
     size: int  # bytes
-    version: str  # from the store: a generation or an ETag
+    version: str  # version according to the store: a generation, an ETag or a time
 
 
 class Store:
-    """Reads and writes the objects below a URL; an object's name is the rest of its URL after a slash.
+    """Reads and writes the objects below a URL.
 
-    Errors of stores fall into three groups. If a store is slow, unreachable or busy (429, 503), requests are repeated
-    with growing pauses for PATIENCE seconds, and a line reports it. If it refuses the request or is full, the error is
-    one line. If an object does not exist, the methods document the result.
+    The name of an object is the part of its URL after the URL of the `Store` and a slash. If the store is slow,
+    unreachable or busy (429, 503), requests are repeated with growing pauses for PATIENCE seconds, and a message is
+    printed. The result for an object that does not exist is documented at each method.
 
     Raises:
-      UserError: the store refuses the URL or this user; the message names both and a remedy.
-      RunFailed: the store is full, or does not respond.
+      UserError: the URL is invalid, or the store rejects the request of this user; the message contains a remedy.
+      RunFailed: the store is full, or does not respond for PATIENCE seconds.
     """
 
     def __init__(self, url: str):
@@ -76,9 +79,10 @@ class Store:
         self._root = root.rstrip("/")
 
     def objects(self, folder: str = "") -> dict[str, Stamp]:
-        """Returns the objects below a folder of the URL, sorted by name; {} if the folder does not exist.
+        """Returns size and version of each object below a folder of the URL, by sorted name; {} without such a folder.
 
-        Folder markers, which are empty objects from consoles and gcsfuse, are left out.
+        folder: name of the folder; "": all objects below the URL. Folder markers are omitted: empty objects that the
+          web consoles of stores and gcsfuse create for folders.
 
         Raises:
           UserError: an object's name is invalid for a file, or equals the name of another object's folder.
@@ -92,7 +96,7 @@ class Store:
         return self._without_markers(stamps)
 
     def is_object(self) -> bool:
-        """Returns True if the URL is an object, and not a folder or a folder marker."""
+        """Returns True if the URL names an object; False for a folder, a folder marker, or a URL without objects."""
         if not self._tried(lambda: self._fs.isfile(self._root)):
             return False
         return self.stamp("").size > 0 or not self.objects()
@@ -100,7 +104,7 @@ class Store:
     def matches(self, pattern: str) -> list[str]:
         """Returns the sorted names of the objects that match a pattern such as `*.txt`.
 
-        A matching folder stands for all objects below it.
+        If a folder matches, all objects below the folder are included.
         """
         try:
             listing = self._tried(lambda: self._fs.glob(self._path(pattern), detail=True))
@@ -114,11 +118,11 @@ class Store:
         return sorted(self._without_markers({name: Stamp(1, "") for name in names}))
 
     def read(self, name: str) -> bytes:
-        """Returns the content of an object; FileNotFoundError if it does not exist."""
+        """Returns the content of an object; raises FileNotFoundError if the object does not exist."""
         return self._tried(lambda: self._fs.cat_file(self._path(name)))
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes]:
-        """Returns the bytes of each range, by parallel requests; nearby ranges share one request."""
+        """Reads byte ranges of objects with parallel requests; ranges at most NEAR bytes apart share one request."""
         joined = _joined(ranges)
         names, starts, stops = zip(*joined, strict=True)
         paths = [self._path(name) for name in names]
@@ -131,14 +135,14 @@ class Store:
         return parts
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes an object and replaces an earlier one."""
+        """Writes an object; replaces an existing object of the same name."""
         self._written(lambda: self._fs.pipe_file(self._path(name), content))
 
     def create(self, name: str, content: bytes) -> bool:
-        """Creates an object; returns True if this call created it, and False if it exists already.
+        """Creates an object; returns True if this call has created the object, and False if it already exists.
 
-        Of several concurrent calls exactly one succeeds: requests have the precondition generation 0 (Cloud Storage) or
-        no ETag (S3).
+        Exactly one of several concurrent calls succeeds. Its request has the precondition that the object has
+        generation 0 (Cloud Storage) or no ETag (S3), which means that it does not exist.
         """
         try:
             self._written(lambda: self._fs.pipe_file(self._path(name), content, mode="create"), is_first=True)
@@ -147,13 +151,16 @@ class Store:
         return True
 
     def put(self, path: str, name: str) -> None:
-        """Uploads a file as an object; RunFailed if the file cannot be read."""
+        """Uploads the file `path` as the object `name`; raises RunFailed if the file cannot be read."""
         with local_errors(path):
             self._written(lambda: self._fs.put_file(path, self._path(name)))
 
     def get(self, name: str, path: str) -> None:
-        """Downloads an object to a file, which gets its name when it is complete; RunFailed if it cannot be written."""
-        # A short, hidden name: a name of 255 bytes has no room for a suffix.
+        """Downloads the object `name` to the file `path`; raises RunFailed if the file cannot be written.
+
+        The file is written under a temporary name and renamed when it is complete.
+        """
+        # The temporary name is short, because a suffix could make a name longer than 255 bytes.
         part = os.path.join(os.path.dirname(path), f".tmp-{os.getpid()}-{threading.get_ident()}")
         with local_errors(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -166,11 +173,11 @@ class Store:
                 raise
 
     def stamp(self, name: str) -> Stamp:
-        """Returns the size and version of an object; FileNotFoundError if it does not exist."""
+        """Returns the size and version of an object; raises FileNotFoundError if the object does not exist."""
         return _stamp(self._tried(lambda: self._fs.info(self._path(name))))
 
     def has(self, name: str) -> bool:
-        """Returns True if an object exists; asks for the object itself, not for a listing."""
+        """Returns True if an object exists. Requests the object itself, because a listing may be outdated."""
         try:
             self.stamp(name)
         except FileNotFoundError:
@@ -178,7 +185,7 @@ class Store:
         return True
 
     def delete(self, names: Iterable[str]) -> None:
-        """Deletes objects; ignores objects that are gone already."""
+        """Deletes objects; ignores objects that do not exist."""
         for name in names:
             try:
                 self._tried(functools.partial(self._fs.rm_file, self._path(name)))
@@ -189,7 +196,11 @@ class Store:
         return f"{self._root}/{name}" if name else self._root
 
     def _without_markers(self, stamps: dict[str, Stamp]) -> dict[str, Stamp]:
-        """Removes folder markers; raises UserError for names that are invalid for files."""
+        """Returns the objects without folder markers.
+
+        Raises:
+          UserError: the name of an object is invalid for a file, or equals the name of another object's folder.
+        """
         folders: set[str] = set()
         for name in stamps:
             while (name := name.rpartition("/")[0]) and name not in folders:
@@ -216,16 +227,16 @@ class Store:
             raise UserError(f"{self.url}: there is no such bucket: create it first, or set another one") from e
 
     def _tried(self, call: Callable[[], T], is_first: bool = False) -> T:
-        """Returns the result of a call after retries; raises its error if a retry cannot help.
+        """Returns the result of a request, with retries for PATIENCE seconds; raises errors that a retry cannot change.
 
-        is_first: the call creates an object, and raises FileExistsError if that exists.
+        is_first: the request creates an object, and its FileExistsError (the object exists) is raised without a retry.
         """
         start, pause, reported = time.monotonic(), _FIRST, False
         while True:
             try:
                 return call()
-            except Exception as e:  # the libraries have no common class of errors
-                # In other calls, status 412 (FileExistsError) is an error of the store.
+            except Exception as e:  # the errors of fsspec's libraries have no common base class
+                # Without is_first, a FileExistsError (status 412) is a fault of the store, so a retry can help.
                 if isinstance(e, FileNotFoundError) or is_first and isinstance(e, FileExistsError) or _is_local(e):
                     raise
                 why = " ".join(f"{type(e).__name__}: {e}".split())[:300]
@@ -246,9 +257,10 @@ class Store:
 
 
 def _is_local(error: BaseException) -> bool:
-    """Returns True if an error is about a local file, so that another request cannot help.
+    """Returns True if an error concerns a local file, so a retry of the request cannot help.
 
-    An OSError that a library raises for a response of the store has a cause, or does not name a local path.
+    An OSError that a library raises for a response of the store has a `__cause__`, or has no local path as its
+    `filename`.
     """
     if not isinstance(error, OSError) or error.__cause__ is not None:
         return False
@@ -257,7 +269,7 @@ def _is_local(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def local_errors(path: str) -> Iterator[None]:
-    """Turns errors of local files into RunFailed with the path; passes on all other errors."""
+    """Context manager that converts errors of local files into RunFailed with the path; other errors are unchanged."""
     try:
         yield
     except OSError as e:
@@ -269,19 +281,25 @@ def local_errors(path: str) -> Iterator[None]:
 
 
 def _is_not_connection_error(record: logging.LogRecord) -> bool:
-    """Returns False for log records of asyncio about broken connections, which the caller reports itself."""
+    """Logging filter: drops the records of asyncio about broken connections. `Store` itself reports such errors."""
     return not (record.exc_info and isinstance(record.exc_info[1], ConnectionError))
 
 
 def _client_options(url: str, conf: Mapping[str, Mapping[str, dict]]) -> dict[str, dict]:
-    """Returns options of the store's client in addition to the user's fsspec configuration."""
+    """Returns options for the fsspec client of a URL: for S3, the connection limit, unless `conf` sets it; else {}.
+
+    conf: the user's fsspec configuration.
+    """
     if not url.startswith("s3:"):
         return {}
     return {"config_kwargs": {"max_pool_connections": _CONNECTIONS} | conf.get("s3", {}).get("config_kwargs", {})}
 
 
 def _joined(ranges: Iterable[Range]) -> list[Range]:
-    """Merges nearby ranges; returns the merged ranges in order."""
+    """Merges ranges of an object that are at most NEAR bytes apart; returns the merged ranges, sorted.
+
+    Merged ranges have at most _MOST bytes.
+    """
     joined: list[Range] = []
     for name, start, stop in sorted(ranges):
         if joined:
@@ -301,5 +319,5 @@ def _stamp(info: dict[str, Any]) -> Stamp:
 
 
 def print_message(line: str) -> None:
-    """Prints a message of a store in the format of all commands."""
+    """Prints a message to stderr as one line, "pretrainax: …", without control characters."""
     print(f"pretrainax: {printable(line)}", file=sys.stderr, flush=True)

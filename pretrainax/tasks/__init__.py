@@ -1,6 +1,7 @@
-"""Fine-tuning tasks: the fields that they read, their examples, their model heads and their metrics.
+"""Defines fine-tuning tasks. A task reads fields of records, makes examples, and defines a model head and metrics.
 
-A task is an objective over records; each task has its own file. NumPy only: loader workers never load JAX.
+A task is an objective over records; each task has its own file. The tasks use NumPy and never JAX, so the worker
+processes that load data do not import JAX.
 """
 
 from pretrainax.tasks.answer_judgement import AnswerJudgement

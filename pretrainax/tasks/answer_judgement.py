@@ -1,4 +1,4 @@
-"""Judgment of answers: each answer to a question is right or wrong, and any number can be right."""
+"""Implements the judgment of answers: each answer to a question is correct or wrong; any number can be correct."""
 
 import collections
 import dataclasses
@@ -14,17 +14,17 @@ from pretrainax.tasks.classification import Classification
 
 @dataclasses.dataclass
 class AnswerJudgement(Classification):
-    """Classifies an answer to a question about a passage as right or wrong (MultiRC, Khashabi et al. 2018).
+    """Classifies an answer to a question about a passage as correct or wrong (MultiRC, Khashabi et al. 2018).
 
     The record {"paragraph": "It rained.", "question": "How was it?", "answer": "wet", "label": 1, "idx": {"paragraph":
-    7, "question": 40, "answer": 2}} becomes the row of the pair "It rained." and "How was it? wet". Records with the
-    same values of `group_fields` are answers to one question, several of which can be right.
+    7, "question": 40, "answer": 2}} becomes the text pair "It rained." and "How was it? wet". Records with the same
+    values of `group_fields` are answers to the same question. Several answers to a question can be correct.
     """
 
     text_field: str = "paragraph"  # the field of the passage
     question_field: str = "question"  # the field of the question, which precedes the answer
     pair_field: str = "answer"  # the field of the answer  # pyright: ignore[reportIncompatibleVariableOverride]
-    labels: tuple[str, ...] = ("False", "True")  # the names of wrong and right
+    labels: tuple[str, ...] = ("False", "True")  # the names of the classes "wrong" and "correct", in this order
     group_fields: tuple[str, ...] = ("idx.paragraph", "idx.question")  # the fields that identify the question
 
     select_by = "f1"
@@ -46,7 +46,7 @@ class AnswerJudgement(Classification):
         return {"label": 0, "group": []}
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
-        """Returns accuracy and F1 over all answers, and the share of questions with only correct judgments."""
+        """Returns accuracy and F1 over all records, and the share of questions whose judgments are all correct."""
         answers, notes = self.by_record(answers, notes)
         scores, right = super().metrics(answers, notes), collections.defaultdict(list)
         for logits, note in zip(answers, notes, strict=True):

@@ -1,4 +1,4 @@
-"""Base classes of the tasks: they turn records into examples and compute metrics from model outputs."""
+"""Defines the base classes of tasks, which convert records to examples and compute metrics from head outputs."""
 
 import copy
 import dataclasses
@@ -27,103 +27,120 @@ if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
     from pretrainax.training.run import Params, Run
 
-_MAX_SPECIAL_TOKENS = 4  # around a text pair
+_MAX_SPECIAL_TOKENS = 4  # maximum number of special tokens around a text pair
 
 
 class Task(Objective):
-    """Base of the tasks. A subclass is a dataclass that implements the methods that raise NotImplementedError here.
+    """Base class of tasks. A subclass is a dataclass that implements the methods that raise NotImplementedError here.
 
-    read       record of a file or dataset -> its texts, and a note with everything else (labels); runs in preparation
-    encode     texts -> token ids, and the note that examples and metrics need; a long text can give several documents
-    example    ids and note -> the arrays of a batch, labels included; see `framed`
-    head       model architecture -> the head that replaces the pretraining heads; `writing.WritingTask` has none
-    metrics    head outputs for the records of a split, and their notes -> metrics of the task
-    ask        record without a label -> its texts and a note; for `python -m pretrainax.predict`
-    prediction head outputs for one record -> the fields that predict writes
+    A record is an entry of a file or dataset. Its note is its metadata: all data except the strings, such as labels.
 
-    All models with one tokenizer share a corpus of records. Therefore `example` truncates texts to the row length. If
-    `encode` depends on the row length (windows), `corpus_settings` must include the length.
+    read            entry of a file or dataset -> `Record` with strings and note; runs in the preparation of a corpus
+    encode          record -> documents: token ids, and the note for examples and metrics; several for a long text
+    example         document -> one row of the arrays of a batch, with labels; see `framed`
+    head            model architecture -> the head that replaces the pretraining heads (not for `WritingTask`)
+    metrics         head outputs and notes of all documents of a split -> metrics of the task
+    read_unlabeled  entry without a label -> `Record`; for `python -m pretrainax.predict`
+    prediction      head outputs and notes of one record -> the fields that `pretrainax.predict` writes
+
+    All models with the same tokenizer share a corpus, so `example`, and not `encode`, truncates texts to the row
+    length. If `encode` depends on the row length (windows), `corpus_settings` must include the length.
     """
 
     families = EveryFamily()
     unit: ClassVar[str] = "records"
     packs: ClassVar[bool] = False
-    watched: ClassVar[Optional[str]] = "loss"  # `select_by` of a task is usually another metric
+    watched: ClassVar[Optional[str]] = "loss"  # `select_by` of a task is usually a different metric
     shortest: ClassVar[int] = _MAX_SPECIAL_TOKENS + 2
     static: bool = True
-    has_head: ClassVar[bool] = True  # the task adds a head; False: the model keeps its vocabulary head
+    has_head: ClassVar[bool] = True  # True if the task adds a head; False: the model keeps its vocabulary head
 
-    _model: ClassVar[ModelConfig] = ModelConfig()  # from the config, see `adapted`
-    _length: ClassVar[int] = 0  # tokens of a row, see `adapted`
-    _frame: ClassVar[SpecialTokenFrame] = SpecialTokenFrame((), (), ())  # see `bind`
+    _model: ClassVar[ModelConfig] = ModelConfig()  # set by `adapted`
+    _length: ClassVar[int] = 0  # tokens per row; set by `adapted`
+    _frame: ClassVar[SpecialTokenFrame] = SpecialTokenFrame((), (), ())  # special tokens around texts; set by `bind`
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Returns the record fields that the task reads; "answers.text" is a nested field."""
+        """Returns the names of the record fields that the task reads; "answers.text" is a nested field."""
         raise NotImplementedError
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Returns the names of the metrics of `metrics`: valid values of config.evaluate.select_by besides "loss"."""
+        """Returns the names of the metrics that `metrics` returns.
+
+        They are valid values of config.evaluate.select_by, in addition to "loss".
+        """
         raise NotImplementedError
 
     def read(self, record: Mapping) -> Record:
-        """Returns the texts of a record, some of which may be empty, and its note.
+        """Converts an entry of a file or dataset to a `Record`, with the label in its note. Strings may be empty.
 
         Raises:
-          ValueError: the record is invalid. The source adds the file and line.
+          ValueError: the entry is invalid. The source adds its file and line to the message.
         """
         raise NotImplementedError
 
     def is_skipped(self, record: Record) -> bool:
-        """Returns True if `encode` skips a record that `read` has accepted and counted."""
+        """Returns True if `encode` yields no document for a record that `read` has returned. By default False."""
         del record
         return False
 
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
-        """Yields the documents of a record: token ids without special tokens, and a note. By default one document."""
+        """Yields the documents of a record: token ids without special tokens, and a note.
+
+        By default, a record has one document with the ids of each string.
+        """
         yield Encoded(tokenizer.encode_batch(list(record.texts)), record.note)
 
     def head(self, model: ModelConfig) -> HeadConfig:
-        """Returns the default head for a model of this architecture."""
+        """Returns the config of the default head of this task for a model with the architecture `model`."""
         raise NotImplementedError
 
     def head_problems(self, head: HeadConfig) -> Iterator[str]:
-        """Yields an error line for each reason why a head does not fit the task."""
+        """Yields an error line for each reason why the head of the config does not match the task."""
         yield from ()
 
     def evaluated(self) -> "Task":
-        """Returns the task with the settings of the command `evaluate`, which has more time than a validation."""
+        """Returns the task with the settings of the command `evaluate`, which may take longer than a validation.
+
+        By default, returns the task itself.
+        """
         return self
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
-        """Returns the `metric_names` of a split.
+        """Returns the metrics of a split, for all `metric_names`.
 
         Args:
-          answers: head outputs of n documents, NumPy arrays [n, …]; see `models.heads.base.Head.answers`.
-          notes: the n notes of the documents.
+          answers: head outputs for the n documents of the split, NumPy array(s) [n, …]; see
+            `models.heads.base.Head.answers`.
+          notes: the notes of the n documents.
         """
         raise NotImplementedError
 
     def read_unlabeled(self, record: Mapping) -> Record:
-        """Returns the texts and the note of a record without its label; raises the same errors as `read`.
+        """Converts an entry without a label to a `Record`.
 
         `encode` and `example` also accept this record. Its example has no label arrays.
+
+        Raises:
+          ValueError: the entry is invalid.
+          UserError: the task does not support predictions.
         """
         raise UserError(
             f"{type(self).__name__} cannot predict records without labels: use python -m pretrainax.evaluate"
         )
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the prediction for one record of `read_unlabeled`, as fields that predict adds to the record.
+        """Returns the prediction for one record of `read_unlabeled`: the fields that `predict` adds to the record.
 
         Args:
-          answers: head outputs of the d documents of the record, NumPy arrays [d, …], as in `metrics`.
-          notes: the d notes of the documents.
+          answers: head outputs for the d documents of the record, NumPy array(s) [d, …], as in `metrics`.
+          notes: the notes of the d documents.
         """
         raise NotImplementedError
 
     def validate(self, run: "Run", params: "Params") -> dict[str, float]:
+        """Returns the validation loss and the metrics of the task for `params`."""
         figures, answers, notes = run.validation.answers(params)
         return figures | self.metrics(answers, notes)
 
@@ -132,7 +149,7 @@ class Task(Objective):
             yield "RANDOM INITIALIZATION: config.checkpoint.init_from is not set, so the model is not pretrained"
         (stream,) = batches.streams
         bound = stream.objective
-        assert isinstance(bound, Task)  # bound to the tokenizer, so it knows the room in a row
+        assert isinstance(bound, Task)  # bound to the tokenizer, which determines the number of special tokens per row
         cut, length = stream.plan.statistics["records cut short"], experiment.data.sequence_length
         if cut and self.has_head:  # a WritingTask has its own warning
             yield (
@@ -142,20 +159,20 @@ class Task(Objective):
         yield from bound.warnings(stream.corpus.note(i) for i in range(stream.corpus.num_documents))
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
-        """Yields warnings about probable mistakes in the notes of the training records."""
+        """Yields warnings about probable mistakes in the training records. notes: the notes of all documents."""
         yield from ()
 
     @property
     def max_texts(self) -> int:
-        """Returns the maximum number of texts in a document of the task."""
+        """Returns the maximum number of strings in a document of the task."""
         return 2
 
     def sample_note(self) -> Note:
-        """Returns a note with typical fields; the memory of a run is planned with this note, without any records."""
+        """Returns a note with typical fields, with which the memory of a run is planned before records are read."""
         raise NotImplementedError
 
     def corpus_settings(self) -> object:
-        """Returns the settings of the task that determine its corpus, as JSON values: by default its fields."""
+        """Returns the settings of the task that determine its corpus, as JSON values: by default, all its fields."""
         return to_json(self)
 
     # --- methods of Objective ---------------------------------------------------------------------------------------
@@ -203,13 +220,13 @@ class Task(Objective):
         return decoder_start(vocabulary)
 
     def check_vocabulary(self, vocabulary: "Vocabulary", sequence_length: int) -> None:
-        """Accepts any vocabulary: `special_token_frame` leaves out special tokens that the vocabulary lacks."""
+        """Accepts any vocabulary, because `special_token_frame` omits special tokens that the vocabulary lacks."""
 
     def prompt(self, tokens: np.ndarray, vocabulary: "Vocabulary") -> Example:
         raise UserError(f"the model was trained for {type(self).__name__} and cannot generate text")
 
     def texts(self, tokens: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
-        """Splits the tokens of a document at `ends`, the end of each text."""
+        """Splits the tokens of a document into the tokens of its strings. ends: the end offset of each string."""
         return np.split(tokens, ends[:-1])
 
     @property
@@ -218,22 +235,27 @@ class Task(Objective):
         return self.lengths(self._length).inputs
 
     def room(self, texts: int, length: Optional[int] = None) -> int:
-        """Returns the number of tokens without special tokens that fit into a row; texts: number of texts in the row.
+        """Returns the maximum number of text tokens in a row, which is its length minus the special tokens.
 
         Args:
-          length: tokens of the row; None: config.data.sequence_length.
+          texts: number of strings in the row.
+          length: number of tokens of the row; None: config.data.sequence_length.
         """
         return (length or self._length) - self._frame.count(texts)
 
     def is_cut(self, encoded: Encoded) -> bool:
-        """Returns True if `framed` truncates the document."""
+        """Returns True if `example` truncates the document to the row length."""
         return sum(map(len, encoded.parts)) > self.room(len(encoded.parts))
 
     def framed(self, texts: Sequence[np.ndarray], vocabulary: "Vocabulary", length: Optional[int] = None) -> Example:
-        """Returns the model inputs for texts [tokens]: with the special tokens of the pretraining, truncated to a row.
+        """Returns the model inputs for one row: the strings with the special tokens of the pretraining, truncated.
 
-        `length` is as in `room`. An encoder or a decoder reads the row. In an encoder-decoder both stacks read it,
-        the decoder one token later, as in BART (Lewis et al. 2019, section 3.1): its last token sees the whole row.
+        In an encoder-decoder, encoder and decoder both read the row. The decoder inputs are shifted by one token, as in
+        BART (Lewis et al. 2019, section 3.1), so the last decoder position attends to the whole row.
+
+        Args:
+          texts: token ids of each string, [tokens].
+          length: number of tokens of the row; None: config.data.sequence_length.
         """
         sizes = truncate_longest_first([len(ids) for ids in texts], self.room(len(texts), length))
         row, numbers = self._frame.wrap([ids[:n] for ids, n in zip(texts, sizes, strict=True)])
@@ -275,9 +297,9 @@ class Task(Objective):
 
 @dataclasses.dataclass
 class TextTask(Task):
-    """Base of the tasks that assign a label to a text or a text pair."""
+    """Base class of tasks that predict a label for a text or a text pair."""
 
-    text_field: str = "text"  # the field of a record that holds its text
+    text_field: str = "text"  # the field of a record that contains its text
     pair_field: Optional[str] = None  # the field of the second text; None: records have one text
     label_field: str = "label"  # the field of the label
     chunks: Optional[Chunks] = None  # splits a text that is longer than a row into windows; None: truncates it
@@ -287,21 +309,25 @@ class TextTask(Task):
         return tuple(filter(None, (self.text_field, self.pair_field, self.label_field)))
 
     def read_texts(self, record: Mapping) -> tuple[str, ...]:
-        """Returns the text or text pair of a record; raises ValueError if a field is missing or no text."""
+        """Returns the text or text pair of a record.
+
+        Raises:
+          ValueError: a field is missing, or its value is not text.
+        """
         named = (("text_field", self.text_field), ("pair_field", self.pair_field))
         return tuple(text_in(record, name, field) for field, name in named if name is not None)
 
     @property
     def kind(self) -> Kind:
-        """Returns the kind of the head, `Classify.kind`."""
+        """Returns the kind of the classification head: the field `kind` of `Classify`."""
         raise NotImplementedError
 
     def read_label(self, record: Mapping) -> Note:
-        """Returns the note of a labeled record; raises the same errors as `read`."""
+        """Returns the note of a labeled record, with its label; raises ValueError if the label is invalid."""
         raise NotImplementedError
 
     def label(self, note: Note) -> Example:
-        """Returns the label arrays of an example from a note of `read_label`."""
+        """Returns the label arrays of an example. note: the result of `read_label`."""
         raise NotImplementedError
 
     def read(self, record: Mapping) -> Record:
@@ -327,7 +353,10 @@ class TextTask(Task):
         return LOST in encoded.note or super().is_cut(encoded)
 
     def by_record(self, answers: np.ndarray, notes: Sequence[Note]) -> tuple[np.ndarray, Sequence[Note]]:
-        """Returns outputs [records, L] and notes of the records, joined from the outputs [n, L] of their windows."""
+        """Combines the head outputs [n, L] of n windows into outputs [records, L], and returns one note per record.
+
+        Without `chunks`, each record has one window, and the arguments are returned.
+        """
         return (answers, notes) if self.chunks is None else self.chunks.joined(answers, notes, self.kind)
 
     def corpus_settings(self) -> object:
@@ -341,7 +370,11 @@ class TextTask(Task):
 
 
 def score_of(value: object, field: str) -> float:
-    """Returns the finite number in a field of a record; raises ValueError for any other value."""
+    """Returns the value of a field as a float; raises ValueError if it is not a finite number.
+
+    Args:
+      field: name of the field, for the error message.
+    """
     try:
         score = float(value)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError):
@@ -352,16 +385,28 @@ def score_of(value: object, field: str) -> float:
 
 
 def text_in(record: Mapping, name: str, field: str) -> str:
-    """Returns the text in field `name` of a record; raises ValueError if the field holds no text.
+    """Returns the value of the field `name` of a record as text.
 
-    field: the field of config.objective that sets `name`.
+    Args:
+      field: the field of config.objective that sets `name`, for the error message.
+
+    Raises:
+      ValueError: the field is missing, or its value is neither text nor a whole number.
     """
     text = text_of(record, name, f"config.objective.{field}")
     return text if isinstance(text, str) else text.decode()
 
 
 def texts_in(record: Mapping, name: str, field: str, what: str = "texts") -> list[str]:
-    """Returns the list of strings in field `name` of a record; as `text_in`. what: names the items in the error."""
+    """Returns the value of the field `name` of a record as a list of strings.
+
+    Args:
+      field: the field of config.objective that sets `name`, for the error message.
+      what: describes the items in the error message.
+
+    Raises:
+      ValueError: the field is missing, or its value is not a list of strings.
+    """
     values = value_of(record, name, f"config.objective.{field}")
     if not isinstance(values, (list, tuple, np.ndarray)):
         raise ValueError(f"field {name!r} holds {values!r}, it must be a list of {what}")
@@ -369,7 +414,10 @@ def texts_in(record: Mapping, name: str, field: str, what: str = "texts") -> lis
 
 
 def concatenate_segments(rows: Sequence[Example]) -> Example:
-    """Concatenates examples of one text each into one example: text i is segment i + 1."""
+    """Concatenates several examples into one example with one segment per input example.
+
+    The segment numbers of example i (from 0) are i + 1, so the examples do not attend to each other.
+    """
     joined = {name: [row[name] for row in rows] for name in rows[0]}
     for name in SEGMENT_FIELDS:
         if name in joined:
@@ -383,12 +431,14 @@ def rounded(number: np.floating) -> float:
 
 
 def label_number(value: object, field: str, labels: Sequence[str], meant: Sequence[str] = ()) -> int:
-    """Returns the number of the label in a field of a record, which holds the name of the label or its number from 0.
-
-    If the names of labels are numbers, a value is always a name.
+    """Returns the index in `labels` of a label in a record.
 
     Args:
-      meant: the labels of the numbers 0, 1, …; (): the order of `labels`.
+      value: the value of the record: the name of a label, or its number from 0. If the name of any label is a number,
+        the value is always a name.
+      field: name of the record's field, for the error message.
+      labels: names of all labels.
+      meant: the labels with the numbers 0, 1, … in the records; (): numbers refer to the order of `labels`.
 
     Raises:
       ValueError: the task has no such label.
@@ -397,8 +447,8 @@ def label_number(value: object, field: str, labels: Sequence[str], meant: Sequen
     if str(value) in labels and not isinstance(value, bool):
         return labels.index(str(value))
     is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    is_number |= isinstance(value, str) and value.isdecimal()  # the columns of a table are strings
-    is_number &= not any(name.isdecimal() for name in labels)  # a number that is a name is not an index
+    is_number |= isinstance(value, str) and value.isdecimal()  # columns of TSV and CSV files are strings
+    is_number &= not any(name.isdecimal() for name in labels)  # then numbers are names of labels
     if is_number and 0 <= int(value) < len(meant):  # pyright: ignore[reportArgumentType]
         return labels.index(meant[int(value)])  # pyright: ignore[reportArgumentType]
     raise ValueError(
@@ -407,7 +457,7 @@ def label_number(value: object, field: str, labels: Sequence[str], meant: Sequen
 
 
 def unused_label_warnings(counts: Mapping[int, int], labels: Sequence[str]) -> Iterator[str]:
-    """Yields a warning about labels without any example; counts: examples of each label number."""
+    """Yields a warning if labels have no training example. counts: index of a label -> number of examples."""
     if never := [name for i, name in enumerate(labels) if not counts.get(i)]:
         yield (
             f"NO EXAMPLE OF {', '.join(map(repr, never))} in training: the model cannot learn these labels. Check "

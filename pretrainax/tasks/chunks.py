@@ -1,4 +1,4 @@
-"""Splits a long text into windows and joins the outputs of all windows of a record."""
+"""Splits long texts into windows, and combines the head outputs of all windows of a record."""
 
 import dataclasses
 import itertools
@@ -13,7 +13,9 @@ from pretrainax.data.framing import truncate_longest_first
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note
 
-WINDOW, LOST = "window", "lost"  # keys of a note: the number of the window; in the first, True if the text is truncated
+# Keys in the note of a window. WINDOW: the number of the window in its record, from 0. LOST, only in the first window:
+# True if some tokens of the record are in no window.
+WINDOW, LOST = "window", "lost"
 
 
 @dataclasses.dataclass
@@ -21,17 +23,17 @@ class Chunks(Choice):
     """Splits a text that is longer than a row into windows, each with the record's label (Pappagari et al. 2019).
 
     With rows of 128 tokens and stride=64, a BERT reads a text of 250 tokens as [CLS] 0 … 125 [SEP], [CLS] 64 … 189
-    [SEP] and [CLS] 124 … 249 [SEP]. The last window ends at the end of the text. In a pair, only the longer text is
-    split. Each window also holds the other text, which takes at most half of the row.
+    [SEP] and [CLS] 124 … 249 [SEP] (numbers of tokens). The last window ends at the end of the text. For a text pair,
+    only the longer text is split. Each window also contains the shorter text, truncated to half of the row.
 
     In training, each window counts as one example, so long records have more weight. In metrics and predictions, each
-    record counts once: `join` combines the outputs of its windows.
+    record counts once, and `join` selects how the head outputs of its windows are combined.
     """
 
     stride: Optional[int] = None  # tokens from the start of one window to the start of the next; None: half a window
-    max_windows: Optional[int] = None  # maximum number of windows of a record, from the start; None: all
-    # combines the outputs of the windows: "mean" of the outputs, mean of the "probabilities", "max" of each label, or
-    # the "first" window alone
+    max_windows: Optional[int] = None  # maximum number of windows per record, from the start; None: no limit
+    # how the head outputs of a record's windows are combined: "mean" (of the logits), "probabilities" (mean of the
+    # probabilities), "max" (maximum of each label), or "first" (output of the first window)
     join: Literal["mean", "probabilities", "max", "first"] = "mean"
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -46,10 +48,14 @@ class Chunks(Choice):
             )
 
     def windows(self, whole: Encoded, room: int) -> Iterator[Encoded]:
-        """Yields the windows of a record; `room` is the number of text tokens that fit into a row.
+        """Yields the windows of a record as documents.
+
+        Args:
+          whole: the record with all its tokens.
+          room: maximum number of text tokens (without special tokens) in a row.
 
         Raises:
-          UserError: the stride skips tokens.
+          UserError: the stride is longer than a window, so tokens between two windows would be skipped.
         """
         sizes = [len(ids) for ids in whole.parts]
         long = int(np.argmax(sizes))
@@ -71,7 +77,10 @@ class Chunks(Choice):
             yield Encoded(parts, whole.note | {WINDOW: number} | ({LOST: True} if is_lost and not number else {}))
 
     def joined(self, answers: np.ndarray, notes: Sequence[Note], kind: Kind) -> tuple[np.ndarray, list[Note]]:
-        """Returns one output per record, [records, L], from the window outputs [n, L], and the note of each record."""
+        """Combines the head outputs of windows, [n, L], into one output per record, [records, L].
+
+        Also returns the note of each record, which is the note of its first window. kind: the kind of the head.
+        """
         starts = [record.start for record in records_of(notes)]
         first_notes = [notes[i] for i in starts]
         if self.join == "first":
@@ -87,19 +96,19 @@ class Chunks(Choice):
 
 
 def records_of(notes: Sequence[Note]) -> list[slice]:
-    """Returns the slice of documents of each record; the window numbers of a record start at 0."""
+    """Returns, for each record, the slice of its documents. A record begins at a document with window number 0."""
     starts = [i for i, note in enumerate(notes) if note[WINDOW] == 0]
     return [slice(*ends) for ends in itertools.pairwise([*starts, len(notes)])]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Returns the probabilities of exclusive classes, [n, L] -> [n, L]."""
+    """Returns the probabilities of mutually exclusive classes from logits, [n, L] -> [n, L]."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Returns the probability of each label separately, [n, L] -> [n, L]."""
+    """Returns the probabilities of independent labels from logits, [n, L] -> [n, L]."""
     return 0.5 * (1.0 + np.tanh(0.5 * logits))
 
 

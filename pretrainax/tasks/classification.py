@@ -1,4 +1,4 @@
-"""Classification of a text or text pair, with one label or with any number of labels."""
+"""Implements the classification of a text or text pair, with one label or with any number of labels per record."""
 
 import collections
 import dataclasses
@@ -27,16 +27,17 @@ class Classification(TextTask):
         token_types  0     0 0    0    0
         labels       1
 
-    With pair_field="hypothesis" a text pair becomes [CLS] a [SEP] b [SEP] with types 0 and 1. The special
-    tokens are the same as in the model's pretraining (`data/framing.py`). If a row is too short, the longer text is
+    With pair_field="hypothesis", a text pair becomes [CLS] a [SEP] b [SEP] with token types 0 and 1. The special tokens
+    are the same as in the pretraining of the model (`data/framing.py`). If a row is too short, the longer text is
     truncated first.
 
-    The label of a record is a name, or a number from 0 unless the names are numbers. With `multi_label` it is a list of
-    labels, which may be empty. `numbered` gives the order of the labels in the records if it differs from the model's.
+    The label of a record is the name of a class, or its number from 0 unless names of classes are numbers. With
+    `multi_label`, a record has a list of labels, which may be empty. `numbered` is for records that number the labels
+    in a different order than `labels`.
     """
 
     labels: tuple[str, ...] = ()  # names of the classes, in the order of their numbers
-    multi_label: bool = False  # a text can have any number of labels
+    multi_label: bool = False  # True if a text can have any number of labels
     numbered: tuple[str, ...] = ()  # the labels of the numbers 0, 1, … in the records; (): the order of `labels`
 
     select_by = "accuracy"
@@ -101,7 +102,11 @@ class Classification(TextTask):
         )
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the most likely label, or all labels with a probability above 0.5, and all probabilities."""
+        """Returns "prediction" and "probabilities" of a record.
+
+        The prediction is the most likely label or, with `multi_label`, a list of all labels with a probability above
+        0.5. The probabilities are {label: probability} for all labels.
+        """
         (logits,), _ = self.by_record(answers, notes)
         probabilities = (sigmoid if self.multi_label else softmax)(logits)
         likely = [name for name, logit in zip(self.labels, logits, strict=True) if logit > 0]

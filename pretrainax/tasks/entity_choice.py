@@ -1,4 +1,4 @@
-"""Entity choice: selects the entity of a passage that fills the gap in a sentence about the passage."""
+"""Implements entity choice: selects the entity of a passage that fills the gap in a sentence about the passage."""
 
 import dataclasses
 import re
@@ -26,20 +26,20 @@ class EntityChoice(Task):
         tokens  [CLS] ann met bo . [SEP] later ann left . [SEP]     labels  0
         tokens  [CLS] ann met bo . [SEP] later bo left . [SEP]      labels  1
 
-    A record may have any number of entities, and several may be right. In training, each entity counts as one example.
-    Metrics are per record: the prediction is the entity with the highest score, and its metric is the maximum over all
-    answers, as in SQuAD. If a row is too short, the longer text is truncated first.
+    A record may have any number of entities, and several may be correct. In training, each entity counts as one
+    example. Metrics are per record: the prediction is the entity with the highest score, and the metric of a prediction
+    is the maximum over all reference answers, as in SQuAD. If a row is too short, the longer text is truncated first.
 
-    ReCoRD marks the lines of the summary in a passage with "@highlight". They become sentences of the passage.
+    In ReCoRD, a passage ends with lines of a summary, marked with "@highlight". These lines become sentences.
     """
 
     passage_field: str = "passage"  # the field of the passage, which is read first
     query_field: str = "query"  # the field of the sentence with a gap
     entities_field: str = "entities"  # the field of the list of entities
-    answers_field: str = "answers"  # the field of the list of right entities
-    gap: str = "@placeholder"  # marks the gap in the query
+    answers_field: str = "answers"  # the field of the list of correct entities
+    gap: str = "@placeholder"  # string that marks the gap in the query
 
-    labels: ClassVar[tuple[str, ...]] = ("False", "True")  # of an entity
+    labels: ClassVar[tuple[str, ...]] = ("False", "True")  # classes of an entity: wrong and correct
     select_by = "answer_f1"
     metric_names = label_metrics.OF_ANSWERS  # pyright: ignore[reportAssignmentType]
 
@@ -66,10 +66,10 @@ class EntityChoice(Task):
         return dataclasses.replace(base, note={**base.note, "answers": answers})
 
     def encode(self, record: Record, tokenizer) -> Iterator[Encoded]:
-        """Yields a document for each entity: the passage and the query with the entity in its gap.
+        """Yields a document for each entity: the passage, and the query with the entity in its gap.
 
-        The number of the entity is stored as the window number. The note has "entity". For a record with answers it
-        also has all "answers" and "label", 1 if the entity is an answer.
+        The number of the entity, from 0, is the window number of the note. The note also has the "entity" and, for a
+        record with answers, all "answers" and the "label": 1 if the entity is an answer, otherwise 0.
         """
         passage, *filled = tokenizer.encode_batch(list(record.texts))
         answers = record.note.get("answers")
@@ -108,17 +108,17 @@ class EntityChoice(Task):
         )
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the most likely entity, and for each entity the probability that it is right."""
+        """Returns the most likely entity, and the probability of each entity to be correct."""
         scores, right = _scores(answers), softmax(answers)[:, 1]
         probabilities = {note["entity"]: rounded(p) for note, p in zip(notes, right, strict=True)}
         return {"prediction": notes[int(scores.argmax())]["entity"], "probabilities": probabilities}
 
 
 def plain(passage: str) -> str:
-    """Returns a passage with the lines after "@highlight" appended as sentences."""
+    """Returns a passage of ReCoRD with the marks "@highlight" removed, so the lines after them become sentences."""
     return re.sub(r"(?<![.?!\"'])\n@highlight\n", ". ", passage).replace("\n@highlight\n", " ")
 
 
 def _scores(answers: np.ndarray) -> np.ndarray:
-    """Returns the logit difference between right and wrong of each entity, [n, 2] -> [n], which ranks entities."""
+    """Returns the score of each entity for the ranking: the logit of "correct" minus "wrong", [n, 2] -> [n]."""
     return answers[:, 1] - answers[:, 0]

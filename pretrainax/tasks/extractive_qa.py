@@ -1,4 +1,4 @@
-"""Extractive question answering: finds the span of a passage that answers a question, if there is one."""
+"""Implements extractive question answering: finds the span of a passage that answers a question, if there is one."""
 
 import collections
 import dataclasses
@@ -21,15 +21,15 @@ from pretrainax.tasks.chunks import WINDOW, records_of
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer
 
-WRONG = "answers that are not where they should be in their passage"  # how they are counted
+WRONG = "answers that are not where they should be in their passage"  # name in the counts of repairs
 LEFT_OUT = "records left out, as no other answer is there"
-_DECODING_FIELDS = ("null_score_diff_threshold", "max_answer_length", "n_best")  # do not change the windows
-_NO_SCORE = -1e10  # of a passage without tokens
-_SHORTEST_WINDOW = 8  # passage tokens that must fit next to the longest question
+_DECODING_FIELDS = ("null_score_diff_threshold", "max_answer_length", "n_best")  # fields that do not affect the corpus
+_NO_SCORE = -1e10  # score of spans that are not allowed, and of passages without tokens
+_SHORTEST_WINDOW = 8  # minimum room for passage tokens in a row with the longest question
 
 
 class ExtractedAnswer(NamedTuple):
-    """The predicted answer of a record, over all of its windows."""
+    """The predicted answer of a record: the best span of all its windows."""
 
     text: str  # "": no answer
     score: float  # sum of the start and end logits
@@ -38,7 +38,7 @@ class ExtractedAnswer(NamedTuple):
 
 @dataclasses.dataclass
 class ExtractiveQA(Task):
-    """Extracts the span of a passage that answers a question (SQuAD, Rajpurkar et al. 2016; without answers, 2018).
+    """Extracts the span of a passage that answers a question (SQuAD, Rajpurkar et al. 2016 and 2018).
 
     The record {"question": "Who ran?", "context": "The old fox ran.", "answers": {"text": ["old fox"], "answer_start":
     [4]}} becomes, for a BERT,
@@ -47,27 +47,31 @@ class ExtractiveQA(Task):
         token_types  0     0   0   0 0     1   1   1   1   1 1
         span         6 7
 
-    A passage that is too long for a row is split into windows whose starts are `stride` tokens apart. Each window is an
-    example. A window without the complete answer has the label "no answer", and so has each window of a question
-    without an answer. The span of "no answer" is twice the first token, [CLS] for BERT. In a decoder it is twice the
-    last token, because the first has no context.
+    `span` has the positions of the first and the last token of the answer. A passage that is too long for a row is
+    split into windows whose starts are `stride` tokens apart. Each window is an example. A window that does not contain
+    the complete answer has the label "no answer". For this label, `span` is twice the position of the first token,
+    [CLS] for BERT. In a decoder, it is twice the position of the last token, because the first token has no context.
 
-    Metrics are per record: the prediction is the span with the highest sum of start and end logits over all windows.
-    With `no_answer`, the prediction is "" if the lowest null score of all windows exceeds that sum by more than
-    `null_score_diff_threshold`. The comparison with answers ignores case, punctuation, articles and spaces, and takes
-    the best match among the answers of a record.
+    Metrics are per record. The prediction is the span with the highest score, the sum of start and end logits, over all
+    windows. The null score of a window is the score of "no answer". With `no_answer`, the prediction is "" if the
+    lowest null score of all windows exceeds the score of the best span by more than `null_score_diff_threshold`.
+    Predictions and answers are compared without case, punctuation, articles and spaces. The metric of a prediction is
+    the maximum over the answers of the record.
     """
 
     question_field: str = "question"  # the field of the question
     context_field: str = "context"  # the field of the passage
-    answers_field: str = "answers"  # holds a list of answers and a list of their first characters, or a list of pairs
-    no_answer: bool = False  # some questions have no answer: their list is empty (SQuAD 2)
+    # the field of the answers: {"text": [answer, …], "answer_start": [index of its first character, …]}, or a list of
+    # {"text": answer, "answer_start": index}
+    answers_field: str = "answers"
+    no_answer: bool = False  # True if some questions have an empty list of answers (SQuAD 2)
     null_score_diff_threshold: float = 0.0  # "no answer" is predicted above this difference from the best score
     stride: int = 128  # tokens from the start of one window to the start of the next
     max_question_length: int = 64  # tokens; longer questions are truncated
     max_answer_length: int = 30  # tokens; longer spans are never predicted
-    n_best: int = 20  # start and end candidates of a window; all pairs are scored
-    wrong_answers: Literal["refuse", "skip"] = "refuse"  # if an answer is not at its position: an error, or skip it
+    n_best: int = 20  # number of start and of end candidates per window; all pairs of candidates are scored
+    # what to do with an answer that is not at its position: "refuse" (raise an error) or "skip" (skip and count it)
+    wrong_answers: Literal["refuse", "skip"] = "refuse"
 
     select_by = "answer_f1"
 
@@ -109,7 +113,11 @@ class ExtractiveQA(Task):
         return Record(unlabeled.texts, note, {reason: count for reason, count in mended.items() if count})
 
     def _answers(self, record: Mapping) -> list[tuple[str, int]]:
-        """Returns the answers of a record and their first characters; raises ValueError for another format."""
+        """Returns (text, index of its first character in the passage) of each answer of a record.
+
+        Raises:
+          ValueError: the field has a different format.
+        """
         value = value_of(record, self.answers_field, "config.objective.answers_field")
         try:
             if isinstance(value, Mapping):
@@ -140,14 +148,14 @@ class ExtractiveQA(Task):
         return record.note.get("left_out", False)
 
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
-        """Yields the windows of a record: the ids of its question and of a part of its passage.
+        """Yields the windows of a record: the ids of the question and the ids of a part of the passage.
 
         A note has the number of the window and these keys:
-          context       text of the part
-          starts, ends  first and end character of each token in `context`
+          context       text of the part of the passage
+          starts, ends  index in `context` of the first character of each passage token, and after its last character
           first         index in the row of the first passage token
           null          index in the row of the token for "no answer"
-          span          first and last token of the answer, counted from `first`; None if the answer is incomplete
+          span          indices of the first and last answer token, from `first`; None without the complete answer
         """
         if self.is_skipped(record):
             return
@@ -232,7 +240,7 @@ class ExtractiveQA(Task):
         )
 
     def extract(self, answers: np.ndarray, notes: Sequence[Note]) -> ExtractedAnswer:
-        """Returns the predicted answer of a record from the logits [windows, T, 2] and notes of its windows."""
+        """Returns the predicted answer of a record. answers: start and end logits of its windows, [windows, T, 2]."""
         best, null_score = ExtractedAnswer("", _NO_SCORE, 0.0), np.inf
         for logits, note in zip(answers.astype(np.float64), notes, strict=True):
             null_score = min(null_score, float(logits[note["null"]].sum()))
@@ -250,7 +258,7 @@ class ExtractiveQA(Task):
         return best._replace(text="") if is_none else best
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the answer, "" for none, its score, and the difference of the null score."""
+        """Returns the predicted answer ("": no answer), its score, and the null score minus this score."""
         answer = self.extract(answers, notes)
         scores = {"score": answer.score, "null_score_diff": answer.null_score_diff}
         return {"prediction": answer.text, **{name: rounded(np.float64(score)) for name, score in scores.items()}}
@@ -263,18 +271,22 @@ def _list(value: object) -> Sequence:
 
 
 def _offset(context: str, offset: int) -> int:
-    """Returns the offset of a character after line ends are normalized."""
+    """Returns the index of a character after the line ends of the passage are normalized. offset: index before."""
     return len(normalize_line_ends(context[:offset], collections.Counter()))
 
 
 def _tokens_of(offsets: np.ndarray, begin: int, end: int) -> Optional[list[int]]:
-    """Returns the first and last token that overlap the characters from begin to end; None without overlap."""
+    """Returns the indices of the first and last token that overlap the characters `begin` … `end` - 1; None if none.
+
+    Args:
+      offsets: [tokens, 2] index of the first character of each token, and after its last character.
+    """
     tokens = np.flatnonzero((offsets[:, 1] > begin) & (offsets[:, 0] < end))
     return [int(tokens[0]), int(tokens[-1])] if len(tokens) else None
 
 
 def _starts(count: int, room: int, stride: int) -> Iterator[int]:
-    """Yields the starts of windows over `count` tokens; the last window reaches the end of the text."""
+    """Yields the index of the first token of each window of `room` tokens; the windows cover all `count` tokens."""
     start = 0
     yield start
     while start + room < count:

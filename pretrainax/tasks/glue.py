@@ -1,4 +1,4 @@
-"""The GLUE tasks by name (Wang et al. 2018, arXiv 1804.07461): fields, labels, source, size and metric."""
+"""Defines the GLUE tasks by name (Wang et al. 2018, arXiv 1804.07461): fields, labels, source, size and metric."""
 
 from typing import NamedTuple
 
@@ -13,14 +13,23 @@ class NamedTask(NamedTuple):
 
     task: Task
     source: HuggingFace
-    examples: int  # in the training split
-    select_by: str  # the official metric
-    tfds: str = ""  # the name of the dataset in TFDS, with the same fields and labels
-    length: int = 128  # tokens of a row
+    examples: int  # number of examples in the training split
+    select_by: str  # metric for the selection of the best checkpoint, the official metric; "": the default of the task
+    tfds: str = ""  # the name of the dataset in TFDS, with the same fields and labels; "": not in TFDS
+    length: int = 128  # number of tokens per row, if the model supports it
 
 
 def _glue(name: str, fields: str, labels: str, examples: int, select_by: str, valid: str = "validation") -> NamedTask:
-    """Returns a GLUE task; fields: of the text or the pair; labels: in order, "" for a number from 0 to 5."""
+    """Returns a GLUE task with its dataset.
+
+    Args:
+      name: name of the task in GLUE.
+      fields: the field of the text, or the two fields of a text pair, separated by a space.
+      labels: names of the classes in the order of their numbers, separated by spaces; "": regression from 0 to 5.
+      examples: number of training examples.
+      select_by: the official metric.
+      valid: name of the validation split.
+    """
     first, *second = fields.split()
     texts = {"text_field": first, "pair_field": second[0] if second else None}
     task = Classification(**texts, labels=tuple(labels.split())) if labels else Regression(**texts, low=0.0, high=5.0)

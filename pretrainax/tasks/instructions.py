@@ -1,4 +1,4 @@
-"""Instruction tuning: a decoder learns the assistant messages of conversations, formatted by a chat template."""
+"""Implements instruction tuning: a decoder learns the assistant messages of conversations in a chat template."""
 
 import dataclasses
 import itertools
@@ -30,31 +30,33 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 @dataclasses.dataclass
 class Instructions(WritingTask):
-    """Trains a decoder on conversations; only the assistant messages and their end tokens have a loss.
+    """Trains a decoder on conversations. Only assistant messages and their end-of-turn tokens have a loss.
 
     Sources: Wei et al. 2021, arXiv 2109.01652; Ouyang et al. 2022, arXiv 2203.02155.
 
-    A record has a list of messages, {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content":
-    "Hello"}]}, of any length. With messages_field=None it has the fields of Alpaca (Taori et al. 2023): instruction and
-    input are the user's message, output is the assistant's. With ChatML as the template it becomes
+    A record has a list of messages of any length, {"messages": [{"role": "user", "content": "Hi"}, {"role":
+    "assistant", "content": "Hello"}]}. With messages_field=None, a record has the fields of Alpaca (Taori et al. 2023):
+    instruction and input are the message of the user, and output is the message of the assistant. With ChatML as the
+    template, the record above becomes
 
         tokens        <|im_start|> user ⏎ Hi <|im_end|> ⏎ <|im_start|> assistant ⏎     Hello      <|im_end|>
         targets       user         ⏎ Hi  … ⏎ <|im_start|> assistant    ⏎         Hello <|im_end|> ⏎
         loss_weights  0            0 0   … 0 0            0            0         1     1          0
 
-    The ids equal the output of transformers' apply_chat_template. If `template` is None, it comes from the tokenizer of
-    `config.tokenizer.path`. If the tokenizer has none, the format is plain text ("User:", a new line, …). An export
-    writes the template to tokenizer_config.json. Conversations are truncated to config.data.sequence_length.
+    The ids equal the output of transformers' apply_chat_template. If `template` is None, the template of the tokenizer
+    in `config.tokenizer.path` is used. If this tokenizer has no template, the format is plain text ("User:", a new
+    line, …). An export writes the template to tokenizer_config.json. Conversations are truncated to
+    config.data.sequence_length.
     """
 
     messages_field: Optional[str] = "messages"  # the field of the list of messages; None: use the next three fields
     instruction_field: str = "instruction"  # the field of the user's instruction
-    input_field: Optional[str] = "input"  # the field of the input, may be empty or missing; None: no field
+    input_field: Optional[str] = "input"  # the field of the input, which may be empty or missing; None: no input
     output_field: str = "output"  # the field of the answer
-    template: Optional[str] = None  # Jinja, as chat_template of tokenizer_config.json; None: see above
+    template: Optional[str] = None  # Jinja template, like chat_template in tokenizer_config.json; None: see above
 
     families: ClassVar[tuple[str, ...]] = ("decoder",)
-    _chat: ClassVar[Optional[Chat]] = None  # see `bind`
+    _chat: ClassVar[Optional[Chat]] = None  # set by `bind`
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -109,7 +111,7 @@ class Instructions(WritingTask):
         roles = record.note["roles"]
         messages = [{"role": r, "content": text} for r, text in zip(roles, record.texts, strict=True)]
         ids, is_answer = cached_chat(self.template or PLAIN, tokenizer).encode(messages)
-        # The parts alternate between prompts and answers.
+        # The parts of the document alternate between prompts and answers.
         starts = np.flatnonzero(np.diff(is_answer, prepend=False))
         yield Encoded(np.split(ids, starts), {"answer": record.note["answer"]})
 
@@ -123,9 +125,9 @@ class Instructions(WritingTask):
         return decoder_inputs(tokens)
 
     def prompt_example(self, text, vocabulary):
-        """Returns the prompt of the last answer as a decoder example; a long prompt loses its first tokens.
+        """Returns all tokens before the last answer of a conversation as a decoder example without targets.
 
-        The prompt leaves room for an answer of `room_for_answer` tokens in the row.
+        If they and `room_for_answer` tokens do not fit into a row, the first tokens are omitted.
         """
         *_, (start, _) = _answers(text.parts, len(text.tokens))
         room = max(self._length - self.room_for_answer, 1)
@@ -139,7 +141,7 @@ class Instructions(WritingTask):
         return Lengths(sequence_length, sequence_length, sequence_length)
 
     def measure(self, raw: int) -> Lengths:
-        """Returns an upper bound of the lengths of an example."""
+        """Returns an upper bound of the lengths of an example. raw: number of tokens of the document."""
         length = min(max(raw - 1, 1), self._length)
         return Lengths(raw, length, length)
 
@@ -180,7 +182,7 @@ class Instructions(WritingTask):
             )
 
     def _end_problems(self, chat: Chat) -> Iterator[str]:
-        """Yields a warning if generation stops at another token than the end of an answer."""
+        """Yields a warning if the last token of an answer is not the token at which generation stops."""
         end = chat.end_of_turn()
         if end != chat.end_of_text:
             yield (
@@ -190,6 +192,11 @@ class Instructions(WritingTask):
 
 
 def _answers(ends: Iterable[int], length: int) -> list[tuple[int, int]]:
-    """Returns start and end of each answer; the parts of a conversation end at `ends` and alternate with answers."""
+    """Returns the token range (start, end) of each answer that is not empty.
+
+    Args:
+      ends: end offset of each part of the document; the parts alternate between prompts and answers.
+      length: number of tokens of the document.
+    """
     bounds = [0, *map(int, ends), length]
     return [pair for i, pair in enumerate(itertools.pairwise(bounds)) if i % 2 and pair[0] < pair[1]]

@@ -1,6 +1,6 @@
-"""Metrics of labels, tags and numbers, by scikit-learn, seqeval and SciPy, and of answers, as in SQuAD.
+"""Computes metrics of labels (scikit-learn), tags (seqeval), numbers (SciPy) and extracted answers (as in SQuAD).
 
-Each function imports its library when called.
+Each function imports its library when called. In all functions, `said` has the predictions and `truth` the labels.
 """
 
 import collections
@@ -19,10 +19,14 @@ OF_NUMBERS = ("pearson", "spearman", "pearson_spearman", "squared_error")
 
 
 def of_classes(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str, float]:
-    """Returns accuracy, F1 and Matthews correlation of predicted classes [n].
+    """Returns accuracy, F1 and Matthews correlation of n predicted classes.
 
-    With two classes, F1 is computed for the second class, as in GLUE; otherwise it is the mean over
-    classes. "accuracy_f1" is the mean of accuracy and F1: GLUE ranks MRPC and QQP by it, and SuperGLUE ranks CB.
+    With two classes, F1 is the F1 of the second class, as in GLUE; with more classes, it is the mean over all classes.
+    "accuracy_f1" is the mean of accuracy and F1, the official metric of MRPC and QQP in GLUE and of CB in SuperGLUE.
+
+    Args:
+      said, truth: [n] numbers of the predicted and the correct classes.
+      classes: the number of classes.
     """
     from sklearn.metrics import f1_score, matthews_corrcoef
 
@@ -34,13 +38,16 @@ def of_classes(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str, f
 
 
 def of_labels(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Returns accuracy, macro F1 and micro F1 of predicted labels [n, labels], bool; rows can have several labels.
+    """Returns accuracy, macro F1 ("f1") and micro F1 of the labels of n records, each with any number of labels.
 
-    A row counts as accurate only if all of its labels are right.
+    A record counts as accurate only if all of its labels are correct.
+
+    Args:
+      said, truth: bool [n, labels], True for the predicted and the correct labels.
     """
     from sklearn.metrics import f1_score
 
-    # scikit-learn reads a single column as two classes. This selects the F1 of the label itself.
+    # scikit-learn interprets a single column as two classes. Class 1 is the label.
     columns = [1] if truth.shape[1] == 1 else None
     scores = {
         f"f1_{kind}": float(f1_score(truth, said, labels=columns, average=kind, zero_division=0.0))
@@ -50,10 +57,14 @@ def of_labels(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
 
 
 def of_spans(said: Sequence[Sequence[str]], truth: Sequence[Sequence[str]], scheme: str) -> dict[str, float]:
-    """Returns precision, recall and F1 of the typed spans in tags "B-X", "I-X" and "O", one list per sentence.
+    """Returns precision, recall and F1 of the spans that tags "B-X", "I-X" and "O" define (X: the type of a span).
 
-    Spans follow conlleval, the script of the CoNLL shared tasks, in which a span may begin with I-X. "strict_f1" does
-    not count spans whose beginning violates the scheme, "iob1" or "iob2".
+    Spans are defined as in conlleval, the script of the CoNLL shared tasks, in which a span may begin with I-X.
+    "strict_f1" ignores spans whose first tag violates the scheme.
+
+    Args:
+      said, truth: predicted and correct tags, one list per sentence.
+      scheme: "iob1" or "iob2".
     """
     from seqeval import scheme as schemes
     from seqeval.metrics import f1_score
@@ -65,9 +76,10 @@ def of_spans(said: Sequence[Sequence[str]], truth: Sequence[Sequence[str]], sche
 
 
 def of_numbers(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Returns Pearson and Spearman correlation, their mean (as GLUE ranks), and the mean squared error of values [n].
+    """Returns Pearson and Spearman correlation, the mean of both, and the mean squared error of n numbers.
 
-    The correlation is 0 if the predictions or the labels are constant.
+    The mean of both is the official metric of STS-B in GLUE. The correlations are 0 if the predictions or the labels
+    are constant.
     """
     from scipy.stats import pearsonr, spearmanr
 
@@ -83,13 +95,16 @@ def of_numbers(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
 
 
 def of_answers(said: Sequence[str], truth: Sequence[Sequence[str]], some_have_none: bool) -> dict[str, float]:
-    """Returns SQuAD's metrics of answers to n questions, from 0 to 1: exact match, and the mean F1 of words.
+    """Returns SQuAD's metrics of the answers to n questions, from 0 to 1: exact match, and the mean F1 of words.
 
-    Each answer is compared with the best of its reference answers (Rajpurkar et al. 2016, section 6.1).
+    The metric of an answer is the maximum over its reference answers (Rajpurkar et al. 2016, section 6.1). If a
+    question has no reference answer, or only reference answers that consist of articles, the correct answer is "", and
+    F1 is 0 or 1.
 
-    If `truth` is empty for a question, the right answer is "" and F1 is 0 or 1. The same holds for answers that consist
-    of articles. With `some_have_none`, questions with and without answers also have separate metrics (Rajpurkar et al.
-    2018).
+    Args:
+      said: the predicted answer to each question; "": no answer.
+      truth: the reference answers of each question.
+      some_have_none: also returns separate metrics for questions with and without answers (Rajpurkar et al. 2018).
     """
     references = [[words for text in texts if (words := _words(text))] or [[]] for texts in truth]
     pairs = list(zip(map(_words, said), references, strict=True))

@@ -1,4 +1,4 @@
-"""Classification of words in a text, which symbols in the text mark."""
+"""Implements the classification of words in a text. Symbols in the text mark these words."""
 
 import dataclasses
 import numbers
@@ -10,29 +10,29 @@ from pretrainax.data.sources.records import value_of
 from pretrainax.tasks.base import text_in
 from pretrainax.tasks.classification import Classification
 
-SYMBOLS = "*#"  # around the words of the first and second mark
+SYMBOLS = "*#"  # the symbols around the words of the first and of the second mark
 
 
 @dataclasses.dataclass
 class MarkedWords(Classification):
     """Classifies marked words in a text or text pair (WiC, Pilehvar and Camacho-Collados 2019; WSC).
 
-    With marks=("text span1_index span1_text", "text span2_index span2_text") and unit="words" the record {"text": "Ann
+    With marks=("text span1_index span1_text", "text span2_index span2_text") and unit="words", the record {"text": "Ann
     saw Eve before she left", "span1_index": 0, "span1_text": "Ann", "span2_index": 4, "span2_text": "she", "label": 1}
-    is read as
+    becomes the text
 
         * Ann * saw Eve before # she # left
 
-    With marks=("one start1 end1", "two start2 end2") the characters from start to end are marked in each text of a
-    pair. Every sequence-level head sees the marks; T5 used the same format for WSC (Raffel et al. 2020, section 2.4).
-    The baselines of SuperGLUE (Wang et al. 2019, section 4.1) instead give the classifier the hidden states of these
-    words together with the state of [CLS].
+    With marks=("one start1 end1", "two start2 end2"), the characters from start to end are marked in each text of a
+    pair. The marks are part of the text, so any classification head can be used. T5 used the same format for WSC
+    (Raffel et al. 2020, section 2.4). In the baselines of SuperGLUE (Wang et al. 2019, section 4.1), the classifier
+    instead reads the hidden states of the words together with the hidden state of [CLS].
     """
 
-    # each mark names three fields: the text (text_field or pair_field), the start of the words, and their end. With
-    # unit="words" the third field holds the words themselves, and only their number counts
+    # each mark has the names of three fields: the text (text_field or pair_field), the start of the words, and the end
+    # of the words. With unit="words", the third field contains the words instead, of which only the number is used
     marks: tuple[str, ...] = ()
-    unit: Literal["characters", "words"] = "characters"  # of the positions, from 0; spaces separate words
+    unit: Literal["characters", "words"] = "characters"  # unit of the positions, from 0; words are separated by spaces
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -52,7 +52,12 @@ class MarkedWords(Classification):
         return text
 
     def _span(self, record: Mapping, text: str, begin_field: str, end_field: str) -> tuple[int, int]:
-        """Returns the characters of a mark; raises ValueError if they are outside of the text."""
+        """Returns the character range (start, end) of the words of a mark; raises ValueError if it is not in the text.
+
+        Args:
+          text: the text that contains the words.
+          begin_field, end_field: the second and the third field of the mark.
+        """
         values = [value_of(record, field, "config.objective.marks") for field in (begin_field, end_field)]
         if self.unit == "words":
             words = [word.span() for word in re.finditer(r"\S+", text)]
@@ -79,7 +84,7 @@ class MarkedWords(Classification):
 
 
 def _whole(value: object) -> int:
-    """Returns an integer, also from a string of digits as in the columns of a table; -1 for other values."""
+    """Returns an integer or a string of digits (as in TSV files) as an int; -1 for all other values."""
     if isinstance(value, str) and value.isdecimal():
         return int(value)
     return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else -1

@@ -1,4 +1,4 @@
-"""The metrics of tasks."""
+"""Declares the metrics of tasks, with descriptions."""
 
 from pretrainax.config.metric import Metric, declare
 

@@ -1,4 +1,4 @@
-"""Multiple choice: selects the right text of several, given a passage and a question."""
+"""Implements multiple choice: selects the correct choice of several, given a passage and a question."""
 
 import collections
 import dataclasses
@@ -23,34 +23,34 @@ _LETTERS = string.ascii_uppercase
 
 @dataclasses.dataclass
 class MultipleChoice(Task):
-    """Selects the right choice of several (RACE, Lai et al. 2017; SWAG, Zellers et al. 2018; COPA).
+    """Selects the correct choice of several (RACE, Lai et al. 2017; SWAG, Zellers et al. 2018; COPA).
 
-    With choices=2 the record {"context": "It rained.", "question": "So", "choices": ["it is wet.", "it is dry."],
+    With choices=2, the record {"context": "It rained.", "question": "So", "choices": ["it is wet.", "it is dry."],
     "answer": "A"} becomes, for a BERT,
 
         tokens       [CLS] It rained . [SEP] So it is wet . [SEP] [CLS] It rained . [SEP] So it is dry . [SEP]
         segment_ids  1     1  1      1 1     1  1  1  1   1 1     2     2  2      2 2     2  2  2  2   2 2
         labels       0
 
-    A row holds one record. Its choices are segments that do not attend to each other. The head computes one score per
-    segment, and the softmax over them gives the probability of each choice. Shuffling, sharding and accumulation move
-    whole rows and cannot separate the choices of a record. A validation contains each record exactly once, and short
-    choices need no padding. The price is attention over the whole row, unless the kernel skips masked segments: a third
-    more FLOPs for a BERT-base with four choices of 512 tokens.
+    A row contains one record. Its choices are segments that do not attend to each other. The head computes one score
+    per segment, and the softmax over the scores gives the probability of each choice. Shuffling, sharding and
+    accumulation move whole rows, so they cannot separate the choices of a record. A validation contains each record
+    exactly once, and short choices need no padding. A disadvantage is attention over the whole row, unless the kernel
+    skips masked segments: a third more FLOPs for a BERT-base with four choices of 512 tokens.
 
-    config.data.sequence_length is the length of one choice together with its passage and question; a row is `choices`
-    times as long. If that is too short, the passage loses its end first, then the question its beginning. A choice that
-    is too long without the question keeps only its end.
+    config.data.sequence_length is the length of one choice together with its passage and question, and a row is
+    `choices` times as long. If the length is too short, the end of the passage is cut first, then the beginning of the
+    question. If a choice alone is too long, its beginning is cut.
 
-    The answer is the text of a choice, its letter (A, b), its number from 0, or the name of its field. A value that
-    equals the text of a choice is always read as the text.
+    The answer of a record is the text of a choice, its letter (A, b), its number from 0, or the name of its field. If a
+    value is equal to the text of a choice, it always means this choice.
     """
 
     context_fields: tuple[str, ...] = ("context",)  # the fields of the passage; several are joined in this order
     question_field: Optional[str] = "question"  # the field of the text before each choice; None: no such text
     choice_fields: tuple[str, ...] = ("choices",)  # one field with a list of all choices, or a field for each
-    answer_field: str = "answer"  # the field of the right choice: its text, its letter, or its number from 0
-    choices: int = 4  # number of choices of a record
+    answer_field: str = "answer"  # the field of the correct choice: its text, letter, number from 0, or field name
+    choices: int = 4  # number of choices per record
 
     separates_rows: ClassVar[bool] = True
     select_by = "accuracy"
@@ -161,7 +161,7 @@ class MultipleChoice(Task):
         return {"accuracy": float(np.mean(answers.argmax(-1) == [note["label"] for note in notes]))}
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the letter of the most likely choice, and the probability of each choice."""
+        """Returns the letter of the most likely choice ("prediction"), and the probability of each letter."""
         (logits,) = answers
         probabilities = dict(zip(_LETTERS, map(rounded, softmax(logits)), strict=False))
         return {"prediction": _LETTERS[int(logits.argmax())], "probabilities": probabilities}

@@ -1,10 +1,10 @@
-"""Question datasets by name: SQuAD, RACE and SWAG.
+"""Defines named tasks with datasets of questions: SQuAD, RACE and SWAG.
 
 SQuAD: Rajpurkar et al. 2016, arXiv 1606.05250, and 2018, 1806.03822. RACE: Lai et al. 2017, 1704.04683. SWAG: Zellers
 et al. 2018, 1808.05326.
 
-TFDS also has RACE (race/high), but each of its records is a passage with all of its questions, which MultipleChoice
-cannot read. TFDS does not have SWAG.
+TFDS also has RACE (race/high), but a record of that dataset is a passage with all of its questions, which
+MultipleChoice cannot read. TFDS does not have SWAG.
 """
 
 from pretrainax.data.sources import HuggingFace

@@ -1,4 +1,4 @@
-"""Regression: predicts a number for a text or a text pair."""
+"""Implements regression: predicts a number for a text or a text pair."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +18,11 @@ from pretrainax.tasks.base import TextTask, rounded, score_of
 
 @dataclasses.dataclass
 class Regression(TextTask):
-    """Predicts a number for a text, or the similarity of two texts (STS-B, Cer et al. 2017); the loss is squared error.
+    """Predicts a number for a text or text pair, such as the similarity of two sentences (STS-B, Cer et al. 2017).
 
-    The record {"text": "A plane is taking off.", "pair": "An air plane is taking off.", "label": 5.0} becomes, with
-    pair_field="pair", the row of a pair as in Classification, and label_values [5.0].
+    The loss is the squared error. With pair_field="pair", the record {"text": "A plane is taking off.", "pair": "An air
+    plane is taking off.", "label": 5.0} becomes the row of a text pair, as in `Classification`, with label_values
+    [5.0].
     """
 
     low: Optional[float] = None  # a record with a smaller number is invalid; None: no limit
@@ -61,6 +62,6 @@ class Regression(TextTask):
         return label_metrics.of_numbers(answers[:, 0], np.array([note["score"] for note in notes]))
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the predicted number."""
+        """Returns the predicted number of a record as "prediction"."""
         ((number,),), _ = self.by_record(answers, notes)
         return {"prediction": rounded(number)}

@@ -1,4 +1,4 @@
-"""Retrieval with a bi-encoder: maps a query close to its passage and far from all other passages."""
+"""Implements retrieval with a bi-encoder, whose embedding of a query is close to the embedding of its passage."""
 
 import dataclasses
 import hashlib
@@ -15,34 +15,34 @@ from pretrainax.data.sources.records import value_of
 from pretrainax.tasks.base import Task, concatenate_segments, text_in
 
 _RECALL_AT = (1, 10, 100)
-_QUERIES = 256  # whose scores are in memory at the same time
+_QUERIES = 256  # number of queries whose scores are in memory at a time
 
 
 @dataclasses.dataclass
 class Retrieval(Task):
     """Finds the passage of a query among the passages of its batch (Karpukhin et al. 2020, arXiv 2004.04906).
 
-    The record {"query": "who rains", "passage": "it rains"} becomes, for a BERT, one row of two texts that do not
-    attend to each other. With `negatives` more passages follow, which do not answer the query.
+    The record {"query": "who rains", "passage": "it rains"} becomes, for a BERT, one row with two segments that do not
+    attend to each other. With `negatives`, segments with passages that do not answer the query follow.
 
         tokens       [CLS] who rains [SEP] [CLS] it rains [SEP]
         segment_ids  1     1   1     1     2     2  2     2
         positions    0     1   2     3     0     1  2     3
         texts        2
 
-    A query has at most `query_length` tokens, a passage config.data.sequence_length, special tokens included; longer
-    ones are truncated. The loss compares all queries with all passages of a batch, over all devices. Metrics rank the
-    passages of all records of the validation split. Equal passages count once, and other right passages of the same
-    query are left out of its ranking.
+    Queries are truncated to `query_length` tokens and passages to config.data.sequence_length tokens, special tokens
+    included. The loss compares all queries with all passages of a batch, over all devices. For the metrics, each query
+    ranks the passages of all records of the validation split. Equal passages count once. If several records have the
+    same query, each record's ranking omits the correct passages of the other records.
     """
 
     query_field: str = "query"  # the field of the query
-    passage_field: str = "passage"  # the field of the passage that answers it
+    passage_field: str = "passage"  # the field of the passage that answers the query
     negatives_field: Optional[str] = (
         None  # the field of one passage, or of a list of passages, that do not answer the query; None: no such passages
     )
     negatives: int = 0  # number of passages to read from negatives_field; a record with fewer passages is invalid
-    query_length: int = 32  # maximum tokens of a query
+    query_length: int = 32  # maximum number of tokens of a query, special tokens included
 
     families: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     separates_rows: ClassVar[bool] = True
@@ -88,7 +88,7 @@ class Retrieval(Task):
         return {**concatenate_segments(rows), "texts": np.array(len(rows), np.int32)}
 
     def _max_length(self, number: int) -> int:
-        """Returns the maximum tokens, special tokens included, of text `number`; 0 is the query."""
+        """Returns the maximum number of tokens, special tokens included, of the query (0) or of a passage (1, …)."""
         return self._length if number else self.query_length
 
     def is_cut(self, encoded: Encoded) -> bool:
@@ -144,12 +144,15 @@ class Retrieval(Task):
 
 
 def ranks_of(vectors: np.ndarray, queries: Sequence[str], passages: Sequence[Sequence[str]]) -> np.ndarray:
-    """Returns the rank, from 1, of the passage of each record among all passages, [n]; ties get the worst rank.
+    """Returns the rank of the correct passage of each record among all passages, [n]; 1 is the best rank.
+
+    Passages with equal scores have the worst of their ranks.
 
     Args:
-      vectors: [n, S, D], of a query and its passages; the first passage answers the query.
-      queries: n identifiers; equal queries have equal identifiers.
-      passages: n times S - 1 identifiers.
+      vectors: [n, S, D] embeddings of the query and the S - 1 passages of each record; the first passage answers the
+        query.
+      queries: identifier of each of the n queries; equal queries have equal identifiers.
+      passages: identifiers of the S - 1 passages of each record.
     """
     first: dict[str, int] = {}  # passage identifier -> its index among the candidates
     for name in (name for names in passages for name in names):

@@ -1,6 +1,6 @@
-"""The SuperGLUE tasks by name (Wang et al. 2019, arXiv 1905.00537): fields, labels, source, size and metric.
+"""Defines the SuperGLUE tasks by name (Wang et al. 2019, arXiv 1905.00537): fields, labels, source, size and metric.
 
-AX-b and AX-g have no training split.
+The diagnostic datasets AX-b and AX-g are not included, because they have no training split.
 """
 
 from pretrainax.data.sources import HuggingFace

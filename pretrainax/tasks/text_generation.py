@@ -1,4 +1,4 @@
-"""Text-to-text tasks: the model generates a target text; a prefix or template in the input names the task."""
+"""Implements text-to-text tasks: the model reads an input, made from a template, and generates a target text."""
 
 import collections
 import dataclasses
@@ -29,25 +29,25 @@ class TextGeneration(WritingTask):
         targets         Rain . </s>
         tokens          <pad> Rain .
 
-    and for a decoder, with the loss on the answer alone,
+    and for a decoder, with a loss only for the target,
 
         tokens        summarize : It rains . Rain .
         targets       :         It rains . Rain . </s>
         loss_weights  0         0  0     0 1    1 1
 
-    Input and target have the special tokens of the pretraining. A template can name nested fields,
-    "{translation.de}". If an input is too long, its last field is truncated. The text after that field ("\\nTL;DR:") is
-    kept.
+    Input and target have the special tokens of the pretraining. A template can contain nested fields,
+    "{translation.de}". If an input is too long, the text up to the end of its last field is truncated. The text after
+    that field (such as "\\nTL;DR:") remains.
 
-    With `labels`, the target is the word of a label, as in T5's format of GLUE: input="sst2 sentence: {sentence}",
+    With `labels`, the target is the name of a label, as in T5's format of GLUE: input="sst2 sentence: {sentence}",
     target_field="label", labels=("negative", "positive").
     """
 
-    input: str = "{text}"  # template of the model input, with field names in braces
-    target_field: str = "target"  # the field of the target text
-    labels: tuple[str, ...] = ()  # words of the classes, in the order of their numbers; (): any target text
-    # maximum tokens of a target, its end token included. None: config.data.sequence_length for an encoder-decoder; for
-    # a decoder, whose row holds input and target, half of it or the room that the input leaves
+    input: str = "{text}"  # template of the model input, with names of record fields in braces
+    target_field: str = "target"  # the field of the target text or, with `labels`, of the label
+    labels: tuple[str, ...] = ()  # names of the classes, in the order of their numbers; (): any target text
+    # maximum number of tokens of a target, EOS included. None: config.data.sequence_length for an encoder-decoder. For
+    # a decoder, whose row contains input and target, None: half of the row, or more if the input leaves more room
     target_length: Optional[int] = None
 
     families: ClassVar[tuple[str, ...]] = ("encoder_decoder", "decoder")
@@ -101,20 +101,30 @@ class TextGeneration(WritingTask):
 
     def _start(self, vocabulary) -> int:
         start = self.decoder_start(vocabulary)
-        assert start is not None  # the vocabulary has an end-of-text token
+        assert start is not None  # because the vocabulary has an EOS token
         return start
 
     # --- lengths ------------------------------------------------------------------------------------------------------
 
     def _truncated(self, text, answer: Optional[int] = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of input and target, truncated to the room; answer: tokens to reserve for a new target."""
+        """Returns the ids of input and target, truncated to the room in a row.
+
+        Args:
+          answer: number of tokens to reserve for a generated answer; None: the length of the target.
+        """
         source, target = np.split(text.tokens, text.parts[:1])
         tail = text.note["tail"]
         first, last, rest = self._room(len(source) - tail, tail, len(target) if answer is None else answer)
         return np.concatenate([source[:first], source[len(source) - last :]]), target[:rest]
 
     def _room(self, body: int, tail: int, target: int) -> tuple[int, int, int]:
-        """Returns the truncated lengths of the input up to its last field, of its remainder, and of the target."""
+        """Returns the truncated lengths (body, tail, target), in tokens, of a record with these lengths.
+
+        Args:
+          body: length of the input up to the end of its last field.
+          tail: length of the remaining input.
+          target: length of the target.
+        """
         if self._model.family == "encoder_decoder":
             room = self._length - self._frame.count(1)
             target = min(target, (self.target_length or self._length) - self._frame.count(1))
@@ -142,12 +152,15 @@ class TextGeneration(WritingTask):
         return any(self._loses(source, target, encoded.note["tail"]))
 
     def _loses(self, source: int, target: int, tail: int) -> tuple[bool, bool]:
-        """Returns two flags: if the input and if the target, of these lengths, are truncated."""
+        """Returns two flags for a record with these lengths: the input is truncated; the target is truncated.
+
+        `source` is the length of the input, which includes its last `tail` tokens.
+        """
         first, last, rest = self._room(source - tail, tail, target)
         return first + last < source, rest < target
 
     def measure(self, raw: int) -> Lengths:
-        """Returns an upper bound of the lengths of an example."""
+        """Returns an upper bound of the lengths of an example. raw: number of tokens of the document."""
         length, most = raw + self._frame.count(1), self.lengths(self._length)
         return Lengths(raw, min(length, most.inputs), min(length, most.targets))
 
@@ -193,6 +206,6 @@ class TextGeneration(WritingTask):
 
 
 def common_start(a: np.ndarray, b: np.ndarray) -> int:
-    """Returns the length of the common prefix of two rows of ids."""
+    """Returns the length of the longest common prefix of two arrays of ids."""
     same = a[: len(b)] == b[: len(a)]
     return len(same) if same.all() else int(same.argmin())

@@ -1,24 +1,29 @@
-"""Metrics of generated text, by rouge-score and sacreBLEU."""
+"""Computes metrics of generated text, with the packages rouge-score and sacreBLEU."""
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 _ROUGE = ("rouge1", "rouge2", "rougeL")
-SCORES = {"exact_match": ("exact_match",), "rouge": _ROUGE, "bleu": ("bleu",), "chrf": ("chrf",)}  # -> its metrics
+SCORES = {"exact_match": ("exact_match",), "rouge": _ROUGE, "bleu": ("bleu",), "chrf": ("chrf",)}  # -> metrics
 
 
 def names(scores: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names of the metrics of some scores."""
+    """Returns the names of the metrics of several scores, which are keys of SCORES. Ignores unknown scores."""
     return tuple(name for score in scores for name in SCORES.get(score, ()))
 
 
 def of_texts(said: Sequence[str], truth: Sequence[str], scores: Iterable[str]) -> dict[str, float]:
-    """Returns the metrics of generated answers [n] against the true answers.
+    """Returns the metrics of n generated texts, compared with n reference texts.
 
-    exact_match  share of equal answers, without surrounding white space
-    rouge        mean F1 of words, pairs of words and the longest common subsequence, of stems (Lin 2004)
-    bleu, chrf   of the whole split, from 0 to 100, by sacreBLEU (Post 2018; Popović 2015)
+    exact_match  share of generated texts that equal the reference, without surrounding white space
+    rouge        mean F1 of words, pairs of words and the longest common subsequence, after stemming (Lin 2004)
+    bleu, chrf   BLEU and chrF of the whole split, from 0 to 100, by sacreBLEU (Post 2018; Popović 2015)
+
+    Args:
+      said: the generated texts.
+      truth: the reference texts.
+      scores: keys of SCORES.
     """
     metrics = {}
     for score in scores:
@@ -27,7 +32,7 @@ def of_texts(said: Sequence[str], truth: Sequence[str], scores: Iterable[str]) -
 
 
 def of_labels(said: Sequence[str], truth: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
-    """Returns the share of answers that are the true label, and the number of answers that are not a label."""
+    """Returns the share of generated texts that are the correct label, and the number that are not in `labels`."""
     said = [text.strip() for text in said]
     right = np.mean([a == b for a, b in zip(said, truth, strict=True)])
     return {"label_accuracy": float(right), "no_label": float(sum(text not in labels for text in said))}

@@ -1,4 +1,4 @@
-"""Token classification: predicts a tag for each word of a text, for example its part of speech or entity type."""
+"""Implements token classification: predicts a tag for each word, for example its part of speech or entity type."""
 
 import collections
 import dataclasses
@@ -18,7 +18,7 @@ from pretrainax.tasks.base import Task, label_number, rounded, unused_label_warn
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer
 
-REPAIRED = "wrong beginnings of spans, mended"  # the name of their count
+REPAIRED = "wrong beginnings of spans, mended"  # name in the counts of repairs
 
 
 @dataclasses.dataclass
@@ -32,21 +32,23 @@ class TokenClassification(Task):
         words        0     1  2   3   0     0
         word_labels  0     1  2
 
-    With subword="mean" `words` is 0 1 2 3 3 0: the head classifies the mean of the states of both pieces of "Jersey". A
-    tag is a name, or a number from 0 unless the names are numbers.
+    `words` has the number of the word, from 1, at each token that is classified, and 0 elsewhere. With subword="mean",
+    `words` is 0 1 2 3 3 0, and the head classifies the mean hidden state of both pieces of "Jersey". In a record, a tag
+    is a name, or a number from 0 unless names of tags are numbers.
 
-    If a text is too long for a row, its last words are not read. Metrics count these words as wrong (accuracy) and as
-    tagged with O (spans); "unread" is their share.
+    If a text is too long for a row, the model does not read its last words. For these words, metrics use the tag O for
+    spans and count the prediction as wrong for the accuracy. The metric "unread" is the share of these words.
     """
 
     words_field: str = "tokens"  # the field of the list of words
     tags_field: str = "tags"  # the field of the list of tags, of the same length
     labels: tuple[str, ...] = ()  # names of the tags, in the order of their numbers
-    subword: Literal["first", "last", "mean"] = "first"  # the piece of a word that is classified, or their mean
-    # span scheme of the tags: a span of type X begins with B-X and continues with I-X (iob2); B-X only separates a span
-    # from a previous span of its type (iob1); no spans (none); auto: iob2 if all labels are O, B-X or I-X
+    subword: Literal["first", "last", "mean"] = "first"  # which token of a word is classified; mean: mean of all tokens
+    # span scheme of the tags. iob2: a span of type X begins with B-X and continues with I-X. iob1: a span begins with
+    # I-X, or with B-X directly after a span of the same type. none: no spans. auto: iob2 if all labels are O, B-X or
+    # I-X, otherwise none
     scheme: Literal["auto", "iob2", "iob1", "none"] = "auto"
-    repair: bool = False  # replaces a tag that cannot begin a span with the correct tag; False: the record is invalid
+    repair: bool = False  # replaces a tag that cannot begin a span by the correct tag; False: the record is invalid
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -54,7 +56,7 @@ class TokenClassification(Task):
 
     @property
     def spans(self) -> str:
-        """Returns the span scheme of the tags, "iob1" or "iob2"; "" without spans."""
+        """Returns the span scheme of the tags, "iob1" or "iob2"; "" if the tags do not define spans."""
         if self.scheme != "auto":
             return "" if self.scheme == "none" else self.scheme
         is_span = [name[:2] in ("B-", "I-") for name in self.labels]
@@ -84,7 +86,7 @@ class TokenClassification(Task):
         return Record((" ".join(words),), note, {REPAIRED: mended} if mended else {})
 
     def read_unlabeled(self, record: Mapping) -> Record:
-        """Returns the words of a record without tags; a string is split at spaces."""
+        """Returns the `Record` of an entry without tags. If the words are a string, it is split at white space."""
         values = value_of(record, self.words_field, "config.objective.words_field")
         values = values.split() if isinstance(values, str) else self._list(record, "words_field")
         words = [_word(i, word) for i, word in enumerate(values)]
@@ -106,10 +108,14 @@ class TokenClassification(Task):
             raise WordError(i, f"word {i + 1}, {word!r}: {e}") from e
 
     def _checked(self, words: Sequence[str], tags: list[int]) -> int:
-        """Repairs tags that cannot begin a span in their scheme, in place, and returns their number.
+        """Replaces tags that cannot begin a span in the scheme, in place; returns the number of replaced tags.
+
+        Args:
+          words: the words, for the error message.
+          tags: the numbers of the tags.
 
         Raises:
-          WordError: `repair` is off.
+          WordError: such a tag exists, and `repair` is False.
         """
         wrong, begins, before = 0, {"iob2": "B", "iob1": "I"}[self.spans], "O"
         for i, tag in enumerate(tags):
@@ -131,7 +137,7 @@ class TokenClassification(Task):
         return wrong
 
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
-        """Yields the ids of each word as in the text, in which spaces separate the words."""
+        """Yields one document with the ids of each word, as they are in a text with a space between two words."""
         space = "" if tokenizer.text_table.adds_space else " "
         words = [space * (i > 0) + word for i, word in enumerate(record.note["words"])]
         yield Encoded(tokenizer.encode_batch(words), {k: v for k, v in record.note.items() if k == "tags"})
@@ -211,7 +217,7 @@ class TokenClassification(Task):
         return scores | {"unread": float((flat < 0).mean())}
 
     def prediction(self, answers: Mapping[str, np.ndarray], notes: Sequence[Note]) -> JsonObject:  # pyright: ignore
-        """Returns the tag of each word and its probability; None for words that are not read."""
+        """Returns the predicted tag and its probability for each word; None for words that the model did not read."""
         (note,), (tags,), (probabilities,) = notes, answers["tags"], answers["probabilities"]
         numbers = _tags_of_words(tags, note)
         probable = iter(map(rounded, probabilities))
@@ -226,7 +232,7 @@ class TokenClassification(Task):
 
 
 def _word(i: int, word: object) -> str:
-    """Returns a word of a record; raises WordError if it is not a string."""
+    """Returns word `i` of a record as a str; raises WordError if it is neither a str nor bytes."""
     word = word.decode() if isinstance(word, bytes) else word
     if not isinstance(word, str):
         raise WordError(i, f"word {i + 1} is {word!r}, it must be a string")
@@ -234,9 +240,12 @@ def _word(i: int, word: object) -> str:
 
 
 def _tags_of_words(tags: np.ndarray, note: Note) -> np.ndarray:
-    """Returns the tag of each word of a record from the tags of its row, which -1 pads; -1 for words that are not read.
+    """Returns the number of the predicted tag for each word of a record, [words].
 
-    Words without any token are not read either.
+    Words that the model did not read and words without tokens have -1.
+
+    Args:
+      tags: predicted tags of the words that the model read, padded with -1.
     """
     sizes, tags = np.diff(note["parts"], prepend=0), tags[tags >= 0]
     predicted = np.full(len(sizes), -1)

@@ -1,4 +1,4 @@
-"""Base of the tasks whose answer is a generated text; the model uses its vocabulary head."""
+"""Defines the base class of tasks whose output is a generated text. The model keeps its vocabulary head."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -14,37 +14,38 @@ from pretrainax.data.sources.base import Note
 from pretrainax.tasks import text_metrics
 from pretrainax.tasks.base import Task
 
-_VALIDATION_FIELDS = ("scores", "answers", "num_beams", "max_new_tokens")  # do not affect the corpus
+_VALIDATION_FIELDS = ("scores", "answers", "num_beams", "max_new_tokens")  # fields that do not affect the corpus
 
 
 @dataclasses.dataclass
 class WritingTask(Task):
-    """Base of the tasks that generate a text. A subclass implements `prompt_example` and the methods of a task.
+    """Base class of tasks that generate a text. A subclass implements `prompt_example` and the methods of `Task`.
 
-    The validation loss covers all records. Generation needs one model step per token. Therefore a validation generates
-    answers only for `answers` records, spread evenly over the split; `python -m pretrainax.evaluate` generates all.
+    The validation loss covers all records. Generation is slower, because it needs one model step per token. A
+    validation during training therefore generates answers for only `answers` records, evenly spaced in the split.
+    `python -m pretrainax.evaluate` generates answers for all records.
     """
 
     # metrics of the generated answers: exact_match | rouge | bleu | chrf
     scores: tuple[str, ...] = resumable_field(("exact_match",))
     answers: Optional[int] = resumable_field(
         0
-    )  # records to generate answers for in a validation; 0: only the loss; None: all
-    num_beams: int = resumable_field(1)  # of beam search; 1: greedy decoding
+    )  # number of records for which a validation generates answers; 0: only the loss; None: all records
+    num_beams: int = resumable_field(1)  # number of beams of beam search; 1: greedy decoding
     max_new_tokens: Optional[int] = resumable_field(
         None
-    )  # maximum tokens of a generated answer; None: the room in a row
+    )  # maximum number of tokens of a generated answer; None: the room in a row
 
     has_head: ClassVar[bool] = False
     select_by = "loss"
 
     def prompt_example(self, text: Text, vocabulary) -> Example:
-        """Returns the model inputs of a record before its answer: an example without targets."""
+        """Returns the model inputs of a record up to the beginning of its answer, as an example without targets."""
         raise NotImplementedError
 
     @property
     def room_for_answer(self) -> int:
-        """Returns the maximum number of tokens of a generated answer."""
+        """Returns the number of tokens that are reserved for a generated answer, which is its maximum length."""
         raise NotImplementedError
 
     @property
@@ -92,7 +93,12 @@ class WritingTask(Task):
 
 
 def decoder_example(row: np.ndarray, weights: np.ndarray) -> Example:
-    """Returns the example of a decoder that reads ids [n] and predicts the ids of weight 1, float32 [n]."""
+    """Returns the example of a decoder that reads ids and predicts the next ids.
+
+    Args:
+      row: [n] ids; the decoder reads the first n - 1 ids and predicts the last n - 1 ids.
+      weights: [n] loss weight of each id of `row` as a target; 0: no loss.
+    """
     return {
         **decoder_inputs(row[:-1]),
         "targets": row[1:].astype(np.int32),
@@ -101,6 +107,6 @@ def decoder_example(row: np.ndarray, weights: np.ndarray) -> Example:
 
 
 def decoder_inputs(row: np.ndarray) -> Example:
-    """Returns the example of a decoder that reads ids [n], without targets."""
+    """Returns the example of a decoder that reads the ids `row`, [n], without targets."""
     positions = np.arange(len(row), dtype=np.int32)
     return {"tokens": row.astype(np.int32), "segment_ids": np.ones(len(row), np.int32), "positions": positions}

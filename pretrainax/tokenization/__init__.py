@@ -1,4 +1,4 @@
-"""Tokenizers that a config can train or load."""
+"""Contains the tokenizers that a config can train or load."""
 
 from pretrainax.tokenization.characters import Characters
 from pretrainax.tokenization.choices import TokenizerConfig

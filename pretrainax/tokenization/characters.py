@@ -1,4 +1,4 @@
-"""A tokenizer of single characters."""
+"""Implements a tokenizer with one token per character."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from pretrainax.tokenization.choices import TokenizerConfig
 
 
 class CharacterTokenizer(Tokenizer):
-    """Gives one id per character, and unk for characters outside the vocabulary."""
+    """Encodes each character as one id; characters outside the vocabulary as unk."""
 
     file = "characters.json"
 
@@ -25,7 +25,7 @@ class CharacterTokenizer(Tokenizer):
         if vocabulary.unk is None:
             raise ValueError("the vocabulary has no id for unknown characters")
         self._first = vocabulary.size - len(self._characters)
-        self._codes = np.array([ord(c) for c in self._characters], np.uint32)  # sorted
+        self._codes = np.array([ord(c) for c in self._characters], np.uint32)  # in ascending order
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [self._encode(text) for text in texts]
@@ -48,7 +48,10 @@ class CharacterTokenizer(Tokenizer):
 
 @dataclasses.dataclass
 class Characters(TokenizerConfig):
-    """The sorted characters of the text, after pad, eos and unk."""
+    """Builds a `CharacterTokenizer` with all characters of the text.
+
+    The ids are pad = 0, eos = 1, unk = 2, then the characters in sorted order.
+    """
 
     path: Optional[str] = None  # a saved tokenizer to load instead of training
 

@@ -1,4 +1,4 @@
-"""Chat templates: render a conversation as training text and mark the tokens of its answers."""
+"""Applies chat templates: renders a conversation as text and marks the tokens of the assistant's answers."""
 
 import functools
 import os
@@ -19,7 +19,7 @@ from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.huggingface import FIELDS
 from pretrainax.tokenization.tokenizer_json import tokenizer_json
 
-# For vocabularies without role tokens: roles are plain text, and an answer ends with the end-of-text token.
+# Template for vocabularies without role tokens: roles are plain text, and an answer ends with the EOS token.
 PLAIN = """\
 {% for message in messages %}
 {{ message['role'] | capitalize + ':\n' }}
@@ -41,16 +41,17 @@ Message = Mapping[str, str]  # {"role": …, "content": …}
 
 
 class Rendered(NamedTuple):
-    """A conversation as text, with the start and end of each answer in characters."""
+    """A conversation as text, and the positions of the assistant's answers in the text."""
 
     text: str
-    answers: list[tuple[int, int]]
+    answers: list[tuple[int, int]]  # (index of the first character, index after the last character) of each answer
 
 
 class Chat:
-    """A Jinja chat template for a tokenizer, as `chat_template` in the tokenizer_config.json of transformers.
+    """Encodes conversations with a Jinja chat template and a tokenizer.
 
-    Special tokens in the text get their special ids, even within a message, as in transformers' apply_chat_template.
+    The template has the format of `chat_template` in the tokenizer_config.json of transformers. Special tokens in the
+    rendered text are encoded as special ids, even within a message, as in transformers' apply_chat_template.
     """
 
     def __init__(self, template: str, tokenizer: Tokenizer):
@@ -59,16 +60,16 @@ class Chat:
         pieces, vocabulary = tokenizer.special_pieces, tokenizer.vocabulary
         named = {f"{field}_token": getattr(vocabulary, field) for field in FIELDS}
         self._tokens = {name: pieces[i] for name, i in named.items() if i is not None}
-        self.end_of_text = pieces.get(vocabulary.separator, "")  # generation stops at this piece
+        self.end_of_text = pieces.get(vocabulary.separator, "")  # generation stops at this piece; "": no such piece
         self._encoder = tokenizers.Tokenizer.from_str(tokenizer_json(tokenizer).decode())
         added = {token.content for token in self._encoder.get_added_tokens_decoder().values()}
         self.lacking = sorted(set(_TOKEN.findall(template)) - added - set(pieces.values()))
 
     def encode(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of a conversation, int32 [n], and a mask of answer tokens, bool [n].
+        """Returns the ids of a conversation, int32 [n], and a mask of the assistant's answers, bool [n].
 
         Raises:
-          UserError: the template rejects the conversation or does not show the positions of its answers.
+          UserError: the template raises an error for the conversation, or the positions of the answers are unknown.
         """
         text, answers = self.render(messages)
         encoded = self._encoder.encode(text, add_special_tokens=False)
@@ -79,10 +80,10 @@ class Chat:
         return np.array(encoded.ids, np.int32), is_answer
 
     def render(self, messages: Sequence[Message]) -> Rendered:
-        """Returns the text of a conversation. Each answer includes its end-of-turn token.
+        """Returns a conversation as text, and the positions of its answers, end-of-turn tokens included.
 
-        A template can mark answers by {% generation %}. For other templates, this renders the conversation up to the
-        start and up to the end of each answer.
+        A template can mark answers with {% generation %}. For a template without these marks, the positions are
+        computed by rendering the conversation up to the start and up to the end of each answer.
         """
         if self.marks_answers:
             return _split_marks(*self._rendered(messages, [(len(messages), False)]))
@@ -97,17 +98,23 @@ class Chat:
                     f"{{% generation %}} around the answers in it ({_described(messages)})"
                 )
             answer = after[len(before) :]
-            has_end = not answer.rstrip().endswith(messages[i]["content"].rstrip())  # then drop white space after it
+            # White space after an end-of-turn token is not part of the answer.
+            has_end = not answer.rstrip().endswith(messages[i]["content"].rstrip())
             answers.append((len(before), len(before) + len(answer.rstrip() if has_end else answer)))
         return Rendered(whole, answers)
 
     def end_of_turn(self) -> str:
-        """Returns the text of the last token of an answer."""
+        """Returns the piece of the last token of an answer, for example "<|im_end|>"."""
         ids, is_answer = self.encode([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
         return self._encoder.id_to_token(int(ids[is_answer][-1])) or ""
 
     def _rendered(self, messages: Sequence[Message], parts: Sequence[tuple[int, bool]]) -> list[str]:
-        """Renders prefixes of a conversation. parts: (number of messages, True to add the generation prompt)."""
+        """Renders prefixes of a conversation; returns one string per prefix.
+
+        Args:
+          messages: the whole conversation.
+          parts: for each prefix, (number of messages, True to add the generation prompt at the end).
+        """
         requests = [
             {"messages": [*messages[:count]], "add_generation_prompt": has_prompt, **self._tokens}
             for count, has_prompt in parts
@@ -120,7 +127,7 @@ class Chat:
 
 @functools.lru_cache(maxsize=2)
 def cached_chat(template: str, tokenizer: Tokenizer) -> Chat:
-    """Returns a cached `Chat` for a template and a tokenizer."""
+    """Returns the `Chat` of a template and a tokenizer, cached for the two latest pairs."""
     return Chat(template, tokenizer)
 
 
@@ -131,14 +138,15 @@ def check_template(template: str) -> None:
 
 @functools.cache
 def _renderer() -> Confined:
-    """Returns the sandboxed process that renders templates, which are untrusted."""
+    """Returns the confined process that renders templates, which are untrusted code."""
     return Confined(chat_templates.__file__, "render", seconds=10, gib=1)
 
 
 def read_template(directory: str) -> Optional[str]:
-    """Returns the chat template of a Hugging Face directory or a run's tokenizer, or None if it has no template.
+    """Returns the chat template of a Hugging Face directory or of the tokenizer directory of a run.
 
-    If the directory has several named templates, returns the one with name "default".
+    Returns None if the directory has no template. If the directory has several named templates, returns the template
+    with the name "default".
 
     Raises:
       UserError: a file cannot be read.
@@ -153,12 +161,12 @@ def read_template(directory: str) -> Optional[str]:
 
 
 def write_template(directory: str, template: str) -> None:
-    """Writes a chat template to the directory of a tokenizer, for `read_template`."""
+    """Writes a chat template to the directory of a tokenizer, where `read_template` finds it."""
     write_atomically(os.path.join(directory, _TEMPLATE_FILE), template)
 
 
 def _split_marks(text: str) -> Rendered:
-    """Removes the marks around answers from a rendered text; returns the text and the answer ranges."""
+    """Removes the characters BEGIN and END around answers from a rendered text; returns text and answer positions."""
     parts, answers, length = re.split(f"{chat_templates.BEGIN}(.*?){chat_templates.END}", text, flags=re.DOTALL), [], 0
     for i, part in enumerate(parts):
         answers += [(length, length + len(part))] if i % 2 else []

@@ -1,7 +1,7 @@
-"""Renders Jinja chat templates in a separate process (`runtime.confined`), so this module imports only Jinja.
+"""Renders Jinja chat templates. `runtime.confined` runs this module in a separate process, so it imports only Jinja.
 
-Templates are untrusted and run in Jinja's sandbox: they can read the conversation but modify nothing. The output must
-depend only on the conversation, so `random` and `lipsum` are removed.
+Templates are untrusted and run in Jinja's sandbox: they can read the conversation but cannot modify anything. The
+output must depend only on the conversation, so the filter `random` and the function `lipsum` are removed.
 """
 
 import functools
@@ -21,7 +21,14 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")  # Python's default repr of an obj
 
 
 def render(template: str, requests: Sequence[Mapping[str, object]]) -> list[str]:
-    """Renders the template once per request (its variables by name). Raises ValueError if rendering fails."""
+    """Renders a template once per request; returns the rendered strings.
+
+    Args:
+      requests: the variables of the template by name, for example "messages".
+
+    Raises:
+      ValueError: the template is invalid, rendering fails, or the output differs between processes.
+    """
     parsed = _parsed(template)
     texts = []
     for request in requests:
@@ -37,7 +44,11 @@ def render(template: str, requests: Sequence[Mapping[str, object]]) -> list[str]
 
 @functools.lru_cache(maxsize=2)
 def _parsed(template: str) -> jinja2.Template:
-    """Returns a compiled template with the globals and filters of transformers."""
+    """Returns a compiled template with the global functions and filters that transformers provides.
+
+    Raises:
+      ValueError: the template is invalid.
+    """
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
@@ -51,7 +62,7 @@ def _parsed(template: str) -> jinja2.Template:
 
 
 class _Generation(jinja2.ext.Extension):
-    """The block {% generation %} … {% endgeneration %}, which marks answers in a template."""
+    """Jinja extension for the block {% generation %} … {% endgeneration %}, which marks answers in a template."""
 
     tags = {"generation"}  # noqa: RUF012  required by jinja2
 

@@ -1,4 +1,4 @@
-"""The base class of tokenizer configs, which train a tokenizer on text or load one."""
+"""Defines the base class of tokenizer configs, which train a tokenizer on text or load a saved tokenizer."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, load_tokenizer
 
 
 def check_tokenizer(tokenizer: Tokenizer, experiment: Experiment) -> None:
-    """Raises UserError if the vocabulary does not fit the model or the objective."""
+    """Raises UserError if the vocabulary has too many ids for the model, or lacks special ids of the objective."""
     size, rows = tokenizer.vocabulary.size, experiment.model.vocab_size
     if size > rows:
         raise UserError(f"the tokenizer has {size} ids, config.model.vocab_size is {rows}: it must be at least {size}")
@@ -23,21 +23,27 @@ def check_tokenizer(tokenizer: Tokenizer, experiment: Experiment) -> None:
 class TokenizerConfig(kinds.TokenizerConfig):
     """Base class of tokenizer configs."""
 
-    kind: ClassVar[type[Tokenizer]]
-    path: Optional[str]
+    kind: ClassVar[type[Tokenizer]]  # class of the tokenizers that the config trains or loads
+    path: Optional[str]  # a saved tokenizer to load; None: trains a tokenizer
     train_bytes: Optional[int]  # bytes of text for `build`; None: all text
 
     @property
     def size(self) -> Optional[int]:
-        """The number of ids after training, special ids included; None: it depends on the text."""
+        """The number of ids after training, special ids included; None if the number depends on the text."""
         return None
 
     def build(self, texts: Iterator[str]) -> Tokenizer:
-        """Trains a tokenizer on text."""
+        """Trains a tokenizer on strings of text; raises UserError if the text is too short."""
         raise NotImplementedError
 
     def load(self) -> Tokenizer:
-        """Loads `path`: a directory that `Tokenizer.save` wrote, a model file, or a directory with a model file."""
+        """Loads the tokenizer of `path`.
+
+        `path` is a directory that `Tokenizer.save` wrote, a model file, or a directory with a model file.
+
+        Raises:
+          UserError: a file is missing, damaged or of a different kind.
+        """
         path = local_path(os.path.expanduser(self.path))
         if os.path.exists(os.path.join(path, DESCRIPTION)):
             tokenizer = load_tokenizer(path)
@@ -69,11 +75,17 @@ class TokenizerConfig(kinds.TokenizerConfig):
             )
 
     def _read(self, model: bytes) -> Tokenizer:
+        """Returns the tokenizer of a model file with this content."""
         raise NotImplementedError
 
 
 def special_piece_problems(config: Any, allowed: Mapping[str, Any]) -> Iterator[str]:
-    """Yields error lines for invalid `num_sentinels` and `special_pieces`."""
+    """Yields an error line for each invalid field of `num_sentinels` and `special_pieces`.
+
+    Args:
+      config: a tokenizer config with both fields.
+      allowed: valid values of `special_pieces`, as keys.
+    """
     if config.num_sentinels < 0:
         yield f"config.tokenizer.num_sentinels is {config.num_sentinels}, it must be at least 0"
     if config.special_pieces not in allowed:
@@ -81,7 +93,7 @@ def special_piece_problems(config: Any, allowed: Mapping[str, Any]) -> Iterator[
 
 
 def too_little_text(vocab_size: int, most: int) -> str:
-    """Returns the error line for a text that yields at most `most` pieces."""
+    """Returns the error line for training text that is enough for at most `most` pieces."""
     return (
         f"config.tokenizer.vocab_size is {vocab_size}, but this text is enough for at most {most}: "
         "set it lower, or provide more text"

@@ -1,4 +1,4 @@
-"""Compares tokenizers of several kinds and sizes, trained on the same text and measured on the same held-out text."""
+"""Compares tokenizers of several kinds and sizes: trains all on the same text and measures all on held-out text."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from pretrainax.tokenization.sentencepiece import BPE, Unigram
 from pretrainax.tokenization.subwords import ByteBPE, WordPiece
 
 KINDS = {"unigram": Unigram, "bpe": BPE, "byte_bpe": ByteBPE, "wordpiece": WordPiece}
-# (tokenizer, its bytes per token) -> {"embedding_parameters": …, "flops_per_byte": …} of the model that would use it
+# (tokenizer, bytes per token) -> {"embedding_parameters": …, "flops_per_byte": …} of a model with the tokenizer
 Costs = Callable[[Tokenizer, float], dict[str, float]]
 
 
@@ -33,16 +33,21 @@ def compare(
     costs: Costs,
     say: Callable[[str], None] = print,
 ) -> JsonObject:
-    """Returns the metrics of each kind at each size of config.tokenizer.vocab_size, as JSON values.
+    """Trains a tokenizer of each kind and vocab_size; returns the metrics of all tokenizers as JSON values.
 
     Args:
-      given: config.tokenizer; its other fields apply to tokenizers of the same kind.
+      given: config.tokenizer; its fields, except vocab_size and path, apply to tokenizers of its kind.
       training: documents to train on.
       held_out: documents to measure on.
       kinds: keys of KINDS.
+      sizes: values of config.tokenizer.vocab_size.
       costs: returns the costs of a model with a tokenizer.
+      say: prints a line of progress.
 
-    The result lists sizes that are too large for the training text in `skipped`, with the reason.
+    Returns:
+      The metrics of each tokenizer in "rows". "skipped" lists the sizes that are too large for the training text, with
+      the reason. The sizes of the two sets of documents are "training_bytes", "held_out_bytes" and
+      "held_out_documents".
     """
     rows, skipped = [], []
     for kind in kinds:
@@ -73,7 +78,11 @@ def _config(given: Any, kind: type[TokenizerConfig], size: int) -> TokenizerConf
 
 
 def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> JsonObject:
-    """Returns the compression, vocabulary use and one-core speed of a tokenizer on documents."""
+    """Returns metrics of a tokenizer on documents: compression, use of the vocabulary, and encoding speed on one core.
+
+    Args:
+      texts: the documents.
+    """
     with _one_thread():
         started = time.process_time()  # CPU time, independent of other load on the machine
         encoded = tokenizer.encode_batch(list(texts))
@@ -88,16 +97,16 @@ def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> JsonObject:
         "bytes_per_token": size / tokens,
         "tokens_per_word": tokens / max(sum(len(text.split()) for text in texts), 1),
         "unknown_share": unknown_share(counts, tokenizer),
-        "restored_share": _bytes(restored) / size,  # share of the text in documents that decode exactly
-        "pieces": len(pieces),  # ids that stand for text
+        "restored_share": _bytes(restored) / size,  # share of the bytes that are in documents that decode exactly
+        "pieces": len(pieces),  # number of ids of text, which are all ids except special ids
         "pieces_used": int((pieces > 0).sum()),
-        "pieces_below_10": int((pieces < 10).sum()),  # occurrences; includes unused pieces
+        "pieces_below_10": int((pieces < 10).sum()),  # pieces with fewer than 10 occurrences, unused pieces included
         "encoded_mb_per_second": size / 1e6 / max(seconds, 1e-9),
     }
 
 
 def table(results: JsonObject) -> str:
-    """Returns the results of `compare` as Markdown, with a description of the data."""
+    """Returns the results of `compare` as a Markdown table, with sentences that describe the data and the columns."""
     header = [
         *("tokenizer", "vocab_size", "bytes per token", "tokens per word", "unknown", "restored", "used", "under 10 ×"),
         *("embedding, M", "MFLOP per byte", "MB/s", "trained in, s"),
@@ -138,7 +147,7 @@ def table(results: JsonObject) -> str:
 
 
 def write_report(results: JsonObject, directory: str) -> None:
-    """Writes report.md, report.json and report.png with the results of `compare`."""
+    """Writes the results of `compare` to report.md, report.json and, if a tokenizer was trained, report.png."""
     from pretrainax.reporting.text_plots import draw_tokenizers  # a local import: matplotlib is slow to import
 
     os.makedirs(directory, exist_ok=True)
@@ -160,7 +169,7 @@ def _bytes(texts: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Limits the library tokenizers to one thread; it reads this variable at each call."""
+    """Limits the library tokenizers to one thread in the context. The library reads the variable at each call."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:

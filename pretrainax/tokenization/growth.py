@@ -1,7 +1,7 @@
-"""Bounds the growth of a text by the normalizer of an untrusted tokenizer.json.
+"""Limits how much the normalizer or decoder of an untrusted tokenizer.json can lengthen a text.
 
 A normalizer may replace each letter by a thousand letters, repeatedly, until the library tokenizers runs out of memory
-and ends the process. The bound depends only on the file, not on the text.
+and the process ends. The check depends only on the file, not on the text.
 """
 
 import base64
@@ -11,15 +11,20 @@ import math
 from pretrainax.config import UserError
 from pretrainax.files.json_files import JsonObject
 
-_MAX_GROWTH = 1000.0  # bytes per byte of text; published files stay below 250
-# Maximal growth in UTF-8 bytes. Unicode normalization forms: UAX 15, section 9 (U+FDFA grows from 3 to 33 bytes);
-# others: their documentation. Kinds that are not listed never lengthen a text.
+_MAX_GROWTH = 1000.0  # output bytes per byte of text; in published files, the maximum is below 250
+# Kind of a normalizer or decoder -> maximum output bytes per byte of UTF-8 text. Sources: UAX 15, section 9, for the
+# Unicode normalization forms (U+FDFA grows from 3 to 33 bytes), and the documentation of the other kinds. Kinds that
+# are not listed never lengthen a text.
 _GROWTH_OF_KIND = {"NFKC": 11.0, "NFKD": 11.0, "NFC": 3.0, "NFD": 3.0, "StripAccents": 3.0, "Lowercase": 3.0}
 _GROWTH_OF_KIND |= {"ByteLevel": 2.0, "BertNormalizer": 12.0, "Metaspace": 3.0}
 
 
 def check_growth(described: JsonObject) -> None:
-    """Raises UserError if the normalizer or decoder of a tokenizer.json makes more than `_MAX_GROWTH` bytes of one."""
+    """Raises UserError if the normalizer or decoder of a tokenizer.json may return over `_MAX_GROWTH` bytes per byte.
+
+    Args:
+      described: the content of the tokenizer.json.
+    """
     for part in ("normalizer", "decoder"):
         if (growth := _growth(described.get(part))) > _MAX_GROWTH:
             raise UserError(
@@ -29,7 +34,7 @@ def check_growth(described: JsonObject) -> None:
 
 
 def _growth(part: object) -> float:
-    """Returns the maximal number of bytes that a normalizer or a decoder makes of one byte."""
+    """Returns the maximum number of output bytes per byte of text, for a normalizer or decoder of a tokenizer.json."""
     if not isinstance(part, dict):
         return 1.0
     kind = part.get("type")
@@ -39,7 +44,7 @@ def _growth(part: object) -> float:
     if kind == "Replace":
         pattern, content = part.get("pattern"), len(str(part.get("content", "")).encode(errors="replace"))
         text = pattern.get("String") if isinstance(pattern, dict) else None
-        shortest = len(text.encode(errors="replace")) if isinstance(text, str) else 0  # a Regex may match nothing
+        shortest = len(text.encode(errors="replace")) if isinstance(text, str) else 0  # a Regex may match ""
         return max(1.0, content / shortest) if shortest else 1.0 + content
     if kind == "Prepend":
         return 1.0 + len(str(part.get("prepend", "")).encode(errors="replace"))
@@ -49,13 +54,13 @@ def _growth(part: object) -> float:
 
 
 def _longest(charsmap: str) -> float:
-    """Returns the length of the longest replacement in SentencePiece's character map, in bytes.
+    """Returns the length in bytes of the longest replacement in a character map of SentencePiece (base64).
 
-    The map has four bytes with the size of a trie, the trie, and the zero-terminated replacements.
+    A character map has four bytes with the size of a trie, then the trie, then the zero-terminated replacements.
     """
     try:
         content = base64.b64decode(charsmap)
     except binascii.Error:
-        return 1.0  # the library rejects it
+        return 1.0  # the library raises an error for this map
     replacements = content[4 + int.from_bytes(content[:4], "little") :]
     return float(max(map(len, replacements.split(b"\0")), default=1)) or 1.0

@@ -1,10 +1,11 @@
-"""Tokenizers of Hugging Face directories: `read_tokenizer(directory)` returns one with the ids of transformers.
+"""Reads the tokenizers of Hugging Face directories, with the same ids as in transformers.
 
 `huggingface_export` writes these directories. A tokenizer that is written and read back has the same ids, vocabulary
-and fingerprint. This module reads JSON, text and SentencePiece models; it never runs the code of a repository.
+and fingerprint. This module reads JSON files, text files and SentencePiece models. It never runs the code of a
+repository.
 
-For text without special pieces the ids equal the ids of transformers. A "<s>" or "[MASK]" in a text stays text here and
-is split into pieces; transformers encodes it as the special id unless `split_special_tokens=True`.
+For text without special pieces, the ids equal the ids of transformers. A string such as "<s>" or "[MASK]" in a text is
+encoded as ordinary characters here. transformers encodes it as the special id unless `split_special_tokens=True`.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ from pretrainax.tokenization.tokenizer_json import add_special, tokenizer_json
 
 _MAX_SENTINELS = 1_000_000  # about 100 MB as text
 FIELDS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
-# Special pieces for directories that list none: the first line whose pieces are all in the vocabulary applies.
+# Special pieces for directories that list none. The first entry whose pieces are all in the vocabulary is used.
 _CONVENTIONS = (
     dict(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]"),  # BERT, ELECTRA, DeBERTa
     dict(pad="<pad>", unk="<unk>", cls="[CLS]", sep="[SEP]", mask="[MASK]"),  # ALBERT
@@ -44,9 +45,9 @@ _CONVENTIONS = (
     dict(bos="<|endoftext|>", eos="<|endoftext|>"),  # GPT-2
     dict(unk="<unk>"),  # GPT-1
 )
-_SENTINEL = re.compile("\u2581?<extra_id_([0-9]+)>")  # mT5 has the space mark
-# Files of older models, and the classes of transformers (without "Tokenizer" and "Fast") that the file fully defines.
-# Other classes split or lowercase text in their own code, so they require a tokenizer.json.
+_SENTINEL = re.compile("\u2581?<extra_id_([0-9]+)>")  # mT5 has the space mark before the piece
+# Tokenizer file of older models -> the classes of transformers (without "Tokenizer" and "Fast") that this file fully
+# defines. Other classes split or lowercase text in their own code, so they require a tokenizer.json.
 _READERS = {
     "spiece.model": ("T5", "MT5"),
     "spm.model": ("DebertaV2",),
@@ -57,7 +58,11 @@ _READERS = {
 
 
 def tokenizer_file(directory: str) -> str:
-    """Returns the name of the file that defines the tokenizer; raises UserError if the directory has none."""
+    """Returns the name of the file in a directory that defines the tokenizer.
+
+    Raises:
+      UserError: the directory does not exist or has no such file.
+    """
     if not os.path.isdir(directory):
         raise UserError(f"{directory} is not a directory")
     for name in (DESCRIPTION, "tokenizer.json", *_READERS):
@@ -75,10 +80,13 @@ def tokenizer_file(directory: str) -> str:
 
 
 def read_tokenizer(directory: str) -> Tokenizer:
-    """Loads the tokenizer of a Hugging Face directory, also one that `write_tokenizer` or `Tokenizer.save` wrote.
+    """Loads the tokenizer of a Hugging Face directory.
 
-    SentencePiece models run in the SentencePiece library. Raises UserError if the directory has no tokenizer, or if its
-    files do not fully determine the ids.
+    The directory may also be written by `write_tokenizer` or `Tokenizer.save`. The SentencePiece library encodes text
+    for SentencePiece models, and the library tokenizers for all other models.
+
+    Raises:
+      UserError: the directory has no tokenizer, or its files are damaged or do not fully determine the ids.
     """
     name = tokenizer_file(directory)
     try:
@@ -97,7 +105,10 @@ def read_tokenizer(directory: str) -> Tokenizer:
 
 
 def _is_current(tokenizer: Tokenizer, directory: str) -> bool:
-    """Returns True if a saved `tokenizer` agrees with the other files of `directory`, which may be newer."""
+    """Returns True if a tokenizer that `Tokenizer.save` wrote still agrees with the other files of its directory.
+
+    The other files may be newer, for example if transformers wrote a tokenizer.json to the same directory.
+    """
     try:
         stored = read_bytes(os.path.join(directory, "tokenizer.json"))
     except FileNotFoundError:
@@ -109,7 +120,7 @@ def _is_current(tokenizer: Tokenizer, directory: str) -> bool:
 
 
 class _Files:
-    """The tokenizer files of a Hugging Face directory."""
+    """Reads the tokenizer files of a Hugging Face directory."""
 
     def __init__(self, directory: str):
         self._directory = directory
@@ -134,7 +145,7 @@ class _Files:
         return kinds.get(name, self._bytes)()
 
     def _tokenizers(self) -> SubwordTokenizer:
-        """Loads any tokenizer.json."""
+        """Loads tokenizer.json; raises UserError if the other files contradict it."""
         model = self._read("tokenizer.json")
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(model)
@@ -159,7 +170,7 @@ class _Files:
         return self._subword(tokenizer, model)
 
     def _wordpiece(self) -> SubwordTokenizer:
-        """Loads BERT's vocab.txt, with one piece per line."""
+        """Loads a WordPiece tokenizer from vocab.txt (BERT), with one piece per line."""
         vocabulary = {piece: i for i, piece in enumerate(self._lines("vocab.txt"))}
         unk = self._named.get("unk", "[UNK]")
         tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unk))
@@ -173,7 +184,7 @@ class _Files:
         return self._subword(self._with_added(tokenizer))
 
     def _byte_bpe(self) -> SubwordTokenizer:
-        """Loads vocab.json and merges.txt of GPT-2, RoBERTa and BART."""
+        """Loads a byte-level BPE tokenizer from vocab.json and merges.txt (GPT-2, RoBERTa, BART)."""
         vocabulary = self._json("vocab.json")
         if not set(pre_tokenizers.ByteLevel.alphabet()) <= vocabulary.keys():
             raise self._error("vocab.json is not byte-level, as in GPT-2: tokenizer.json is required")
@@ -189,7 +200,7 @@ class _Files:
         return self._subword(self._with_added(tokenizer))
 
     def _bytes(self) -> SubwordTokenizer:
-        """Returns ByT5's tokenizer, which needs no file: byte b has id b + 3."""
+        """Returns the tokenizer of ByT5, which needs no model file: the id of byte b is b + 3."""
         names = {0: "<pad>", 1: "</s>", 2: "<unk>"} | {
             259 + n: f"<extra_id_{n}>" for n in range(self._num_sentinels(125))
         }
@@ -200,7 +211,7 @@ class _Files:
         return self._subword(self._with_added(tokenizer))
 
     def _sentencepiece(self, name: str) -> SentencePieceTokenizer:
-        """Loads the SentencePiece model of T5, LLaMA, Gemma or DeBERTa."""
+        """Loads a tokenizer from the SentencePiece model in file `name` (T5, LLaMA, Gemma, DeBERTa)."""
         model = self._read(name)
         processor = sentencepiece.SentencePieceProcessor()
         try:
@@ -232,7 +243,7 @@ class _Files:
         return SubwordTokenizer(model, described, special_pieces)
 
     def _special(self, vocabulary: Mapping[str, int]) -> tuple[Vocabulary, dict[int, str]]:
-        """Returns the vocabulary with its special ids, and the piece of each special id."""
+        """Returns the `Vocabulary` of a mapping piece -> id, and the piece of each special id."""
         ids = set(vocabulary.values())
         if missing := max(ids) + 1 - len(ids):
             first = next(i for i in itertools.count() if i not in ids)
@@ -253,7 +264,7 @@ class _Files:
         return Vocabulary(len(ids), **special, sentinels=sentinels), pieces
 
     def _with_added(self, tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-        """Adds the pieces of added_tokens.json and added_tokens_decoder."""
+        """Adds the pieces of added_tokens.json and added_tokens_decoder to a tokenizer; returns the tokenizer."""
         for piece, _ in sorted(self._added.items(), key=lambda item: item[1]):
             tokenizer.add_tokens([tokenizers.AddedToken(piece, normalized=False)])
         self._check_added(tokenizer.get_vocab())
@@ -290,23 +301,26 @@ def _json(directory: str, name: str) -> JsonObject:
 
 
 def _class(directory: str) -> str:
-    """Returns the tokenizer class of transformers, without "Tokenizer" and "Fast", or "" if no file names a class."""
+    """Returns the name of the tokenizer class in transformers, without "Tokenizer" and "Fast", such as "Bert".
+
+    Returns "" if tokenizer_config.json and config.json of the directory do not contain it.
+    """
     files = ("tokenizer_config.json", "config.json")
     name = next(filter(None, (_json(directory, name).get("tokenizer_class") for name in files)), "")
     return re.sub("Tokenizer(Fast)?$", "", str(name))
 
 
 def _piece(token: Any) -> Any:
-    """Returns the text of a token, which transformers writes as "</s>" or {"content": "</s>", …}."""
+    """Returns the text of a token in a JSON file of transformers: "</s>" or {"content": "</s>", …}."""
     return token.get("content") if isinstance(token, dict) else token
 
 
 @dataclasses.dataclass
 class PretrainedTokenizer(TokenizerConfig):
-    """The tokenizer of a Hugging Face directory (RoBERTa, T5, LLaMA 3, …), with the ids of the pretrained weights."""
+    """Loads the tokenizer of a Hugging Face directory (RoBERTa, T5, LLaMA 3, …), with the ids of pretrained weights."""
 
     path: Optional[str] = (
-        None  # a directory, or hf:org/name[@revision], with a tokenizer.json or the files of older models
+        None  # a directory or hf:org/name[@revision] with a tokenizer.json or the tokenizer files of older models
     )
 
     train_bytes = None

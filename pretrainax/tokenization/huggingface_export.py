@@ -1,4 +1,4 @@
-"""Writes tokenizers as Hugging Face directories, which transformers loads with the same ids."""
+"""Writes tokenizers as Hugging Face directories. transformers loads them and returns the same ids."""
 
 import json
 import os
@@ -18,12 +18,17 @@ def write_tokenizer(
 ) -> None:
     """Writes the files from which AutoTokenizer of transformers loads a tokenizer with the same ids for the same text.
 
-    The exception is special pieces within a text, such as "<s>" or "[MASK]". They stay text here; transformers encodes
-    them as special ids unless it gets `split_special_tokens=True`.
+    The only difference is special pieces within a text, such as "<s>" or "[MASK]". PretrainAX encodes them as ordinary
+    characters. transformers encodes them as special ids unless `split_special_tokens=True`.
 
-    A tokenizer.json that was loaded from a file is written unchanged. Our own tokenizers get the usual special tokens
-    around a text for `model`: [CLS] … [SEP] for an encoder, … </s> for an encoder-decoder, <s> … for a decoder. Qwen 2
-    is the only `model_type` for which AutoTokenizer replaces the rules of the file by its own rules.
+    A tokenizer.json with rules for special tokens around a text is written unchanged. All other tokenizers, for example
+    newly trained tokenizers, get the usual rules for `model`: [CLS] … [SEP] for an encoder, … </s> for an
+    encoder-decoder, <s> … for a decoder. Qwen 2 is the only `model_type` for which AutoTokenizer ignores these rules
+    and uses rules in its own code.
+
+    Args:
+      model: config of the model that uses the tokenizer.
+      chat_template: Jinja chat template to write; None: no template.
     """
     os.makedirs(directory, exist_ok=True)
     pieces, vocabulary = tokenizer.special_pieces, tokenizer.vocabulary
@@ -32,7 +37,7 @@ def write_tokenizer(
         named["additional_special_tokens"] = [pieces[i] for i in vocabulary.sentinels]
     types = ["token_type_ids"] if model.num_token_types > 1 else []
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",  # uses tokenizer.json unchanged
+        "tokenizer_class": "PreTrainedTokenizerFast",  # this class uses tokenizer.json without changes
         "model_input_names": ["input_ids", *types, "attention_mask"],
         "clean_up_tokenization_spaces": False,
         **named,
@@ -54,7 +59,11 @@ def _write(directory: str, name: str, content: bytes) -> None:
 
 
 def _with_template(tokenizer: Tokenizer, architecture: ModelConfig) -> bytes:
-    """Returns the tokenizer.json, with a post-processor that adds special tokens around a text if it has none."""
+    """Returns the content of the tokenizer.json of a tokenizer.
+
+    If it has no post-processor, a post-processor is added that puts special tokens around a text. The tokens depend on
+    the vocabulary and on the family of `architecture`.
+    """
     model, v = tokenizer_json(tokenizer), tokenizer.vocabulary
     described = json.loads(model)
     if described["post_processor"] is not None:

@@ -1,4 +1,4 @@
-"""Describes how a tokenizer splits a text, in readable form."""
+"""Describes in readable form how a tokenizer splits a text into tokens."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,10 @@ from pretrainax.tokenization.base import Tokenizer
 
 
 def describe_segmentation(tokenizer: Tokenizer, text: str) -> str:
-    """Returns one line per token, or per group of tokens that form one character, and a summary line."""
+    """Returns a table of the tokens of a text, and a line with the number of tokens and bytes.
+
+    The table has one line per token, with id and text. Tokens that together form one character share a line.
+    """
     ids = tokenizer.encode(text).tolist()
     lines = [(" ".join(map(str, group)), _quoted(tokenizer.decode(group))) for group in _characters(tokenizer, ids)]
     size, decoded = len(text.encode()), tokenizer.decode(ids)
@@ -19,7 +22,10 @@ def describe_segmentation(tokenizer: Tokenizer, text: str) -> str:
 
 
 def _characters(tokenizer: Tokenizer, ids: list[int]) -> Iterator[list[int]]:
-    """Yields runs of ids that end at character boundaries; a character has at most four bytes."""
+    """Divides ids into groups that end at character boundaries, of at most four ids each.
+
+    Four ids suffice, because a character has at most four bytes.
+    """
     start = 0
     while start < len(ids):
         stops = range(start + 1, min(start + 4, len(ids)) + 1)

@@ -1,4 +1,4 @@
-"""SentencePiece unigram and BPE models: encoding, and lossless training with special pieces of a published family."""
+"""Implements SentencePiece tokenizers: unigram and BPE models, trained so that decoding restores the text exactly."""
 
 import dataclasses
 import io
@@ -13,21 +13,23 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.tokenization.choices import TokenizerConfig, special_piece_problems, too_little_text
 
-SPACE_MARK = "\u2581"  # SentencePiece's mark of a space, so it treats this character as a space
-# config.tokenizer.special_pieces -> Vocabulary field: piece, in the order of their ids
+SPACE_MARK = "\u2581"  # represents a space in SentencePiece, which therefore treats this character in a text as a space
+# config.tokenizer.special_pieces -> {Vocabulary field: piece}, in the order of the ids
 SPECIALS = {
     "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
     "albert": {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     "llama": {"unk": "<unk>", "bos": "<s>", "eos": "</s>"},
     "gemma": {"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "unk": "<unk>"},
 }
-_DEFAULTS = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}  # SentencePiece has settings for these
+_DEFAULTS = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}  # SentencePiece has settings for these pieces
 _LONGEST_LINE = 1 << 20  # bytes
-_RARE = 1e-3  # share of the characters; SentencePiece omits the rarest characters, 5e-4 of a text
+# If the share of spaces is lower, they are declared as required: SentencePiece omits the rarest characters, which are
+# up to 5e-4 of a text.
+_RARE = 1e-3
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model, unigram or BPE."""
+    """A tokenizer with a SentencePiece model, unigram or BPE."""
 
     file = "spiece.model"
 
@@ -40,7 +42,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     @property
     def encodes_marks(self) -> bool:
-        """True if U+2581 in a text gets different ids than a space."""
+        """True if U+2581 (SPACE_MARK) in a text has different ids than a space."""
         return bool(self._mark_ids)
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
@@ -62,7 +64,7 @@ class SentencePieceTokenizer(Tokenizer):
         for part in text.split(SPACE_MARK) if self._mark_ids else [text]:
             found = self._processor.encode(part, return_type="offset_mapping")
             offsets = found["offsets"]
-            for i in reversed(range(len(offsets) - 1)):  # only the last byte of a character has its offsets
+            for i in reversed(range(len(offsets) - 1)):  # only the last byte token of a character has a nonempty range
                 if self._processor.is_byte(found["ids"][i]) and offsets[i][0] == offsets[i][1]:
                     offsets[i] = offsets[i + 1]
             ids += found["ids"] + self._mark_ids
@@ -73,7 +75,7 @@ class SentencePieceTokenizer(Tokenizer):
         return np.array(ids[:count], np.int32), np.array(places[:count], np.int32).reshape(-1, 2)
 
     def _ids_of_mark(self) -> list[int]:
-        """Returns the three byte pieces of U+2581, or [] if the model lacks them or adds a space before a text."""
+        """Returns the ids of the three bytes of U+2581; [] if the model lacks byte pieces or adds a space to a text."""
         processor = self._processor
         ids = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
         adds_a_space = processor.encode("a", out_type=str)[0].startswith(SPACE_MARK)
@@ -96,7 +98,7 @@ _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def piece_bytes(piece: str) -> bytes:
-    """Returns the bytes of a SentencePiece piece; "<0xE5>" is a single byte."""
+    """Returns the UTF-8 bytes of the text of a SentencePiece piece; the byte piece "<0xE5>" is a single byte."""
     if byte := _BYTE_PIECE.fullmatch(piece):
         return bytes.fromhex(byte[1])
     return piece.replace(SPACE_MARK, " ").encode()
@@ -106,7 +108,13 @@ def piece_bytes(piece: str) -> bytes:
 
 
 def learn(texts: Iterator[str], model_type: str, vocab_size: int, specials: Mapping[str, str]) -> bytes:
-    """Trains a model of `vocab_size` pieces, including special pieces and 256 bytes. model_type: unigram | bpe."""
+    """Trains a SentencePiece model on text; returns the content of the model file.
+
+    Args:
+      model_type: unigram | bpe.
+      vocab_size: number of pieces, including the special pieces and 256 byte pieces.
+      specials: Vocabulary field -> special piece, in the order of the ids.
+    """
     model = io.BytesIO()
     settings = {f"{field}_id": -1 for field in _DEFAULTS}
     for i, (field, piece) in enumerate(specials.items()):
@@ -116,7 +124,7 @@ def learn(texts: Iterator[str], model_type: str, vocab_size: int, specials: Mapp
                 settings[f"{field}_piece"] = piece
     lines = [part for text in texts for line in text.split("\n") if line for part in _parts(line)]
     if sum(line.count(" ") for line in lines) < _RARE * sum(map(len, lines)):  # as in Chinese
-        settings["required_chars"] = SPACE_MARK  # otherwise a space would become three bytes that decode to the mark
+        settings["required_chars"] = SPACE_MARK  # otherwise a space is encoded as three bytes that decode to U+2581
     if others := [piece for field, piece in specials.items() if field not in _DEFAULTS]:
         settings["control_symbols"] = others  # they get the next free ids
     try:
@@ -142,17 +150,25 @@ def learn(texts: Iterator[str], model_type: str, vocab_size: int, specials: Mapp
 
 
 def _parts(line: str) -> list[str]:
-    """Splits a line that is too long for SentencePiece, before spaces if possible."""
+    """Splits a line that is too long for SentencePiece into shorter strings, before spaces if possible."""
     if len(line) <= _LONGEST_LINE // 4 or len(line.encode()) <= _LONGEST_LINE:
         return [line]
     return re.findall(r"(?s).{1,4096}(?= |\Z)|.{1,4096}", line)
 
 
 def read(model: bytes, specials: Mapping[str, str], num_sentinels: int, path: str | None) -> SentencePieceTokenizer:
-    """Returns the tokenizer of a SentencePiece model.
+    """Returns the tokenizer of a SentencePiece model, with sentinels.
 
-    The model defines its pad, bos, eos and unk; `specials` names other special pieces, such as [CLS]. The sentinels
-    come after the pieces, <extra_id_0> last.
+    The model defines the ids of pad, bos, eos and unk. The sentinels follow the pieces of the model in descending
+    order, so <extra_id_0> has the highest id.
+
+    Args:
+      model: content of the model file.
+      specials: Vocabulary field -> piece, for all further special pieces, such as [CLS].
+      path: path of the model, for error messages; None: a newly trained model.
+
+    Raises:
+      UserError: `model` is not a SentencePiece model or lacks a special piece.
     """
     processor = sentencepiece.SentencePieceProcessor()
     try:
@@ -174,7 +190,7 @@ def read(model: bytes, specials: Mapping[str, str], num_sentinels: int, path: st
 
 
 def _explain(error: str, vocab_size: int) -> str:
-    """Returns the error line for an error of SentencePiece."""
+    """Returns the error line for the user for an error message of SentencePiece's trainer."""
     too_high = re.search(r"to a value <= (\d+)", error)
     too_low = re.search(r"required_chars\. \d+ vs (\d+)", error)
     if too_high:
@@ -192,7 +208,7 @@ def _explain(error: str, vocab_size: int) -> str:
 
 
 class _SentencePiece(TokenizerConfig):
-    """Base class of the models that SentencePiece trains."""
+    """Base class of the configs of SentencePiece tokenizers."""
 
     kind = SentencePieceTokenizer
     model_type: ClassVar[str]
@@ -218,16 +234,17 @@ class _SentencePiece(TokenizerConfig):
 
 @dataclasses.dataclass
 class Unigram(_SentencePiece):
-    """SentencePiece's unigram language model (Kudo 2018), lossless, with bytes for unknown characters.
+    """Trains SentencePiece's unigram language model (Kudo 2018). Decoding restores the text exactly.
 
-    Ids follow T5: pad = 0, eos = 1, unk = 2. The sentinels come after the `vocab_size` pieces, <extra_id_0> last, so
-    32,000 pieces and 100 sentinels are 32,100 ids.
+    Characters outside the vocabulary are encoded as bytes. By default, the ids are the same as in T5: pad = 0, eos = 1,
+    unk = 2. The sentinels follow the `vocab_size` pieces, and <extra_id_0> has the highest id, so 32,000 pieces and 100
+    sentinels are 32,100 ids.
     """
 
     vocab_size: int = 32_000  # pieces to learn, without the sentinels
     path: Optional[str] = None  # a saved tokenizer or .model file (T5, LLaMA) to load instead of training
-    num_sentinels: int = 100  # <extra_id_0> ... for span corruption
-    train_bytes: int = 10_000_000  # of text to learn from
+    num_sentinels: int = 100  # number of sentinels (<extra_id_0>, …) for span corruption
+    train_bytes: int = 10_000_000  # bytes of text to train on
     special_pieces: str = "t5"  # t5: <pad> </s> <unk> | albert: <pad> <unk> [CLS] [SEP] [MASK] | llama | gemma
 
     model_type = "unigram"
@@ -235,16 +252,17 @@ class Unigram(_SentencePiece):
 
 @dataclasses.dataclass
 class BPE(_SentencePiece):
-    """SentencePiece's byte pair encoding (Kudo and Richardson 2018) of LLaMA 1 and 2, Mistral and Gemma, lossless.
+    """Trains SentencePiece's byte pair encoding (Kudo and Richardson 2018), as in LLaMA 1 and 2, Mistral and Gemma.
 
-    It merges characters, not bytes, within a word and the space before it. Bytes represent unknown characters. Ids
-    follow LLaMA: unk = 0, bos = 1, eos = 2.
+    Decoding restores the text exactly. BPE merges characters, not bytes, within a word and the space before the word.
+    Characters outside the vocabulary are encoded as bytes. By default, the ids are the same as in LLaMA: unk = 0, bos =
+    1, eos = 2.
     """
 
     vocab_size: int = 32_000  # pieces to learn, without the sentinels
     path: Optional[str] = None  # a saved tokenizer or .model file (LLaMA, Gemma) to load instead of training
-    num_sentinels: int = 0  # <extra_id_0> ... for span corruption
-    train_bytes: int = 10_000_000  # of text to learn from
+    num_sentinels: int = 0  # number of sentinels (<extra_id_0>, …) for span corruption
+    train_bytes: int = 10_000_000  # bytes of text to train on
     special_pieces: str = "llama"  # llama: <unk> <s> </s> | gemma: <pad> <eos> <bos> <unk> | t5 | albert
 
     model_type = "bpe"

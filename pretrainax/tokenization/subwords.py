@@ -1,4 +1,4 @@
-"""Tokenizers of the library tokenizers (tokenizer.json): encoding, and training of WordPiece and byte-level BPE."""
+"""Implements tokenizers that use the library tokenizers (tokenizer.json), and trains WordPiece and byte-level BPE."""
 
 import collections
 import contextlib
@@ -17,11 +17,11 @@ from pretrainax.tokenization.choices import TokenizerConfig, special_piece_probl
 from pretrainax.tokenization.growth import check_growth
 from pretrainax.tokenization.sentencepiece import piece_bytes
 
-_RARE = "\U0002a6d6 \ua66e \u0f3a"  # characters that few vocabularies have
+_RARE = "\U0002a6d6 \ua66e \u0f3a"  # characters that few vocabularies contain
 
 
 class SubwordTokenizer(Tokenizer):
-    """A tokenizer in the format of the library tokenizers: WordPiece, byte-level BPE, Unigram, …"""
+    """A tokenizer with a tokenizer.json of the library tokenizers: WordPiece, byte-level BPE, Unigram, …"""
 
     file = "tokenizer.json"
 
@@ -30,7 +30,7 @@ class SubwordTokenizer(Tokenizer):
         super().__init__(model, vocabulary, special_pieces, decisive.encode())
         check_growth(json.loads(decisive))
         self._tokenizer = tokenizers.Tokenizer.from_str(decisive)
-        self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is text
+        self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is encoded as characters
         self._check_size(max(self._tokenizer.get_vocab().values(), default=-1) + 1)
         with _explained_panics():
             self._tokenizer.encode(_RARE)  # raises an error if the model has no unk piece
@@ -66,10 +66,11 @@ class SubwordTokenizer(Tokenizer):
 
 @contextlib.contextmanager
 def _explained_panics() -> Iterator[None]:
-    """Raises UserError for a panic of the library, which is a BaseException but not an Exception.
+    """Replaces a panic of the library tokenizers in the context by a UserError.
 
-    A regular expression in a tokenizer.json may backtrack through 2^n paths for n characters, as (a+)+$ does, which the
-    pattern does not show in advance. The library stops a match after ten million steps (half a second) and panics.
+    A panic is a BaseException but not an Exception. One cause is a regular expression in a tokenizer.json that
+    backtracks through 2^n paths for n characters, such as (a+)+$. This cannot be detected in advance. The library stops
+    a match after ten million steps (half a second) and panics.
     """
     try:
         yield
@@ -83,18 +84,22 @@ def _explained_panics() -> Iterator[None]:
 
 
 def decisive_part(model: bytes, vocabulary: Vocabulary) -> str:
-    """Returns the part of a tokenizer.json that determines ids, with all special ids marked as special."""
+    """Returns the part of a tokenizer.json that determines the ids of a text, as JSON.
+
+    All special ids of the vocabulary are marked as special.
+    """
     described = json.loads(model) | {"truncation": None, "padding": None, "post_processor": None}
     for token in described["added_tokens"]:
         token["special"] |= token["id"] in vocabulary.special_ids
-        if token["special"]:  # text never matches special tokens, so these flags have no effect
+        if token["special"]:  # text is never matched with special tokens, so these flags have no effect
             token |= {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return json.dumps(described, ensure_ascii=False)
 
 
 def byte_character(byte: int) -> str:
-    """Returns the character of a byte in byte-level BPE: itself if printable, otherwise from U+0100 onwards.
+    """Returns the character that represents a byte in the pieces of byte-level BPE.
 
+    A printable byte is represented by the character with the same code, the other bytes by the characters from U+0100.
     Source: the released code of Radford et al. 2019.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -105,10 +110,10 @@ def byte_character(byte: int) -> str:
 
 
 class _Subword(TokenizerConfig):
-    """Base class of the models that the library tokenizers trains."""
+    """Base class of the configs of tokenizers that the library tokenizers trains."""
 
     kind = SubwordTokenizer
-    specials: dict[str, str]  # Vocabulary field -> piece
+    specials: dict[str, str]  # Vocabulary field -> special piece
     hint: ClassVar[str] = ""  # end of the error line for missing special pieces
     num_sentinels: int = 0
 
@@ -152,12 +157,15 @@ class _Subword(TokenizerConfig):
 
 @dataclasses.dataclass
 class WordPiece(_Subword):
-    """BERT's WordPiece (Devlin et al. 2018, section 3). Loses white space; `lowercase` also loses case and accents."""
+    """Trains BERT's WordPiece tokenizer (Devlin et al. 2018, section 3).
 
-    vocab_size: int = 30_522  # special pieces included
+    Decoding does not restore white space and, with `lowercase`, case and accents.
+    """
+
+    vocab_size: int = 30_522  # number of ids, special pieces included
     lowercase: bool = True  # lowercases text and strips accents ("uncased")
     path: Optional[str] = None  # a saved tokenizer or tokenizer.json to load instead of training
-    train_bytes: int = 10_000_000  # of text to learn from
+    train_bytes: int = 10_000_000  # bytes of text to train on
 
     specials = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
@@ -167,8 +175,8 @@ class WordPiece(_Subword):
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece(prefix="##")
         texts = list(texts)
-        # The trainer numbers pieces in order of occurrence, which changes from run to run. Single-character pieces that
-        # are declared as special tokens get fixed ids, which fixes the ids of all pieces that are built from them.
+        # The trainer numbers pieces in an order that differs between runs. Pieces of single characters that are
+        # declared as special tokens have fixed ids, which also fixes the ids of all pieces that are merged from them.
         alphabet, within = self._alphabet(tokenizer, texts)
         trainer = trainers.WordPieceTrainer(
             vocab_size=self.vocab_size,
@@ -180,14 +188,18 @@ class WordPiece(_Subword):
         return self._train(tokenizer, trainer, texts)
 
     def _alphabet(self, tokenizer: tokenizers.Tokenizer, texts: list[str]) -> tuple[list[str], list[str]]:
-        """Returns the frequent characters (99.99 % of the text), and ##c for each of them that occurs within words."""
+        """Returns the alphabet of the texts: frequent characters, and pieces "##c" for characters c within words.
+
+        Rare characters that together are at most 0.01 % of the text are omitted, and so are characters for which the
+        vocabulary has no room. Punctuation and Chinese characters have no piece "##c", because they are words.
+        """
         counts = collections.Counter()
         for text in texts:
             counts.update("".join(tokenizer.normalizer.normalize_str(text).split()))
         alphabet, within = [], []
         missing, room = counts.total(), self.vocab_size - len(self.specials)
         for character in sorted(counts, key=lambda c: (-counts[c], c)):
-            # Punctuation and Chinese characters are separate words.
+            # len(word) is 2 for punctuation and Chinese characters, which are separate words.
             word = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{character}"))
             pieces = 2 if len(word) == 1 else 1
             if missing <= counts.total() * 1e-4 or pieces > room:
@@ -199,7 +211,7 @@ class WordPiece(_Subword):
         return sorted(alphabet), sorted(within)
 
 
-# config.tokenizer.special_pieces of a ByteBPE -> its special pieces, in the order of their ids
+# config.tokenizer.special_pieces of a ByteBPE -> {Vocabulary field: special piece}, in the order of the ids
 _SPECIAL_PIECES = {
     "gpt2": {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
     "roberta": {
@@ -212,15 +224,16 @@ _SPECIAL_PIECES = {
 
 @dataclasses.dataclass
 class ByteBPE(_Subword):
-    """GPT-2's byte-level byte pair encoding (Radford et al. 2019, section 2.2), lossless.
+    """Trains GPT-2's byte-level byte pair encoding (Radford et al. 2019, section 2.2).
 
-    The sentinels, which GPT-2 lacks, come after the `vocab_size` pieces, <extra_id_0> first.
+    Decoding restores the text exactly. Sentinels, which GPT-2 does not have, follow the `vocab_size` pieces in
+    ascending order, so <extra_id_0> is the first id after the pieces.
     """
 
-    vocab_size: int = 50_257  # special pieces included, sentinels not
+    vocab_size: int = 50_257  # number of ids, with special pieces and without sentinels
     path: Optional[str] = None  # a saved tokenizer or tokenizer.json to load instead of training
-    num_sentinels: int = 0  # <extra_id_0> ... for span corruption; fill-in-the-middle needs three
-    train_bytes: int = 10_000_000  # of text to learn from
+    num_sentinels: int = 0  # number of sentinels (<extra_id_0>, …) for span corruption; fill-in-the-middle needs three
+    train_bytes: int = 10_000_000  # bytes of text to train on
     special_pieces: str = "gpt2"  # gpt2: <|endoftext|> | roberta: <s> <pad> </s> <unk> <mask> | bert: [PAD] [UNK] …
 
     hint = "; see config.tokenizer.special_pieces"

@@ -1,4 +1,4 @@
-"""Converts our tokenizers to a tokenizer.json of the library tokenizers, which transformers reads.
+"""Converts tokenizers to a tokenizer.json of the library tokenizers, which transformers reads.
 
 Format of a SentencePiece model: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
 """
@@ -18,7 +18,11 @@ from pretrainax.tokenization.subwords import SubwordTokenizer
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> bytes:
-    """Returns the tokenizer.json of a tokenizer, for the library tokenizers."""
+    """Returns the content of a tokenizer.json that encodes text with the same ids as `tokenizer`.
+
+    Raises:
+      UserError: a rule of the tokenizer cannot be expressed in a tokenizer.json.
+    """
     if isinstance(tokenizer, SubwordTokenizer):
         return tokenizer.model
     if isinstance(tokenizer, SentencePieceTokenizer):
@@ -29,13 +33,13 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes:
 
 
 def add_special(converted: tokenizers.Tokenizer, special_pieces: dict[int, str]) -> None:
-    """Marks pieces of the vocabulary as special tokens."""
+    """Marks the pieces of `special_pieces` (id -> piece) as special tokens in `converted`."""
     specials = [piece for _, piece in sorted(special_pieces.items())]
     converted.add_special_tokens([tokenizers.AddedToken(piece, normalized=False, special=True) for piece in specials])
 
 
 def _from_characters(tokenizer: CharacterTokenizer) -> tokenizers.Tokenizer:
-    """Returns a BPE model without merges."""
+    """Converts a character tokenizer to a BPE model without merges, which encodes single characters."""
     ids = {piece: i for i, piece in tokenizer.special_pieces.items()}
     ids |= {character: len(ids) + i for i, character in enumerate(json.loads(tokenizer.model))}
     converted = tokenizers.Tokenizer(models.BPE(ids, [], unk_token=tokenizer.special_pieces[tokenizer.vocabulary.unk]))
@@ -48,14 +52,17 @@ def _from_characters(tokenizer: CharacterTokenizer) -> tokenizers.Tokenizer:
 
 
 def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
-    """Returns a tokenizers model with the ids of `tokenizer`; raises UserError if tokenizers lacks one of its rules.
+    """Converts a SentencePiece tokenizer to a tokenizer of the library tokenizers with the same ids.
 
     Two differences remain:
 
-    - tokenizers sums scores in float64, SentencePiece in float32. Far into a long text they may choose differently
-      between two segmentations with nearly equal scores.
-    - A text that spells a special piece or a byte piece ("</s>", "<0x41>") becomes this piece in tokenizers. Here it
-      becomes the pieces of its characters.
+    - tokenizers adds scores in float64, SentencePiece in float32. In a long text, the two libraries may select
+      different segmentations if the scores of two segmentations are nearly equal.
+    - If a text contains the name of a special piece or a byte piece ("</s>", "<0x41>"), tokenizers encodes it as this
+      piece. `tokenizer` encodes its characters.
+
+    Raises:
+      UserError: the library tokenizers does not support a rule of the SentencePiece model.
     """
     model = _parse(tokenizer.model)
     pieces, trained, rules = model.pieces, model.trainer_spec, model.normalizer_spec
@@ -86,7 +93,7 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
     if rules.add_dummy_prefix:  # removes the space before a text
         back.append(decoders.Strip(" ", 1, 0))
     converted.decoder = decoders.Sequence(back)
-    if not is_unigram:  # in a unigram model their scores ensure their use
+    if not is_unigram:  # in a unigram model, `_scores` ensures that these pieces are always used
         user_defined = [text for text, piece in zip(texts, pieces, strict=True) if piece.type == piece.USER_DEFINED]
         converted.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in user_defined])
     add_special(converted, tokenizer.special_pieces)
@@ -94,21 +101,30 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
 
 
 def _scores(pieces: Any) -> Iterator[float]:
-    """Yields the scores of a unigram model; user-defined symbols score as in SentencePiece, which always uses them."""
+    """Yields the score of each piece of a unigram model.
+
+    User-defined symbols have the score that SentencePiece computes for them, so they are always used.
+    """
     best = max(piece.score for piece in pieces if piece.type == piece.NORMAL)
     for piece in pieces:
         yield len(piece.piece.encode()) * best - 0.1 if piece.type == piece.USER_DEFINED else piece.score
 
 
 def _merges(texts: list[str], pieces: Any, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Returns all pairs of pieces that form a piece, in the merge order of a BPE model, which is by score."""
+    """Returns the merges of a BPE model: all pairs of pieces whose concatenation is a piece, by descending score.
+
+    Args:
+      texts: the string of each piece.
+      pieces: the pieces of the ModelProto, with scores.
+      ids: string of a piece -> id.
+    """
     by_score = sorted((-piece.score, i) for i, piece in enumerate(pieces) if piece.type == piece.NORMAL)
     cuts = ((texts[i][:cut], texts[i][cut:]) for _, i in by_score for cut in range(1, len(texts[i])))
     return [(left, right) for left, right in cuts if left in ids and right in ids]
 
 
 def _normalizers(rules: Any) -> Iterator[normalizers.Normalizer]:
-    """Yields the steps of a NormalizerSpec."""
+    """Yields the normalization steps of a SentencePiece NormalizerSpec as normalizers of the library tokenizers."""
     if rules.precompiled_charsmap:
         yield normalizers.Precompiled(rules.precompiled_charsmap)
     if rules.remove_extra_whitespaces:  # spaces at both ends, and runs of spaces
@@ -120,13 +136,13 @@ def _normalizers(rules: Any) -> Iterator[normalizers.Normalizer]:
 
 
 def _parse(model: bytes) -> Any:
-    """Parses a ModelProto."""
-    # A local import, because only export to transformers needs it. It fails if protobuf is older than the version that
-    # generated it (7.36 for sentencepiece 0.2.3), and Apache Beam requires an older protobuf.
+    """Parses the content of a SentencePiece model file as a ModelProto; raises UserError if it is damaged."""
+    # A local import, because only the export to transformers needs it. The import fails if protobuf is older than the
+    # version that generated the module (7.36 for sentencepiece 0.2.3), and Apache Beam requires an older protobuf.
     try:
         from google.protobuf.message import DecodeError
         from sentencepiece.sentencepiece_model_pb2 import ModelProto
-    except Exception as e:  # no protobuf, or another version, whose error is not an ImportError
+    except Exception as e:  # protobuf is missing, or has another version, whose error is not an ImportError
         raise UserError(
             f"reading a SentencePiece model requires a newer protobuf: pip install -U protobuf ({e})"
         ) from e

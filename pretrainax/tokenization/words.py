@@ -1,4 +1,4 @@
-"""A tokenizer of words, separated by white space."""
+"""Implements a tokenizer with one token per word, for words separated by white space."""
 
 import collections
 import dataclasses
@@ -13,12 +13,15 @@ from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.tokenization.choices import TokenizerConfig, too_little_text
 
 _WORD = re.compile(r"\S+")
-# field of Vocabulary -> piece, as in the first lines of a bilm-tf vocabulary
+# Vocabulary field -> special piece, as in the first lines of a vocabulary file of bilm-tf (the code of ELMo)
 _SPECIALS = {"eos": "</S>", "bos": "<S>", "unk": "<UNK>"}
 
 
 class WordTokenizer(Tokenizer):
-    """Gives each word the number of its line as id, and unk to words outside the vocabulary. Loses white space."""
+    """Encodes each word as the number of its line in a vocabulary file; words outside the vocabulary as unk.
+
+    Decoding separates words by single spaces, so it does not restore other white space.
+    """
 
     file = "words.txt"
     _between = " "
@@ -30,7 +33,7 @@ class WordTokenizer(Tokenizer):
         if vocabulary.unk is None:
             raise ValueError("the vocabulary has no id for unknown words")
         numbered = [(word, i) for i, word in enumerate(self._words) if i not in special_pieces]
-        self._ids = dict(reversed(numbered))  # the first id of a repeated word
+        self._ids = dict(reversed(numbered))  # a repeated word has its first id
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         unk = self.vocabulary.unk
@@ -49,15 +52,15 @@ class WordTokenizer(Tokenizer):
 
 @dataclasses.dataclass
 class Words(TokenizerConfig):
-    """The most frequent words of the text, after </S>, <S> and <UNK>.
+    """Builds a `WordTokenizer` with the most frequent words of the text, after </S>, <S> and <UNK>.
 
-    White space separates words, so punctuation without spaces around it is a part of a word. A bilm-tf vocabulary is a
-    file in this format, with one word per line.
+    Words are separated by white space, so punctuation without spaces around it is part of a word. The vocabulary file
+    has one word per line, as in bilm-tf (the code of ELMo).
     """
 
-    vocab_size: int = 793_471  # special pieces included
+    vocab_size: int = 793_471  # number of ids, special pieces included
     path: Optional[str] = None  # a saved tokenizer, or a file with one word per line, to load instead of training
-    train_bytes: Optional[int] = 1_000_000_000  # of text for word counts
+    train_bytes: Optional[int] = 1_000_000_000  # bytes of text for the word counts; None: all text
 
     kind = WordTokenizer
 
@@ -69,7 +72,7 @@ class Words(TokenizerConfig):
         counts = collections.Counter()
         for text in texts:
             counts.update(_WORD.findall(text))
-        for piece in _SPECIALS.values():  # text never gives special pieces
+        for piece in _SPECIALS.values():  # in a text, the names of special pieces are not special
             counts.pop(piece, None)
         words = [*_SPECIALS.values(), *sorted(counts, key=lambda word: (-counts[word], word))]
         if len(words) < self.vocab_size:

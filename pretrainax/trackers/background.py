@@ -1,7 +1,7 @@
-"""Runs each tracker in its own thread with a bounded queue, so that it cannot delay training.
+"""Runs each tracker in its own thread with a bounded queue, so that a tracker cannot delay training.
 
-The training thread only enqueues calls. A stuck tracker fills its own queue; further calls are dropped and counted. A
-failed tracker is logged once and disabled.
+The training thread only enqueues calls. If a tracker is stuck, its queue becomes full; further calls are dropped and
+counted. If a tracker fails, the error is logged once and the tracker is disabled.
 """
 
 import functools
@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pretrainax.trackers.base import TrackedRun, Tracker, Writer, one_line
 from pretrainax.trackers.secrets import masked
 
-_ROOM = 1000  # queued calls: with a log line every 50 steps these are 50,000 steps
-_CLOSING_SECONDS = 30.0  # for all trackers together
+_ROOM = 1000  # maximum number of queued calls: 50,000 steps with a log line every 50 steps
+_CLOSING_SECONDS = 30.0  # time limit for closing all trackers together
 _COMPLETE = "metrics.jsonl is complete"
 
 Call = Callable[[Writer], None]
@@ -25,38 +25,38 @@ class Trackers:
     """Sends metrics and Markdown texts of a run to all of its trackers."""
 
     def __init__(self, trackers: Sequence[Tracker], run: TrackedRun, log: Callable[[str], None]):
-        """Opens each tracker at its first call.
+        """Stores the trackers; each tracker opens in its own thread at its first call.
 
         Args:
-          log: prints a line; the tracker threads call it.
+          log: prints a line. The tracker threads call this function.
         """
         self._workers = [_Worker(tracker, run, log) for tracker in trackers]
         self._step, self._done = run.step, False
 
     def metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
-        """Sends metrics after a step; split: "train" or "valid"."""
+        """Sends the metrics of `step` to all trackers; split: "train" or "valid"."""
         self._step = step
         self._put(lambda writer: writer.metrics(step, split, values))
 
     def text(self, name: str, text: str) -> None:
-        """Sends a Markdown text for the last step, with secrets masked."""
+        """Sends a Markdown text to all trackers, with secrets masked, as an entry of the last step."""
         step, safe = self._step, masked(text)
         self._put(lambda writer: writer.text(step, name, safe))
 
     def rewind(self, step: int) -> None:
-        """Removes or marks the entries after `step`."""
+        """Lets all trackers remove or mark their entries after `step`, because the run returns to this step."""
         self._step = step
         for worker in self._workers:
             worker.put(lambda writer: writer.rewind(step), is_needed=True)
 
     def finish(self, metrics: Mapping[str, float]) -> None:
-        """Sends the final finite metrics together with the hyperparameters."""
+        """Sends the metrics of the last validation to all trackers, with the hyperparameters. Omits NaN and inf."""
         step, self._done = self._step, True
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         self._put(lambda writer: writer.finish(step, finite))
 
     def close(self) -> None:
-        """Waits up to 30 s for the queues to drain, and logs what was not written."""
+        """Waits up to 30 s for the queues to drain, and logs how many entries were not written."""
         deadline = time.monotonic() + _CLOSING_SECONDS
         for worker in self._workers:
             worker.end(self._done)
@@ -70,7 +70,7 @@ class Trackers:
 
 
 class _Worker:
-    """Owns one tracker with its queue of calls and its thread."""
+    """Sends calls to one tracker, through a queue, in a separate thread."""
 
     def __init__(self, tracker: Tracker, run: TrackedRun, log: Callable[[str], None]):
         self.tracker, self.run, self.name = tracker, run, type(tracker).__name__
@@ -88,10 +88,13 @@ class _Worker:
         return thread
 
     def put(self, call: Call, is_needed: bool = False) -> None:
-        """Enqueues a call; is_needed: later entries are wrong without it."""
+        """Enqueues a call; drops it if the queue is full.
+
+        is_needed: True disables the tracker instead, because later entries are wrong without the call.
+        """
         if self._disabled:
             return
-        assert self._thread  # starts it
+        assert self._thread  # the property starts the thread
         try:
             self._calls.put_nowait(call)
         except queue.Full:
@@ -102,7 +105,7 @@ class _Worker:
             self._dropped += 1
 
     def end(self, done: bool) -> None:
-        """Enqueues the close call."""
+        """Enqueues the request to close the tracker; done: True if the run reached its end."""
         if "_thread" in vars(self) and not self._disabled:
             try:
                 self._calls.put_nowait(done)
@@ -110,7 +113,7 @@ class _Worker:
                 self._disable(f"it is stuck with {self._calls.qsize():,} queued entries")
 
     def wait(self, deadline: float) -> None:
-        """Joins the thread until the deadline and logs lost entries."""
+        """Waits for the thread until `deadline` (of time.monotonic), and logs the number of lost entries."""
         if "_thread" in vars(self) and not self._disabled:
             self._thread.join(max(deadline - time.monotonic(), 0))
             if self._thread.is_alive():

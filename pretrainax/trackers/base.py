@@ -1,7 +1,7 @@
-"""The interface of trackers: a config names a `Tracker`; its `Writer` writes a run.
+"""The interface of trackers: a config contains a `Tracker`, whose `Writer` writes the entries of a run.
 
-One thread opens, uses and closes a writer (`background.py`). An exception of a writer is logged once; the run continues
-without the tracker.
+A writer is opened, used and closed in one thread (`background.py`). If a writer raises an exception, it is logged once,
+and the run continues without the tracker.
 """
 
 import abc
@@ -21,34 +21,37 @@ Value = bool | int | float | str
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """Describes a run to a tracker."""
+    """The facts about a run that a tracker gets when it opens."""
 
     workdir: str
-    step: int = 0  # steps done before this start
-    config: Mapping[str, Value] = dataclasses.field(default_factory=dict)  # by field, {"train.steps": 1000}
+    step: int = 0  # number of steps that were done before this process started
+    config: Mapping[str, Value] = dataclasses.field(default_factory=dict)  # by path of the field, {"train.steps": 1000}
 
     @property
     def name(self) -> str:
-        """Returns the name of the run's folder."""
+        """Returns the name of the run, which is the last component of its workdir."""
         return os.path.basename(os.path.abspath(self.workdir))
 
 
 class Writer(abc.ABC):
-    """Writes one run to one tracker. Any method may raise; then the run continues without the tracker."""
+    """Writes the entries of one run to one tracker.
 
-    link: str = ""  # URL of the run, if only the open tracker knows it
+    Any method may raise an exception. The run then continues without the tracker.
+    """
+
+    link: str = ""  # URL of the run in the tracker, if it is known only after opening; "": none
 
     @abc.abstractmethod
     def metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
-        """Writes metrics after `step` steps; split: "train" or "valid"."""
+        """Writes the metrics of `step`; split: "train" or "valid"."""
 
     @abc.abstractmethod
     def text(self, step: int, name: str, text: str) -> None:
-        """Writes a Markdown text under a name."""
+        """Writes a Markdown text as an entry of `step` with a name."""
 
     @abc.abstractmethod
     def rewind(self, step: int) -> None:
-        """Removes or marks the entries after `step`; a rollback repeats these steps."""
+        """Removes or marks the entries after `step`, because the run returns to this step and repeats later steps."""
 
     @abc.abstractmethod
     def finish(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -56,23 +59,23 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def close(self, done: bool) -> None:
-        """Flushes and closes; done: the run reached its end."""
+        """Writes all pending entries and closes the tracker; done: True if the run reached its end."""
 
 
 @dataclasses.dataclass
 class Tracker(kinds.Tracker, abc.ABC):
-    """Mirrors the metrics of a run to a tracking service."""
+    """Copies the metrics of a run to a tracking service."""
 
-    extra: ClassVar[str] = ""  # extra of setup.cfg with the required packages; "": none
+    extra: ClassVar[str] = ""  # pip extra (in setup.cfg) with the required packages; "": none
     packages: ClassVar[Sequence[str]] = ()  # import names of these packages
 
     @abc.abstractmethod
     def open(self, run: TrackedRun) -> Writer:
-        """Returns a writer that begins or continues a run."""
+        """Returns a writer that begins a new run in the tracker, or continues the run of an earlier process."""
 
     @abc.abstractmethod
     def describe(self, workdir: str) -> str:
-        """Returns the location of the run for the header."""
+        """Returns a text with the location of the tracked run, for the header."""
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         if [type(tracker) for tracker in experiment.trackers].count(type(self)) > 1:
@@ -90,7 +93,7 @@ def check_trackers(trackers: Sequence[Tracker]) -> None:
 
 
 def config_values(experiment: Experiment) -> dict[str, Value]:
-    """Returns the set fields of a config by path, with secrets masked."""
+    """Returns the fields of a config whose value is not None, by path, with secrets masked."""
     shown: dict[str, Value] = {}
     for field in leaf_fields(experiment):
         if field.value is not None and not field.path.startswith("trackers"):
@@ -100,12 +103,12 @@ def config_values(experiment: Experiment) -> dict[str, Value]:
 
 
 def config_table(config: Mapping[str, Value]) -> str:
-    """Returns a config as a Markdown table."""
+    """Returns a Markdown table of a config from `config_values`, with a row per field."""
     rows = (f"| {name} | `{str(value).replace('|', chr(92) + '|')}` |" for name, value in config.items())
     return "\n".join(["| field | value |", "| --- | --- |", *rows])
 
 
 def one_line(error: Exception) -> str:
-    """Returns an error as one line of at most 300 characters, with secrets masked."""
+    """Returns the type and message of an error as one line of at most 300 characters, with secrets masked."""
     line = masked(" ".join(f"{type(error).__name__}: {error}".split()))
     return line if len(line) <= 300 else f"{line[:300]}…"

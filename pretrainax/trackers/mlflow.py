@@ -1,4 +1,4 @@
-"""MLflow tracker, with a database in the workdir or a server."""
+"""The MLflow tracker, which writes to a database in the workdir or to a server."""
 
 import dataclasses
 import logging
@@ -14,28 +14,29 @@ from pretrainax.config import Experiment
 from pretrainax.trackers.base import TrackedRun, Tracker, Writer, config_table
 from pretrainax.trackers.progress import Progress
 
-_MOST_PARAMS = 100  # per request
-_MOST_CHARACTERS = 500  # per parameter, the limit of the oldest servers
+_MOST_PARAMS = 100  # maximum number of config fields per request
+_MOST_CHARACTERS = 500  # maximum length of a config value, the limit of the oldest servers
 
 
 @dataclasses.dataclass
 class MLflow(Tracker):
     """Tracks the run in MLflow (extra `mlflow`).
 
-    A resumed run continues the same MLflow run. MLflow cannot remove entries: after a rollback a child run of the first
-    run continues, and a tag of the old run states its last valid step.
+    A resumed run continues the same MLflow run. MLflow cannot remove entries. After a rollback, a child run of the
+    first MLflow run receives the entries, and a tag of the old MLflow run has its last valid step.
     """
 
-    # http://HOST:5000 or sqlite:///FILE; None: MLFLOW_TRACKING_URI, or mlflow.db in the workdir
+    # http://HOST:5000 or sqlite:///FILE; None: the variable MLFLOW_TRACKING_URI or, without it, mlflow.db in the
+    # workdir
     tracking_uri: Optional[str] = None
-    experiment: str = "pretrainax"  # MLflow experiment
-    name: Optional[str] = None  # of the MLflow run; None: the name of the workdir
+    experiment: str = "pretrainax"  # name of the MLflow experiment
+    name: Optional[str] = None  # name of the MLflow run; None: the name of the workdir
 
     extra = "mlflow"
     packages = ("mlflow", "sqlalchemy", "alembic")
 
     def uri(self, workdir: str) -> str:
-        """Returns the tracking URI."""
+        """Returns the tracking URI: from the config, from MLFLOW_TRACKING_URI, or of the database in `workdir`."""
         return self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{_own(workdir)}/mlflow.db"
 
     def open(self, run: TrackedRun) -> "MLflowWriter":
@@ -57,12 +58,12 @@ class MLflow(Tracker):
 
 
 class MLflowWriter(Writer):
-    """Writes one run with MLflow's client API, which has no global active run."""
+    """Writes the entries of one run with MLflow's client API, which has no global active run."""
 
     def __init__(self, tracker: MLflow, run: TrackedRun):
         from mlflow import MlflowClient, entities
 
-        for name in ("alembic", "mlflow"):  # they log each table that they create
+        for name in ("alembic", "mlflow"):  # these packages log each database table that they create
             logging.getLogger(name).setLevel(logging.WARNING)
         self._entities, self._tracker, self._run = entities, tracker, run
         self._client = MlflowClient(tracker.uri(run.workdir))
@@ -85,7 +86,10 @@ class MLflowWriter(Writer):
         self._client.log_text(self._id, config_table(self._run.config), "config.md")
 
     def _new_experiment(self) -> str:
-        """Creates the experiment; its artifacts are in the workdir if the database is."""
+        """Creates the MLflow experiment and returns its id.
+
+        If the database is in the workdir, the artifacts of the experiment are there too.
+        """
         own = pathlib.Path(_own(self._run.workdir))
         is_own = self._tracker.uri(self._run.workdir) == f"sqlite:///{own}/mlflow.db"
         where = (own / "mlflow").as_uri() if is_own else None
@@ -125,5 +129,5 @@ def _own(workdir: str) -> str:
 
 
 def _name(name: str) -> str:
-    """Returns a name without characters that MLflow rejects, such as "=" in "loss/source=wiki"."""
+    """Returns a name in which "_" replaces characters that MLflow rejects, such as "=" in "loss/source=wiki"."""
     return re.sub(r"[^\w\-. /]", "_", name)

@@ -1,4 +1,4 @@
-"""Stores which run of a tracking service belongs to a workdir, and its last written steps."""
+"""Stores which run of a tracking service belongs to a workdir, and the last steps that were written to this run."""
 
 import dataclasses
 import json
@@ -12,20 +12,24 @@ _FOLDER = "trackers"
 
 @dataclasses.dataclass
 class Progress:
-    """Progress of a tracker, stored in the workdir.
+    """The progress of a tracker, stored in the workdir.
 
     A resumed run repeats some steps; `is_new` prevents duplicate entries.
     """
 
     path: str
     run: str = ""  # id of the current run in the service; "": none yet
-    first: str = ""  # id of the first run; a rollback may begin others
+    first: str = ""  # id of the first run in the service; a rollback may begin another run
     rollbacks: int = 0
-    written: dict[str, int] = dataclasses.field(default_factory=dict)  # {"train": last written step}
+    written: dict[str, int] = dataclasses.field(default_factory=dict)  # kind -> last written step, {"train": 1000}
 
     @classmethod
     def of(cls, workdir: str, tracker: str) -> "Progress":
-        """Reads the progress of an earlier start; UserError for an invalid file."""
+        """Reads the progress that an earlier process has stored in the workdir; returns an empty progress without it.
+
+        Raises:
+          UserError: the file is not valid.
+        """
         path = os.path.join(workdir, _FOLDER, f"{tracker}.json")
         if not os.path.exists(path):
             return cls(path)
@@ -33,21 +37,21 @@ class Progress:
         return cls(path, **{name: stored[name] for name in ("run", "first", "rollbacks", "written") if name in stored})
 
     def begin(self, run: str) -> None:
-        """Stores the id of the current run."""
+        """Stores the id of the current run in the service."""
         self.run, self.first = run, self.first or run
         self._save()
 
     def is_new(self, step: int, what: str) -> bool:
-        """Returns True if an entry of this kind is new at a step."""
+        """Returns True if no entry of kind `what` has been written for this step or a later step."""
         return step > self.written.get(what, -1)
 
     def wrote(self, step: int, what: str) -> None:
-        """Stores that an entry of this kind was written at a step."""
+        """Stores that an entry of kind `what` was written for `step`."""
         self.written[what] = step
         self._save()
 
     def rewind(self, step: int) -> None:
-        """Stores a rollback: entries after `step` are new again."""
+        """Stores a rollback to `step`: entries of later steps are new again."""
         self.rollbacks += 1
         self.written = {what: min(last, step) for what, last in self.written.items()}
         self._save()

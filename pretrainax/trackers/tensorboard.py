@@ -1,6 +1,7 @@
-"""TensorBoard tracker, written with the thread-free parts of tensorboardX.
+"""The TensorBoard tracker, which uses only the parts of tensorboardX that start no thread.
 
-The thread of its `SummaryWriter` dies on a full disk or a clock jump, and the process would wait for it forever.
+The thread of tensorboardX's `SummaryWriter` dies if the disk is full or the clock jumps. The process would then wait
+for this thread forever.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ _SPLITS = ("train", "valid")
 
 
 class _Message(Protocol):
-    """Protobuf message."""
+    """A protobuf message."""
 
     def SerializeToString(self) -> bytes: ...
 
@@ -29,8 +30,8 @@ class _Message(Protocol):
 class TensorBoard(Tracker):
     """Writes event files to the workdir: `tensorboard --logdir=RUN` shows them.
 
-    Training and validation are two TensorBoard runs, so that one chart shows both. A session-start event invalidates
-    entries after the step of a resume or a rollback; readers of event files support this.
+    Training and validation are two TensorBoard runs, so that one chart shows both. At a resume or a rollback, a
+    session-start event tells readers of event files to ignore the earlier entries of later steps.
     """
 
     def open(self, run: TrackedRun) -> "EventWriter":
@@ -40,13 +41,14 @@ class TensorBoard(Tracker):
         return f"TensorBoard, {with_urls(os.path.join(workdir, _FOLDER))}"
 
 
-# Optional imports of tensorboardX that this package does not use; they take 2 s, 0.5 s and 0.3 s.
+# Packages that tensorboardX imports if they are installed, and that are not needed here; importing them takes 2 s,
+# 0.5 s and 0.3 s.
 _UNUSED = ("torch", "boto3", "google.cloud.storage")
 
 
 @contextlib.contextmanager
 def _without_unused() -> Iterator[None]:
-    """Prevents tensorboardX from importing unused packages."""
+    """Prevents tensorboardX, inside the context, from importing packages that are not needed here."""
     hidden = [name for name in _UNUSED if name not in sys.modules]
     sys.modules |= dict.fromkeys(hidden)  # pyright: ignore[reportArgumentType]  # None makes `import` fail
     try:
@@ -60,7 +62,7 @@ class EventWriter(Writer):
     """Writes the event files of a run: events/train, events/valid, texts and hyperparameters."""
 
     def __init__(self, folder: str, run: TrackedRun):
-        """Opens new files that invalidate older entries after `run.step`."""
+        """Opens new files, which invalidate existing entries of steps after `run.step`."""
         with _without_unused():
             from tensorboardX import summary
         self._summary, self._folder, self._config = summary, folder, run.config
@@ -70,7 +72,7 @@ class EventWriter(Writer):
             self.text(0, "config", config_table(run.config))
 
     def _open(self, step: int) -> None:
-        after = step + 1 if step else 0  # a run that starts over also writes its config again
+        after = step + 1 if step else 0  # a run that begins again at step 0 also writes its config again
         self._files = {split: _EventFile(os.path.join(self._folder, split), after) for split in (*_SPLITS, "")}
 
     def metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
@@ -85,7 +87,7 @@ class EventWriter(Writer):
         self._open(step)
 
     def finish(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes a row of the HPARAMS tab."""
+        """Writes the metrics and hyperparameters of the run for the HPARAMS tab of TensorBoard."""
         values = {f"final/{name}": value for name, value in metrics.items()}
         parts = self._summary.hparams(dict[str, Value](self._config), values)
         file = _EventFile(os.path.join(self._folder, "hparams"), 0)
@@ -103,10 +105,10 @@ class EventWriter(Writer):
 
 
 class _EventFile:
-    """One event file. Raises OSError on a full disk."""
+    """One event file; writing raises OSError if the disk is full."""
 
     def __init__(self, folder: str, after: int):
-        """Opens a new file that invalidates entries of step `after` and later in the folder."""
+        """Opens a new file in a folder, which invalidates the entries of step `after` and later in the other files."""
         from tensorboardX import RecordWriter
         from tensorboardX.proto import event_pb2
 
@@ -114,20 +116,20 @@ class _EventFile:
         self._event, log = event_pb2.Event, event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
         self._next_flush = 0.0
         os.makedirs(folder, exist_ok=True)
-        # Readers sort files by name, and a rollback may happen within the same second.
+        # The name contains microseconds: readers sort files by name, and a rollback may happen within the same second.
         self._records = RecordWriter(os.path.join(folder, f"events.out.tfevents.{time.time():.6f}.{os.getpid()}"))
         self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
         self._write(self._event(wall_time=time.time(), step=after, session_log=log(status=log.START)))
 
     def add(self, step: int, values: Iterable[_Message]) -> None:
-        """Adds points at a step; values: from a tensorboardX summary."""
+        """Adds values for a step; values: from a summary of tensorboardX."""
         event = self._event(wall_time=time.time(), step=step)
         event.summary.value.extend(values)
         self._write(event)
 
     def _write(self, event: _Message) -> None:
         self._records.write(event.SerializeToString())
-        if time.monotonic() > self._next_flush:  # flushing waits for the disk
+        if time.monotonic() > self._next_flush:  # not after each event, because flushing waits for the disk
             self._records.flush()
             self._next_flush = time.monotonic() + _FLUSH_SECONDS
 

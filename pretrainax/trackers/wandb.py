@@ -1,4 +1,4 @@
-"""Weights & Biases tracker, online or with files for `wandb sync`."""
+"""The Weights & Biases tracker, which writes to the server or to local files for `wandb sync`."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from wandb import Run
 
 _MODES = ("online", "offline")
-_FINISH_SECONDS = 25.0  # within those that a run waits for its trackers
+_FINISH_SECONDS = 25.0  # less than the 30 s for which a run waits for its trackers
 
 
 @dataclasses.dataclass
@@ -22,15 +22,15 @@ class WandB(Tracker):
     """Tracks the run on Weights & Biases (extra `wandb`); the key comes from `wandb login` or WANDB_API_KEY.
 
     A resumed run continues the same W&B run. A rollback rewinds the W&B run if the server supports it. Otherwise, and
-    offline, a new run in the same group continues, and the old run is marked.
+    offline, a new W&B run in the same group receives the entries, and the old W&B run is marked.
     """
 
-    project: str = "pretrainax"  # W&B project
+    project: str = "pretrainax"  # name of the W&B project
     entity: Optional[str] = None  # user or team; None: the owner of the key
-    name: Optional[str] = None  # of the W&B run; None: the name of the workdir
-    group: Optional[str] = None  # of W&B runs; None: the run name
-    tags: tuple[str, ...] = ()  # of the W&B run
-    # offline: writes wandb/ in the workdir for `wandb sync`; None: WANDB_MODE, or online
+    name: Optional[str] = None  # name of the W&B run; None: the name of the workdir
+    group: Optional[str] = None  # group of W&B runs; None: the name of the W&B run
+    tags: tuple[str, ...] = ()  # tags of the W&B run
+    # offline: writes wandb/ in the workdir for `wandb sync`; None: the variable WANDB_MODE or, without it, online
     mode: Optional[Literal["online", "offline"]] = None
 
     extra = "wandb"
@@ -38,7 +38,7 @@ class WandB(Tracker):
 
     @property
     def mode_now(self) -> str:
-        """Returns the mode, from WANDB_MODE if the field is unset."""
+        """Returns the mode: of the config, of the variable WANDB_MODE, or "online"."""
         return self.mode or os.environ.get("WANDB_MODE") or "online"
 
     def open(self, run: TrackedRun) -> "WandBWriter":
@@ -57,7 +57,7 @@ class WandB(Tracker):
 
 
 class WandBWriter(Writer):
-    """Writes one run with the W&B client."""
+    """Writes the entries of one run with the W&B client."""
 
     def __init__(self, tracker: WandB, run: TrackedRun):
         import wandb
@@ -70,7 +70,7 @@ class WandBWriter(Writer):
         self._open(self._progress.run or uuid.uuid4().hex[:8], resume="allow")
 
     def _open(self, name: str, **how: str) -> None:
-        """Begins or continues a W&B run that receives only what this package sends."""
+        """Begins or continues the W&B run with the id `name`, which gets nothing but the entries of this package."""
         settings = self._wandb.Settings(
             console="off",
             silent=True,
@@ -120,7 +120,7 @@ class WandBWriter(Writer):
         if self._tracker.mode_now == "online":
             try:
                 return self._open(name, resume_from=f"{name}?_step={step}")
-            except Exception as error:  # the server or the plan does not support rewinding
+            except Exception as error:  # the server or the price plan does not support rewinding
                 why = one_line(error)
         self._open(f"{self._progress.first}-{self._progress.rollbacks}", resume="allow")
         self._here.config.update({"rollback": {"from_run": name, "to_step": step, "not_rewound_as": why}})

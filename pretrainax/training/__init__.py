@@ -1,1 +1,1 @@
-"""A training run: the run's parts, the loop around the jitted step, losses, logging and restoring."""
+"""Implements a training run: its parts, the loop around the jitted update, losses, logging and restoring."""

@@ -14,16 +14,16 @@ from pretrainax.files.paths import is_url
 
 @contextlib.contextmanager
 def checked_corpora(data: DataConfig, corpora: Sequence[Corpus], note: Callable[[str], None]) -> Iterator[CorpusCheck]:
-    """Yields a background check of the corpora. Notes corpora without checksums, and files not yet checked at the end.
+    """Yields a check of the corpora that runs in the background, and prints which files it could not check.
 
     Args:
       corpora: in download order; downloads stop at `config.data.keep_bytes`.
-      note: prints a line.
+      note: a function that prints a line.
 
     Raises:
       UserError: a file is damaged.
     """
-    # From a store, each process keeps its own copy and checks all of it.
+    # With an object store, each process has its own local copy and checks all of its files.
     share = (0, 1) if is_url(data.cache_dir) else (jax.process_index(), jax.process_count())
     with CorpusCheck(corpora, *share, ShardCache(corpora, data.keep_bytes).fetch) as corpus_check:
         for directory in corpus_check.unknown:

@@ -1,4 +1,4 @@
-"""Metrics of the load balance of a mixture of experts, computed from the sums of its blocks."""
+"""Computes metrics of the load balance in a mixture of experts, from the sums that the blocks return."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -8,10 +8,10 @@ from pretrainax.layers.by_layer import BY_LAYER, DROPPED, EXPERT_TOKENS, ROUTER_
 
 
 def balance_metrics(sums: Mapping[str, Sequence]) -> dict[str, float]:
-    """Returns the mean balance metrics over all layers and the number of dead experts; {} for a model without experts.
+    """Returns balance metrics averaged over layers, and the number of experts without tokens; {} without experts.
 
     Args:
-      sums: {name: (sum, count)}; per-layer sums, whose names start with BY_LAYER, are arrays [L, …].
+      sums: {metric: (sum, count)}; per-layer sums, whose names start with BY_LAYER, are arrays [L, …].
     """
     loads = list(expert_loads(sums).values())
     if not loads:
@@ -27,7 +27,7 @@ def balance_metrics(sums: Mapping[str, Sequence]) -> dict[str, float]:
 
 
 def layer_balance_metrics(sums: Mapping[str, Sequence]) -> dict[str, float]:
-    """Returns the balance metrics of each layer, {"expert_imbalance/layer=decoder.0": …}."""
+    """Returns the balance metrics of each layer, {"expert_imbalance/layer=decoder.0": …}, for `sums` as above."""
     metrics = {f"expert_imbalance/layer={layer}": max(load) for layer, load in expert_loads(sums).items()}
     for name, metric in ((ROUTER_ENTROPY, "router_entropy"), (DROPPED, "dropped_fraction")):
         metrics |= {f"{metric}/layer={layer}": mean for layer, mean in _means(sums, name)}
@@ -35,7 +35,7 @@ def layer_balance_metrics(sums: Mapping[str, Sequence]) -> dict[str, float]:
 
 
 def expert_loads(sums: Mapping[str, Sequence]) -> dict[str, list[float]]:
-    """Returns the relative load of each expert, {"decoder.0": [E]}: its tokens divided by the mean; 1 is even."""
+    """Returns {"decoder.0": [E], …}: for each expert of a layer, its tokens divided by the mean of the layer."""
     loads = {}
     for layer, tokens, _ in _layer_sums(sums, EXPERT_TOKENS):
         loads[layer] = np.round(tokens / max(tokens.mean(), 1e-9), 4).tolist()
@@ -48,7 +48,7 @@ def _means(sums: Mapping[str, Sequence], name: str) -> Iterator[tuple[str, float
 
 
 def _layer_sums(sums: Mapping[str, Sequence], name: str) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yields the name of each layer, with its sum and count of the metric `name`."""
+    """Yields (layer such as "decoder.0", sum, count) of the per-layer metric `name` for each layer."""
     for key, (total, count) in sums.items():
         if key.startswith(BY_LAYER) and key.endswith(f"/{name}"):
             _, stack, numbers, _ = key.split("/")

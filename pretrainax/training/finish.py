@@ -1,6 +1,6 @@
-"""The end of a run that is trained and saved: the last validation and the `on_end` callbacks.
+"""Finishes a run whose last step is saved: runs the last validation and the `on_end` methods of the callbacks.
 
-Nothing here can lose the run. A failure is logged in one line and the remaining callbacks still run.
+The trained parameters are safe at this point. With one process, a failed callback is logged and the next ones run.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ if TYPE_CHECKING:  # that module imports this module
 
 
 def finish(loop: "Loop", state: TrainState) -> None:
-    """Validates the state, unless the last step did, and calls the `on_end` callbacks.
+    """Validates the state, unless it was validated after the last step, and calls `on_end` of the callbacks.
 
     Raises:
-      RunFailed: the validation failed; or, with several processes, a callback failed: the other processes would wait.
+      RunFailed: the validation failed; or a callback failed in one of several processes: the others would wait for it.
     """
     run, metrics = loop.run, loop.last_evaluation
     run.peers.beat(None)
@@ -38,10 +38,10 @@ def finish(loop: "Loop", state: TrainState) -> None:
 
 @contextlib.contextmanager
 def continue_on_error(what: str, loop: "Loop") -> Iterator[None]:
-    """Logs an exception in one line and continues, because the run is already saved.
+    """Returns a context that logs an exception in one line instead of raising it, because the run is already saved.
 
     Raises:
-      RunFailed: an exception, if there are several processes.
+      RunFailed: an exception was raised, and the run has several processes.
     """
     try:
         yield

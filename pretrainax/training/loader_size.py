@@ -11,23 +11,23 @@ from pretrainax.data.preparation.workers import check_shared_memory
 from pretrainax.reporting.units import short_time
 from pretrainax.training.run import Run
 
-MFU = 0.6  # assumed MFU of a step, which bounds the rate at which it needs batches
+MFU = 0.6  # assumed model FLOPs utilization of a step, which bounds the rate at which batches are needed
 MAX_THREAD_SHARE = (
-    0.5  # largest share of the time for a loader thread in the training process, which also launches the steps
+    0.5  # a loader thread, in the process that also launches the steps, is used up to this share of the time
 )
-SAFETY_FACTOR = 1.5  # safety factor, for batches that take longer than the median
+SAFETY_FACTOR = 1.5  # factor of the number of processes, because some batches take longer than the median
 
 
 class LoaderSize(NamedTuple):
-    """The measured load of the data loader and its number of processes."""
+    """The measured speed of the data loader and its number of processes."""
 
-    batch: float  # seconds per batch in one process
-    step: float  # seconds per step on the devices, at MFU
+    batch: float  # seconds to make a batch in one process
+    step: float  # expected seconds per step on the devices, at a utilization of MFU
     workers: int  # number of loader processes; 0: a thread of the training process
-    wanted: int  # number of processes that keep up with the devices
+    wanted: int  # number of loader processes that make batches as fast as the devices need them
 
     def row(self) -> tuple[str, str]:
-        """Returns the name and the value of the header row."""
+        """Returns the name and the value of the loader's row in the header of a run."""
         loader = f"{self.workers} processes" if self.workers else "a thread"
         warning = f", TOO FEW: set config.data.workers to {self.wanted}" if self.workers < self.wanted else ""
         batch, step = short_time(self.batch), short_time(self.step)
@@ -35,7 +35,7 @@ class LoaderSize(NamedTuple):
 
 
 def size_loader(run: Run) -> Optional[LoaderSize]:
-    """Sets `config.data.workers` if it is None and returns the measurements; None on devices of unknown speed."""
+    """Sets `config.data.workers` if it is None. Returns the measurements; None if the devices' speed is unknown."""
     data = run.experiment.data
     steps = [(part, seconds) for part in run.parts if (seconds := part.work.least_seconds(MFU)) is not None]
     if not steps:
@@ -53,12 +53,12 @@ def size_loader(run: Run) -> Optional[LoaderSize]:
 
 
 def processes_for(busy: float, cores: int) -> int:
-    """Returns the number of loader processes for batches that each take `busy` steps to make; 0: use a thread."""
+    """Returns the number of loader processes; 0: use a thread. `busy` is (seconds per batch) / (seconds per step)."""
     return 0 if busy <= MAX_THREAD_SHARE else max(min(math.ceil(SAFETY_FACTOR * busy), cores - 1), 1)
 
 
 def seconds_to_make(run: Run, count: int = 3) -> float:
-    """Returns the median seconds to make a batch, without the first batch, which opens files."""
+    """Returns the median seconds to make one of `count` batches, after a first batch, which also opens files."""
     first, seconds = run.stop - run.steps, []
     for i in range(count + 1):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Extends a run past its planned steps, and lists how its steps differ from a run planned for the new length."""
+"""Extends a run past its planned steps, and lists how its completed steps differ from a run of the new length."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from pretrainax.config import Experiment, UserError, phase_at, phases_of
 
 
 def extend(old: Experiment, new: Experiment, done: int, agreed: bool) -> str:
-    """Returns a line that describes the extension of a run from config `old` to `new`, which differ in train.steps.
+    """Checks the extension of a run from config `old` to `new`, which differ in train.steps; returns a line about it.
 
     Args:
       done: number of completed steps.
-      agreed: the user accepts that completed steps differ from the new plan, for example in learning rate.
+      agreed: the user accepts that completed steps differ from a run of `new`, for example in learning rate.
 
     Raises:
-      UserError: `new` has fewer steps; or completed steps differ from the new plan, without `agreed`.
+      UserError: `new` has fewer steps than `old`; or completed steps differ from a run of `new`, without `agreed`.
     """
     before, after = old.train.steps, new.train.steps
     if after < before:
@@ -36,7 +36,7 @@ def extend(old: Experiment, new: Experiment, done: int, agreed: bool) -> str:
 
 
 def _changes(old: Experiment, new: Experiment, done: int) -> Iterator[str]:
-    """Yields a line for each difference between the completed steps and the same steps of `new`."""
+    """Yields a description of each difference between the `done` completed steps and the same steps of `new`."""
     yield from _moved_phases(old, new, done)
     rates, longer = _rates(old, done + 1), _rates(new, done + 1)
     if not jnp.array_equal(rates[:done], longer[:done]):
@@ -56,7 +56,7 @@ def _changes(old: Experiment, new: Experiment, done: int) -> Iterator[str]:
 
 
 def _moved_phases(old: Experiment, new: Experiment, done: int) -> Iterator[str]:
-    """Yields a line for the first completed step that belongs to another phase in `new`."""
+    """Yields a description of the first completed step that is in a different phase in `new`; nothing if none is."""
     before, after = phases_of(old), phases_of(new)
     for start in sorted({phase.start for phase in (*before, *after) if phase.start < done}):
         old_phase, new_phase = phase_at(before, start), phase_at(after, start)
@@ -66,7 +66,7 @@ def _moved_phases(old: Experiment, new: Experiment, done: int) -> Iterator[str]:
 
 
 def _rates(experiment: Experiment, count: int) -> jax.Array:
-    """Returns the learning rates of the first `count` steps of a run, continued past its end."""
+    """Returns the learning rates of the first `count` steps of a run, [count]; the last phase has no end."""
     rates = []
     for phase in phases_of(experiment):
         config = phase.experiment
@@ -77,7 +77,7 @@ def _rates(experiment: Experiment, count: int) -> jax.Array:
 
 
 def _rate_changes(part: object) -> Iterator[Any]:
-    """Yields each rate_change of an objective and of its nested objectives."""
+    """Yields each `rate_change` that is set in an objective or in its nested objectives."""
     if isinstance(part, tuple):
         for item in part:
             yield from _rate_changes(item)

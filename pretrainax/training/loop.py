@@ -1,11 +1,11 @@
-"""The training loop: restore, step, log, evaluate, save, roll back, stop. It depends on no objective or architecture.
+"""Implements the training loop: step, log, evaluate, save, roll back, stop, for all objectives and architectures.
 
 Loop       everything around the jitted update; callbacks receive the loop
-  train          runs the steps; after a loss spike it restarts from an earlier checkpoint
+  train          runs the steps; after a loss spike it continues from an earlier checkpoint
   _train_steps   for each step: fetches a batch, runs the update, then logs, evaluates and saves if due
-  _roll_back, _next_batch, _watch_batches, _announce_speed: helpers of these
-  _read_metrics  copies metrics from the device when they are needed and checks each step once
-  _log, _evaluate, _save: every `train.logged_every`, `evaluate.every`, `checkpoint.every` steps
+  _roll_back, _next_batch, _watch_batches, _announce_speed: helpers of `train` and `_train_steps`
+  _read_metrics  copies metrics from the device when they are needed, and checks each step once
+  _log, _evaluate, _save: run every `train.logged_every`, `evaluate.every`, `checkpoint.every` steps
 """
 
 import collections
@@ -43,7 +43,7 @@ from pretrainax.training.train_step import TrainState
 
 
 def to_device(batches: Iterator[HostBatch], mesh: jax.sharding.Mesh) -> Iterator[dict[str, jax.Array]]:
-    """Yields batches on the mesh, one ahead: the next batch is copied while the devices work on the current batch."""
+    """Yields batches on the devices of the mesh; the next batch is copied while the devices use the current batch."""
     ahead = collections.deque()
     for batch in batches:
         ahead.append(put_batch(batch, mesh))
@@ -53,9 +53,9 @@ def to_device(batches: Iterator[HostBatch], mesh: jax.sharding.Mesh) -> Iterator
 
 
 class Loop:
-    """Runs the jitted update and the periodic work around it: logging, evaluation, checkpoints.
+    """Runs the jitted update, and periodically logs, evaluates and saves.
 
-    `loop_state` is the state that must survive a restart in addition to the `TrainState`; each checkpoint has a copy.
+    `loop_state` is the state, in addition to the `TrainState`, that a restart needs; each checkpoint contains a copy.
     Callbacks use `run`, `step`, `workdir`, `sums`, `note`, `text`, `paused`, `stop`, `request` and `is_stopping`.
     """
 
@@ -73,34 +73,34 @@ class Loop:
         self.run, self.checkpoints, self.writer, self.goodput = run, checkpoints, writer, goodput
         self.preemption, self.loop_state, self.corpus_check = preemption, loop_state, corpus_check
         self.callbacks = callbacks
-        self.first_rows: Sequence[Row] = ()  # header rows about the workdir and the start of the run
-        self.sums: Mapping[str, Sequence] = {}  # (sum, count) of each metric over the steps of the last line
-        self._stopped, self._asked_for = "", set[str]()  # a callback's stop reason; its "evaluation", "checkpoint"
-        self.saved = False  # True after a save since this start
+        self.first_rows: Sequence[Row] = ()  # header rows about the workdir and the initial parameters
+        self.sums: Mapping[str, Sequence] = {}  # {metric: (sum, count)} over the steps of the last "train" line
+        self._stopped, self._asked_for = "", set[str]()  # arguments of `stop` and of `request`
+        self.saved = False  # True if this process has saved a checkpoint
         self.compiled: Optional[Run] = None  # the phase whose update is compiled
-        self.first_step = loop_state.step + 1  # first step of this start; a rollback does not change it
+        self.first_step = loop_state.step + 1  # first step of this process; a rollback does not change this number
         self._reset()
 
     def _reset(self) -> None:
-        """Discards all data of steps after `loop_state.step`, at the start and after a rollback."""
+        """Discards all data about steps after `loop_state.step`: in a new process, and after a rollback."""
         self.writer.check(self.loop_state.metrics_file, self.loop_state.step)
         self.run = self.run.at(self.loop_state.step - 1)
         self.batches = loss_spikes.SkippingBatches(self.run.batches, self.loop_state.rollbacks)
-        # (step, device work of the step, metrics on the device) of steps whose metrics were not read yet
+        # (step, tokens and FLOPs of the step, metrics on the device), for steps whose metrics were not read yet
         self.pending: list[tuple[int, Counts, dict[str, PyTree]]] = []
-        self.newest: Optional[dict[str, PyTree]] = None  # metrics of the last step that was read
+        self.newest: Optional[dict[str, PyTree]] = None  # metrics of the last step whose metrics were read
         self.evaluation: Optional[tuple[int, dict[str, float]]] = None  # (step, metrics) of the last validation
         self._reset_clock()
         self._select_by(self.run.experiment.select_by)
 
     def _reset_clock(self) -> None:
-        """Resets the time and counts from which the next line computes speeds."""
-        self.seconds, self.waited, self.steps = 0.0, 0.0, 0  # training and waiting for data since the last log
-        self.counts = Counts()  # of the same steps
-        self.flops_done = 0.0  # FLOPs of the same steps, without masked blocks that attention skips
+        """Resets the times and counts from which the next line of metrics.jsonl computes speeds."""
+        self.seconds, self.waited, self.steps = 0.0, 0.0, 0  # seconds of training, of these waiting for data; steps
+        self.counts = Counts()  # counts of these steps
+        self.flops_done = 0.0  # FLOPs of these steps, without masked blocks that attention skips
 
     def _select_by(self, metric: str) -> None:
-        """Resets the best value if the restored state selected checkpoints by another metric."""
+        """Resets the best value if the restored state selected checkpoints by a different metric."""
         state = self.loop_state
         if state.select_by != metric and state.best_loss is not None:
             self.writer.note(
@@ -117,20 +117,20 @@ class Loop:
 
     @property
     def workdir(self) -> str:
-        """Returns the folder of the run."""
+        """Returns the folder of the run (--workdir); for a URL, the local copy of the folder."""
         return self.writer.workdir
 
     @property
     def is_stopping(self) -> bool:
-        """Returns True if this process received a signal to stop."""
+        """Returns True if this process received a signal to stop the run."""
         return self.preemption.requested
 
     def note(self, line: str) -> None:
-        """Prints a line in the log of the run."""
+        """Prints a line to the log of the run."""
         self.writer.note(line)
 
     def text(self, name: str, text: str) -> None:
-        """Passes a text about the model to all callbacks."""
+        """Passes a text about the model, such as samples, to `on_text` of all callbacks."""
         self.callbacks.call("on_text", self, name, text)
 
     def stop(self, reason: str) -> None:
@@ -143,10 +143,10 @@ class Loop:
 
     @contextlib.contextmanager
     def paused(self, part: str) -> Iterator[None]:
-        """Returns a context between two steps, with idle devices, whose time counts for no step.
+        """Returns a context for work between two steps, with idle devices; its time does not count as step time.
 
         Args:
-          part: row of the goodput table that gets the time.
+          part: the row of the goodput table to which the time is added.
         """
         self._read_metrics()
         with self.goodput.on(part):
@@ -154,23 +154,23 @@ class Loop:
         self.resumed = time.perf_counter()
 
     def _call(self, method: str, state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Calls the callbacks between two steps; their time counts for no step."""
+        """Calls a method of the callbacks between two steps; the time does not count as step time."""
         self.callbacks.call(method, self, state, metrics)
         self.resumed = time.perf_counter()
 
     @property
     def last_evaluation(self) -> Optional[dict[str, float]]:
-        """Returns the validation metrics of the current step; None if this step has no validation."""
+        """Returns the validation metrics of the current step; None if there was no validation after this step."""
         step, metrics = self.evaluation or (None, None)
         return metrics if step == self.loop_state.step else None
 
     @property
     def _phase(self) -> dict[str, float]:
-        """Returns {"phase": number} for lines and checkpoints of a run in phases; else {}."""
+        """Returns {"phase": number}, an entry of metrics and checkpoints; {} for a run without phases."""
         return {"phase": self.run.phase.number} if self.run.phase else {}
 
     def train(self, state: TrainState) -> tuple[TrainState, int]:
-        """Returns the state at the end, and the exit code."""
+        """Runs all steps. Returns the state at the end, and the exit code: 0, or PREEMPTED after a signal."""
         self._call("on_start", state, {})
         while True:
             try:
@@ -181,7 +181,7 @@ class Loop:
             state = self._roll_back(spike)
 
     def _train_steps(self, state: TrainState) -> tuple[TrainState, int]:
-        """Trains from step `loop_state.step` + 1; raises Spike or RunFailed."""
+        """Runs the steps from `loop_state.step` + 1, and returns as `train`; raises Spike or RunFailed."""
         experiment, loop_state = self.run.experiment, self.loop_state
         steps, first = experiment.train.steps, loop_state.step + 1
         batches = iterate(self.batches, first - 1, steps, experiment.data.workers or 0)
@@ -216,7 +216,7 @@ class Loop:
         return state, 0
 
     def _count(self, step: int, batch: dict[str, jax.Array], metrics: dict[str, PyTree]) -> None:
-        """Adds a launched step to the steps whose metrics were not read yet."""
+        """Adds a step that was sent to the devices to `pending`, and waits until the previous step is done."""
         index, work = self.batches.index(step - 1), self.run.work
         self.flops_done += work.flops_done_of(index)
         self.pending.append((step, Counts(tokens=tokens_read(batch), flops=work.flops_of(index)), metrics))
@@ -226,10 +226,10 @@ class Loop:
         jax.block_until_ready(self.pending[-2:-1])  # stays at most one step ahead of the devices
 
     def _do_what_is_due(self, state: TrainState) -> bool:
-        """Logs, evaluates and saves after a step if due; returns True if the run stops here, to be resumed."""
+        """Logs, evaluates and saves after a step if due; returns True if a signal stops the run after this step."""
         experiment, step, requests = self.run.experiment, self.step, self._asked_for
         self._asked_for = set()
-        is_end = step == self.run.stop  # end of the phase, which logs its own last line
+        is_end = step == self.run.stop  # the last step of the phase
         is_last, is_stopping = step == experiment.train.steps, self.run.peers.agree(self.preemption.requested)
         if step % experiment.train.logged_every == 0 or is_end:
             self._log(state)
@@ -250,7 +250,7 @@ class Loop:
         return False
 
     def _stop_reason(self) -> str:
-        """Returns the reason to end the run before its last step, or "" to continue."""
+        """Returns the reason to end the run before its last step; "": the run continues."""
         evaluate = self.run.experiment.evaluate
         if evaluate.patience is not None and self.loop_state.evaluations_since_best >= evaluate.patience:
             return (
@@ -260,10 +260,10 @@ class Loop:
         return self._stopped and f"stopped after step {self.step}: {self._stopped}"
 
     def _roll_back(self, spike: loss_spikes.Spike) -> TrainState:
-        """Restores a checkpoint from before the spike, and deletes later checkpoints and metrics lines.
+        """Restores a checkpoint from before the spike, and deletes later checkpoints and later lines of metrics.jsonl.
 
-        A kill during the rollback changes nothing: from any newest checkpoint, the run meets the same spike again. If
-        no checkpoint is as old as the target, the oldest is used, and a kill does not change it: see `Checkpoints`.
+        If the process is killed during the rollback, the resumed run finds the same spike again, whatever the newest
+        checkpoint is. If all checkpoints are too new, the oldest one is used, also after a kill: see `Checkpoints`.
         """
         before = self.loop_state.rollbacks
         rollback = loss_spikes.plan_rollback(spike, before, self.run.experiment.train)
@@ -282,9 +282,9 @@ class Loop:
         return state
 
     def _enter_phase(self, step: int) -> None:
-        """Switches to the model, the update and the batches of the step's phase, and logs the start of a phase.
+        """Switches to the model, the update and the batches of the step's phase if a new phase begins, and logs that.
 
-        Spike detection starts over, because it compares losses of one phase only.
+        Spike detection discards its previous losses, because losses of different phases are not comparable.
         """
         run = self.run.at(step - 1)
         if run is not self.run:
@@ -293,7 +293,7 @@ class Loop:
             self.writer.note(str(run.phase))
 
     def _next_batch(self, fetched: Future) -> dict[str, jax.Array]:
-        """Returns the fetched batch. Waiting time counts from the moment when the devices are idle."""
+        """Returns the fetched batch, and adds the waiting time, which starts when the devices are idle."""
         if not fetched.done():
             jax.block_until_ready(self.pending[-1:])
         before = time.perf_counter()
@@ -303,7 +303,7 @@ class Loop:
         return batch
 
     def _watch_batches(self, batches: Iterator[HostBatch], first: int) -> Iterator[HostBatch]:
-        """Yields the batches from step `first` on, and checks the first batch of this start and of each phase."""
+        """Yields the batches from step `first` on, and checks the first batch and the first batch of each phase."""
         model, checked = self.run.experiment.model, None
         for step, batch in enumerate(batches, first):
             source = self.run.at(step - 1).train_batches
@@ -314,7 +314,7 @@ class Loop:
             yield batch
 
     def _announce_speed(self, done: int) -> None:
-        """Logs the time to the first step and, 3 steps later, the expected time of the remaining steps."""
+        """Logs the time to the first step (if `done` is 0) or, 3 steps later, the expected time of remaining steps."""
         jax.block_until_ready(self.pending[-1][-1])
         now = time.perf_counter()
         if done == 0:
@@ -326,7 +326,7 @@ class Loop:
             self.writer.note(f"expected time {datetime.timedelta(seconds=round(seconds))} for {left:,} steps")
 
     def _read_metrics(self) -> None:
-        """Waits for the device and checks every step since the last call, so that no non-finite step goes unnoticed."""
+        """Copies the metrics of all pending steps from the device, and checks for non-finite values and spikes."""
         if not self.pending:
             return
         steps, counts_of_steps, on_device = zip(*self.pending, strict=True)
@@ -343,7 +343,7 @@ class Loop:
             if metrics["finite"]:
                 self.loop_state.add_sums(metrics["sums"])
                 means, norm = summarize(metrics["sums"]), float(metrics["gradient_norm"])
-                loss = means.get(watched, means["loss"])  # a step without pairs trains only "loss"
+                loss = means.get(watched, means["loss"])  # a step without labels for `watched` has only "loss"
                 loss_spikes.observe_step(self.loop_state.recent, step, loss, norm, train)
                 continue
             line = self._describe_nonfinite(step, int(metrics["bad_parameter"]))
@@ -360,7 +360,7 @@ class Loop:
             self.writer.note(f"{skipped[0]}; skipped {len(skipped)} of the last {len(steps)} updates")
 
     def _stop_if_text_is_damaged(self) -> None:
-        """Raises UserError if a checksum is wrong, and lists the checkpoints that may have seen the damaged text."""
+        """Raises UserError if the checksum of a corpus file is wrong; the error describes the affected checkpoints."""
         try:
             self.corpus_check.raise_if_damaged()
         except UserError as e:
@@ -368,10 +368,10 @@ class Loop:
             raise UserError(f"{e}{hint}") from e
 
     def _describe_nonfinite(self, step: int, parameter: int) -> str:
-        """Returns a line with the examples of a non-finite step and the first parameter with a non-finite gradient.
+        """Returns a line about a non-finite step: its examples, and the first parameter with a non-finite gradient.
 
         Args:
-          parameter: index in tree order; -1 if only the loss is not finite.
+          parameter: index of this parameter in tree order; -1 if only the loss is not finite.
         """
         size, index = self.run.at(step - 1).train_batches.global_batch_size, self.batches.index(step - 1)
         names = parameter_names(self.run.abstract_state.params)
@@ -379,7 +379,7 @@ class Loop:
         return f"not finite at step {step} (examples {index * size} to {(index + 1) * size - 1}), {where}"
 
     def _log(self, state: TrainState) -> None:
-        """Logs means and speed since the last line, and the counts of all steps."""
+        """Logs mean metrics and speeds of the steps since the last log, and the counts of all steps so far."""
         self._read_metrics()
         assert self.newest is not None  # _read_metrics sets it after a step
         loop_state, counts = self.loop_state, self.counts
@@ -407,12 +407,12 @@ class Loop:
         self._reset_clock()
 
     def _total_counts(self) -> dict[str, Optional[float]]:
-        """Returns the counts of all steps so far; each is a common axis for the losses of several runs."""
+        """Returns the counts of all steps so far, such as tokens, as x axes for comparing losses of several runs."""
         counts = self.loop_state.counts
         return vars(counts) if counts else dict.fromkeys(vars(Counts()))
 
     def _evaluate(self, state: TrainState) -> bool:
-        """Logs the validation metrics; returns True if the metric `select_by` is the best so far."""
+        """Computes and logs the validation metrics; returns True if the metric `select_by` is the best so far."""
         self._read_metrics()
         loop_state, metric = self.loop_state, self.run.experiment.select_by
         with self.goodput.on("evaluating"):
@@ -432,7 +432,7 @@ class Loop:
         return False
 
     def _save(self, state: TrainState, is_scheduled: bool = True) -> None:
-        """Saves a checkpoint, after `_read_metrics` has checked that all steps are finite."""
+        """Saves a checkpoint after `_read_metrics` has checked all steps; not `is_scheduled`: because of a signal."""
         self._read_metrics()
         self.loop_state.metrics_file, self.loop_state.is_scheduled = self.writer.size(), is_scheduled
         evaluation, self.saved = self.last_evaluation, True

@@ -1,4 +1,4 @@
-"""The state of the training loop across restarts, saved next to the `TrainState`: counters, best metric, rollbacks."""
+"""Defines the state of the loop that a checkpoint saves besides the `TrainState`: counters, best metric, rollbacks."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from pretrainax.files.json_files import JsonObject
 
 @dataclasses.dataclass(frozen=True)
 class Rollback:
-    """A return to an earlier checkpoint, after which the run skips some batches."""
+    """A return to an earlier checkpoint after a loss spike, after which the run skips some batches."""
 
     spike: int  # first step of the spike
     step: int  # the run skips batches after this step
@@ -20,11 +20,11 @@ class Rollback:
 
 @dataclasses.dataclass
 class Counts:
-    """Counts of tokens, bytes and FLOPs of some steps, over all processes."""
+    """Counts of tokens, bytes and FLOPs of some steps, summed over all processes."""
 
-    text_tokens: int = 0  # tokens of text in the examples
-    text_bytes: int = 0  # UTF-8 bytes of these tokens
-    tokens: int = 0  # tokens that the model read, padding included
+    text_tokens: int = 0  # tokens of text in the examples, without special tokens
+    text_bytes: int = 0  # UTF-8 bytes of the text of these tokens
+    tokens: int = 0  # tokens that the model read, including padding
     flops: float = 0.0
 
     def add(self, other: "Counts") -> None:
@@ -34,41 +34,41 @@ class Counts:
 
 @dataclasses.dataclass(kw_only=True)
 class LoopState:
-    """The loop's part of a checkpoint, stored in its run.json under "extra"."""
+    """The loop's part of a checkpoint, stored in the checkpoint's run.json under "extra"."""
 
-    step: int = 0
-    tokenizer: str  # fingerprint
-    corpora: list[str]  # fingerprints
+    step: int = 0  # number of completed updates
+    tokenizer: str  # fingerprint of the tokenizer
+    corpora: list[str]  # fingerprints of the corpora
     skipped_updates: int = 0  # updates with a non-finite loss or gradient
-    best_loss: Optional[float] = None  # the best value of `select_by` of all evaluations
+    best_loss: Optional[float] = None  # the best value of the metric `select_by` so far; None: no value yet
     evaluations_since_best: int = 0
     rollbacks: list[Rollback] = dataclasses.field(default_factory=list)  # in chronological order
     recent: list[list[float]] = dataclasses.field(default_factory=list)  # observations of `loss_spikes.observe_step`
     select_by: str = "loss"  # validation metric of `best_loss`
     # Counts of all steps; None if a version without counts started the run.
     counts: Optional[Counts] = dataclasses.field(default_factory=Counts)
-    # {name: [sum, count]} since the last line: numbers, or lists of numbers for per-layer sums
+    # {metric: [sum, count]} over the steps since the last log: numbers, or lists of numbers for per-layer sums
     sums: dict[str, list] = dataclasses.field(default_factory=dict)
-    metrics_file: Optional[dict[str, int]] = None  # "bytes" and "lines" of metrics.jsonl; None: an older version
+    metrics_file: Optional[dict[str, int]] = None  # "bytes" and "lines" of metrics.jsonl; None: an older version saved
     is_scheduled: bool = True  # False: saved only because of a signal; an uninterrupted run has no such checkpoint
 
     def add_sums(self, sums: Mapping[str, Sequence]) -> None:
-        """Adds the sums and counts of a step to the totals since the last line."""
+        """Adds the sums and counts of a step, {metric: (sum, count)}, to `sums`."""
         for name, (value, count) in sums.items():
             before = self.sums.get(name, (0.0, 0.0))
             pairs = zip(before, (value, count), strict=True)
             self.sums[name] = [np.add(a, np.asarray(b, np.float64)).tolist() for a, b in pairs]
 
     def to_json(self) -> JsonObject:
-        """Returns the fields in order, in types that JSON supports; later changes of the state do not affect them."""
+        """Returns a deep copy of the fields as a dict, in types that JSON supports."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, stored: JsonObject, default: "LoopState") -> "LoopState":
-        """Returns the state of a `to_json` result, which may come from an older or newer version.
+        """Returns the state from a result of `to_json`, which may come from an older or newer version of PretrainAX.
 
-        A missing field gets its value from `default`, except `counts`, which is None if steps were done. Unknown
-        entries are ignored.
+        A missing field gets its value from `default`, except `counts`, which is None if the state has completed steps.
+        Unknown entries are ignored.
         """
         values = {field.name: stored[field.name] for field in dataclasses.fields(cls) if field.name in stored}
         if "rollbacks" in values:

@@ -5,9 +5,9 @@ checkpoint roughly 100 steps before the spike and skipped roughly 200 to 500 bat
 during the spike. The same batches did no harm from another checkpoint (Chowdhery et al. 2022, arXiv 2204.02311,
 section 5.1).
 
-Batches are index arithmetic, so a rollback is two numbers: the first step and the number of batches to skip. Every
-checkpoint has the list of rollbacks in its loop state. From an older checkpoint, the run repeats the steps before the
-first step on the same batches, so the choice of the checkpoint does not change the result.
+A batch is a function of its index, so a rollback is defined by the step after which batches are skipped and by their
+number. The loop state of each checkpoint contains the list of rollbacks. If the run returns to an older checkpoint, it
+repeats the steps up to that step with the same batches, so the choice of the checkpoint does not change the result.
 """
 
 import math
@@ -22,11 +22,11 @@ from pretrainax.training.loop_state import Rollback
 
 _TO_SIGMA = 1.4826  # standard deviation / median absolute deviation of a normal distribution
 _SMALLEST_DEVIATION = 0.01, 0.1  # lower bounds of the deviation: 1 % of the loss, 10 % of the gradient norm
-Observation = list[float]  # loss and log of the gradient norm of a step
+Observation = list[float]  # [loss, log of the gradient norm] of a step
 
 
 class Spike(Exception):
-    """A loss spike: its first step, and a description that begins an error message."""
+    """Is raised for a loss spike; has the first step of the spike, and a description for error messages."""
 
     def __init__(self, step: int, what: str):
         super().__init__(what)
@@ -34,13 +34,13 @@ class Spike(Exception):
 
 
 def find_spike(recent: Sequence[Observation], train: TrainConfig) -> Optional[str]:
-    """Returns a description of the spike if the newest `spike_steps` of the `recent` steps are a spike; else None.
+    """Returns a description of the spike if the last `spike_steps` of the `recent` steps are a spike; else None.
 
-    A spike exceeds the median of the `spike_window` steps before by more than `spike_deviations` robust deviations, in
-    the loss of all its steps or in the gradient norm of all its steps. A robust deviation is 1.4826 × the median
-    absolute deviation, which a few outliers do not change. A single step is no spike: gradient clipping handles a bad
-    batch, and a rollback is expensive. OLMo skips updates beyond 6 standard deviations over 128 steps (OLMo-core,
-    `SkipStepOptimizer`).
+    In a spike, the losses or the gradient norms of all its steps exceed the median of the `spike_window` steps before
+    the spike by more than `spike_deviations` robust deviations. A robust deviation is 1.4826 × the median absolute
+    deviation, which a few outliers do not change. By default, a single step is no spike, because gradient clipping
+    handles a bad batch and a rollback is expensive. OLMo skips updates beyond 6 standard deviations over 128 steps
+    (OLMo-core, `SkipStepOptimizer`).
     """
     past, newest = recent[: -train.spike_steps], recent[-train.spike_steps :]
     if len(past) < train.spike_window:
@@ -58,9 +58,9 @@ def find_spike(recent: Sequence[Observation], train: TrainConfig) -> Optional[st
 
 
 def observe_step(recent: list[Observation], step: int, loss: float, gradient_norm: float, train: TrainConfig) -> None:
-    """Appends a step to `recent`, drops old steps, and handles a spike as `config.train.on_spike` requires.
+    """Appends a step to `recent`, drops old steps, and handles a spike according to `config.train.on_spike`.
 
-    The numbers are sums over all processes, so every process makes the same decision.
+    Loss and gradient norm are computed over all processes, so every process makes the same decision.
 
     Raises:
       Spike: a spike, with on_spike="rollback".
@@ -98,10 +98,10 @@ def plan_rollback(found: Spike, rollbacks: Sequence[Rollback], train: TrainConfi
 
 
 def skipped(step: int, rollbacks: Sequence[Rollback]) -> int:
-    """Returns the number of batches skipped before the batch of update `step` + 1.
+    """Returns the number of batches that are skipped before the batch of update `step` + 1.
 
-    A rollback that skips 200 batches after step 100 gives 200 from step 100 on. Each rollback skips batches after all
-    batches that earlier rollbacks skipped, even if it returns to an earlier step.
+    After a rollback that skips 200 batches after step 100, the result is 200 for `step` >= 100. Each rollback adds to
+    the batches that earlier rollbacks skip, even if it returns to an earlier step than they do.
     """
     total = now = 0
     for rollback in rollbacks:
@@ -112,16 +112,16 @@ def skipped(step: int, rollbacks: Sequence[Rollback]) -> int:
 
 
 class SkippingBatches:
-    """Batches after skipping: `self[step]` is `batches[step + skipped]`, with `step` completed updates.
+    """The batches of a run without skipped batches: `self[step]` is the batch after `step` completed updates.
 
-    The phase of the step makes the batch, even if the skipped batches end in the next phase.
+    The phase of the step makes the batch, even if its index belongs to the next phase because of skipped batches.
     """
 
     def __init__(self, batches: PhaseBatches, rollbacks: Sequence[Rollback]):
         self.batches, self.rollbacks = batches, list(rollbacks)
 
     def index(self, step: int) -> int:
-        """Returns the index of the batch of update `step` + 1."""
+        """Returns the index of the batch of update `step` + 1: `step` plus the number of skipped batches."""
         return step + skipped(step, self.rollbacks)
 
     def __getitem__(self, step: int) -> HostBatch:

@@ -1,4 +1,4 @@
-"""The training objective: the sum of the mean losses of the model's heads and blocks."""
+"""Computes the training objective: the sum of the mean losses of the model's heads and blocks."""
 
 from collections.abc import Mapping
 from typing import Unpack
@@ -14,7 +14,7 @@ from pretrainax.models.outputs import TOKENS, Outputs, count_tokens
 
 
 def counts(batch: Batch) -> dict[str, jax.Array]:
-    """Returns the float32 denominators of `objective`: the number of predictions of each loss, and of tokens."""
+    """Returns the float32 denominators of `objective`: {loss: number of predictions, TOKENS: number of tokens}."""
     numbers = ((head.loss_name, head.count(batch)) for head in HEADS.values())
     numbers = {name: n for name, n in numbers if n is not None} | {TOKENS: count_tokens(batch)}
     return {name: jnp.maximum(n.astype(jnp.float32), 1e-9) for name, n in numbers.items()}
@@ -23,26 +23,26 @@ def counts(batch: Batch) -> dict[str, jax.Array]:
 def objective(
     outputs: Outputs, batch: Batch, total_counts: Mapping[str, jax.Array], **options: Unpack[LossOptions]
 ) -> tuple[jax.Array, Sums]:
-    """Returns the training objective, and the sums of each loss and accuracy.
+    """Returns the training objective, and {metric: (sum, count)} of each loss and accuracy.
 
     Args:
-      outputs: each head with labels in the batch adds its mean loss, and so does each entry of `outputs.sums` whose
-        name ends in "_loss". With a teacher, `outputs.combined_objective` adds the distillation loss.
-      batch: a batch, or a micro-batch of it.
-      total_counts: `counts` of the whole global batch, so that the objectives and gradients of micro-batches add up to
-        the global objective and its gradient.
+      outputs: the objective is the sum of the mean losses of all heads with labels in the batch and of the entries of
+        `outputs.sums` whose names end in "_loss". With a teacher, `combined_objective` adds the distillation loss.
+      batch: the global batch, or a micro-batch.
+      total_counts: `counts` of the global batch, so that the objectives and gradients of micro-batches add up to the
+        objective of the global batch and its gradient.
       options: options of `vocabulary_loss.loss_sums`.
 
     Raises:
-      UserError: a discriminator has no generator that replaces tokens.
+      UserError: the model is a discriminator without a generator, and the batch has no replaced tokens.
     """
     total, sums = jnp.zeros((), jnp.float32), {}
-    for name, head in HEADS.items():  # the same order on all devices, whatever the order of the outputs
+    for name, head in HEADS.items():  # this order is the same on all devices; the order of the outputs may differ
         if name in outputs.heads and head.loss_name in total_counts:
             loss, reported = head.sums(outputs.heads[name], batch, **options)
             total += loss / total_counts[head.loss_name]
             sums |= reported
-    # A block loss of a micro-batch is weighted by its share of the predictions; the shares add up to 1.
+    # A block loss is weighted by the micro-batch's share of the global batch's predictions; the shares add up to 1.
     main = "loss" if "loss" in total_counts else "label_loss"  # the loss of tokens, or of a task
     for name, (value, count) in outputs.sums.items():
         if name.endswith("_loss"):
@@ -53,6 +53,6 @@ def objective(
 
 
 def check_labels(outputs: Outputs, batch: Batch) -> None:
-    """Raises UserError for a head without labels, or labels without a head."""
+    """Raises UserError if the batch has no labels for a head of the model, or labels for a head that is missing."""
     for name, head in HEADS.items():
         head.check(outputs.heads.get(name), batch)

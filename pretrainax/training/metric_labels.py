@@ -1,4 +1,4 @@
-"""Labels and formats of displayed metrics, and the choice of metrics to display."""
+"""Selects the metrics to display, and their labels and formats."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -25,7 +25,7 @@ _IN_LINE += ("replaced_loss", "replaced_accuracy", "pair_loss", "backward_loss")
 
 
 def label_and_format(name: str) -> tuple[str, str]:
-    """Returns the label and the format of a metric; for a part, "validation loss of source=wiki"."""
+    """Returns the label and the number format of a metric; "loss/source=wiki": "validation loss of source=wiki"."""
     name, _, part = name.partition("/")
     is_share = name.endswith(("accuracy", "precision", "recall", "fraction", "unread"))
     label, form = METRIC_FORMATS.get(name, (name.replace("_", " "), ".2%" if is_share else ".4f"))
@@ -33,13 +33,13 @@ def label_and_format(name: str) -> tuple[str, str]:
 
 
 def label_and_format_among(name: str, names: Collection[str]) -> tuple[str, str]:
-    """Returns the label and the format of a metric among `names`; with "labels" in `names`, accuracy is per label."""
+    """Returns `label_and_format` of a metric; if "labels" is in `names`, accuracy is per label and not per token."""
     label, form = label_and_format(name)
     return ("accuracy" if name == "accuracy" and "labels" in names else label), form
 
 
 def displayed_metrics(metrics: Mapping[str, Optional[float]], select_by: str) -> dict[str, Optional[float]]:
-    """Returns the metrics to display. Text metrics appear if not all targets are text, or if they are `select_by`."""
+    """Returns the metrics to display, without text metrics that repeat the loss (except `select_by`)."""
     loss, text_loss = metrics.get("loss"), metrics.get("text_loss")
     is_all_text = loss is not None and text_loss is not None and math.isclose(loss, text_loss, rel_tol=1e-6)
     repeated = ("text_loss", "text_accuracy") if is_all_text else ()

@@ -1,4 +1,4 @@
-"""The metrics of a run, computed from sums and counts, and the metrics.jsonl file."""
+"""Computes the metrics of a run from sums and counts, and reads the metrics.jsonl file."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from pretrainax.files.atomic_files import write_atomically
 from pretrainax.layers.by_layer import BY_LAYER
 from pretrainax.training import expert_balance
 
-# Metrics of all runs. Heads, tasks, experts and distillation declare their own metrics.
+# Metrics of all runs. Heads, tasks, experts and distillation declare further metrics.
 declare(
     Metric("labels", "labels of a task, for rows or words"),
     Metric("phase", "number of the step's phase in config.phases, from 1"),
@@ -35,18 +35,18 @@ declare(
     Metric("data_wait_fraction", "fraction of the time that devices waited for a batch"),
     Metric("padding_fraction", "fraction of the tokens read that is padding"),
 )
-# Meanings for tasks, whose lines have "labels".
+# Descriptions of metrics that differ for tasks, whose metrics include "labels".
 TASK_MEANINGS = {"loss": "nats per label, or the squared error of a number", "accuracy": "labels predicted correctly"}
 _OF_LOSS = ("perplexity", "bits_per_token")  # derived from the loss
 
 
 def parts_in_names(names: Iterable[str]) -> list[str]:
-    """Returns the parts in metric names, such as "source=wiki" in "loss/source=wiki"."""
+    """Returns the distinct parts in metric names, such as "source=wiki" for "loss/source=wiki", in order."""
     return list(dict.fromkeys(part for name in names if (part := name.partition("/")[2])))
 
 
 def meaning(name: str, names: Collection[str] = ()) -> str:
-    """Returns the description of a metric among `names`; "" for an undeclared metric, such as a sum of blocks."""
+    """Returns the description of a metric; "" if it is not declared. With "labels" in `names`, of a task's metric."""
     metric, _, part = name.partition("/")
     declared = METRICS[metric].meaning if metric in METRICS else ""
     text = TASK_MEANINGS.get(metric, declared) if "labels" in names else declared
@@ -54,10 +54,10 @@ def meaning(name: str, names: Collection[str] = ()) -> str:
 
 
 def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
-    """Returns the metrics of one line from {name: (sum, count)}: means, and metrics derived from them.
+    """Returns the metrics of one line of metrics.jsonl from {name: (sum, count)}: means, and metrics of these means.
 
-    A sum with count 0 has no mean, except the loss, which is then 0, because every line has a loss. The loss of a task
-    is its "label_loss", and its line has no token metrics.
+    A metric with count 0 is missing, except the loss, which is then 0, because every line has a loss. The loss of a
+    task is its "label_loss". A task has no token metrics, such as the perplexity.
     """
     has_tokens = "label_loss" not in sums
     balance = expert_balance.balance_metrics(sums)
@@ -68,7 +68,7 @@ def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
     if "accuracy" in means:
         metrics["accuracy"] = means["accuracy"]
     metrics["loss_tokens" if has_tokens else "labels"] = float(sums["loss"][1])
-    metrics |= {name: mean for name, mean in means.items() if name != "z_loss"}  # other heads and blocks
+    metrics |= {name: mean for name, mean in means.items() if name != "z_loss"}  # of other heads, and of blocks
     if "replaced_loss" in means:
         metrics["replaced_fraction"] = float(sums["replaced_recall"][1]) / float(sums["replaced_loss"][1])
     other_losses = [mean for name, mean in means.items() if name in METRICS and METRICS[name].in_total_loss]
@@ -78,7 +78,7 @@ def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
 
 
 def add_up(several: Sequence[Mapping[str, tuple]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns the sums and counts of several batches, added in float64."""
+    """Returns {name: (sum, count)} added up over several batches, in float64."""
     pairs = {name: [sums[name] for sums in several] for name in several[0]}
     total = lambda parts: np.sum([np.asarray(x, np.float64) for x in parts], axis=0)  # noqa: E731
     return {name: (total([x for x, _ in values]), total([n for _, n in values])) for name, values in pairs.items()}
@@ -88,8 +88,8 @@ def summarize_parts(parts: Sequence[tuple[str, ...]], sums: Sequence[Mapping[str
     """Returns the metrics of each part of a validation, {"loss/source=wiki": …}, without metrics derived from the loss.
 
     Args:
-      parts: the parts of each batch.
-      sums: the sums of each batch.
+      parts: for each batch, the names of the parts to which it belongs, such as "source=wiki".
+      sums: for each batch, {name: (sum, count)}.
     """
     names = dict.fromkeys(name for batch_parts in parts for name in batch_parts)
     of_name = {name: [s for each, s in zip(parts, sums, strict=True) if name in each] for name in names}
@@ -102,7 +102,7 @@ def summarize_parts(parts: Sequence[tuple[str, ...]], sums: Sequence[Mapping[str
 
 
 def metrics_from_loss(loss: float) -> dict[str, float]:
-    """Returns the perplexity and the bits per token of a loss in nats: finite numbers for any finite loss."""
+    """Returns the perplexity and the bits per token for a loss in nats per token; both are finite for a finite loss."""
     largest = 700.0  # float64 holds the exponential of numbers up to 709
     return {"perplexity": math.exp(min(loss, largest)), "bits_per_token": loss / math.log(2)}
 
@@ -111,16 +111,16 @@ def metrics_from_loss(loss: float) -> dict[str, float]:
 
 
 def read_metrics(path: str) -> list[dict]:
-    """Returns the valid lines of a metrics.jsonl, without damaged lines or a last line that a kill cut short."""
+    """Returns the lines of metrics.jsonl as dicts, without damaged lines and without an incomplete last line."""
     with open(path, "rb") as f:
         return [upgrade_metrics(entry) for line in f if (entry := _parsed_line(line)) is not None]
 
 
 def remove_lines_after(path: str, step: int) -> int:
-    """Removes the lines after `step`, because the run is about to repeat those steps; other lines stay unchanged.
+    """Removes the lines of steps after `step` from metrics.jsonl, because the run is about to repeat these steps.
 
     Returns:
-      The number of damaged lines, which are removed too. The original file is then saved as `path`.damaged.
+      The number of damaged lines, which are removed too. If there are any, the original is saved as `path`.damaged.
     """
     if not os.path.exists(path):
         return 0
@@ -136,7 +136,7 @@ def remove_lines_after(path: str, step: int) -> int:
 
 
 def _parsed_line(line: bytes) -> Optional[dict]:
-    """Returns the parsed line of metrics.jsonl; None if `MetricsWriter.log` cannot have written it."""
+    """Returns a line of metrics.jsonl as a dict; None if the line is damaged or incomplete."""
     try:
         entry = json.loads(line)
         is_valid = type(entry["step"]) is int and isinstance(entry["split"], str)

@@ -1,6 +1,6 @@
-"""Prints the progress of a run and writes metrics.jsonl.
+"""Prints the progress of a run to stderr, and writes metrics.jsonl.
 
-Progress is one line per log, and on a terminal a progress bar below the lines. All of it goes to stderr.
+Each log prints one line. On a terminal, a progress bar is below the lines.
 """
 
 import json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # only a terminal needs it
 
 
 class MetricsWriter:
-    """Writes and prints the metrics of one run. In processes other than the primary, every method does nothing."""
+    """Writes and prints the metrics of one run. In processes other than the primary process, methods do nothing."""
 
     def __init__(
         self,
@@ -33,14 +33,14 @@ class MetricsWriter:
         primary: bool = True,
         select_by: str = "loss",
     ):
-        """Opens metrics.jsonl of an earlier start, and removes its lines after `resume_step`.
+        """Opens metrics.jsonl; if the file exists, removes its lines of steps after `resume_step`.
 
         Args:
           select_by: the metric that selects the best checkpoint.
         """
         self.workdir, self.total_steps, self.primary, self.select_by = workdir, total_steps, primary, select_by
         self.path = os.path.join(workdir, "metrics.jsonl")
-        self.model = ""  # one line for the plot, set by the header
+        self.model = ""  # a line about the model, the subtitle of the plot; `header` sets it
         if primary:
             os.makedirs(workdir, exist_ok=True)
             self._open(resume_step)
@@ -58,14 +58,14 @@ class MetricsWriter:
             self.note(f"{damaged} {lines} damaged in {self.path} and removed; the original is {self.path}.damaged")
 
     def size(self) -> Optional[dict[str, int]]:
-        """Returns the current bytes and lines of metrics.jsonl; None in processes other than the primary."""
+        """Returns {"bytes": …, "lines": …} of metrics.jsonl; None in processes other than the primary process."""
         return {"bytes": os.path.getsize(self.path), "lines": self._lines} if self.primary else None
 
     def check(self, saved: Optional[Mapping[str, int]], step: int) -> None:
-        """Warns if metrics.jsonl is smaller than at the save of a checkpoint; the run can continue without its log.
+        """Warns if metrics.jsonl is smaller than when a checkpoint was saved; the run continues nevertheless.
 
         Args:
-          saved: the `size` at the save; None if unknown.
+          saved: the `size` when the checkpoint was saved; None if unknown.
           step: the step of the checkpoint.
         """
         if saved and (now := self.size()) and any(now[name] < saved[name] for name in now):
@@ -77,7 +77,7 @@ class MetricsWriter:
             )
 
     def rewind(self, step: int) -> None:
-        """Removes the lines after `step`, because the run is about to repeat those steps."""
+        """Removes the lines of steps after `step`, because the run is about to repeat these steps."""
         if self.primary:
             self._close_files()
             self._open(step)
@@ -88,7 +88,7 @@ class MetricsWriter:
         self.note(f"PretrainAX\n{text_table(rows, indent='  ')}\n")
 
     def note(self, text: str) -> None:
-        """Prints a line, above the progress bar if there is one; control characters become visible characters."""
+        """Prints a line, above the progress bar if there is one; replaces control characters by visible ones."""
         text = visible(text)
         if self.primary and self._bar is not None:
             self._bar.write(text, file=sys.stderr)
@@ -101,15 +101,15 @@ class MetricsWriter:
         split: str,
         metrics: Mapping[str, object],
     ) -> None:
-        """Adds a line to metrics.jsonl, and updates the progress.
+        """Appends a line to metrics.jsonl, and prints the progress or the validation metrics.
 
         Args:
           split: "train" or "valid".
-          metrics: numbers by name, at least "loss"; None and non-finite numbers become null in the file. A dict is
-            written unchanged and not printed.
+          metrics: {name: number}, at least "loss"; None and non-finite numbers become null in the file. A value that
+            is a dict is written unchanged, and not printed.
 
         Raises:
-          RunFailed: the file cannot be written (a full disk).
+          RunFailed: the file cannot be written, for example because the disk is full.
         """
         if not self.primary:
             return
@@ -130,7 +130,7 @@ class MetricsWriter:
             self.note(_join(f"step {step}/{self.total_steps}", *validation_parts(numbers, self.select_by)))
 
     def close(self) -> None:
-        """Closes the file and the bar."""
+        """Closes metrics.jsonl and the progress bar."""
         if self.primary:
             self._close_files()
 
@@ -166,7 +166,7 @@ class MetricsWriter:
 
 
 def number(value: object) -> Optional[float]:
-    """Returns the value as a number that JSON supports: no NumPy type, and None for NaN and infinity."""
+    """Converts a number to a type that JSON supports: int, float, or None for NaN, infinity and None."""
     if value is None or isinstance(value, int):
         return value
     return float(value) if math.isfinite(value) else None  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""A callback that records the profiles that the config or a signal requests."""
+"""Contains the callback that records a profile when the config or a signal requests one."""
 
 import functools
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from pretrainax.training.run import Run
 
 
 class Profiles(Callback):
-    """Writes the profiles that `config.train.profile_steps` or a signal requests."""
+    """Records a profile of the steps `config.train.profile_steps`, and when the process receives SIGUSR1."""
 
-    part = ""  # `Loop.paused` names the row of the goodput table
+    part = ""  # the time of recording is in the row "profiling" of the goodput table, by `Loop.paused`
 
     def __init__(self, request: Optional[ProfileRequest] = None, report: Optional[Callable[[Run, str], str]] = None):
-        """Takes the source of requests and the summary of traces.
+        """Stores the handler of profile requests and the function that summarizes traces.
 
         Args:
-          request: receives the signal; None: only the config requests profiles.
+          request: the handler of SIGUSR1; None: only the config requests profiles.
           report: (run, path of a trace) -> summary of the trace; None: no summary.
         """
         self._request, self._report = request or ProfileRequest(), report

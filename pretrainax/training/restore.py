@@ -1,4 +1,4 @@
-"""Claims a workdir for a run and restores the state from which the run continues."""
+"""Prepares the workdir of a run, and restores the state from which the run continues."""
 
 import dataclasses
 import math
@@ -22,16 +22,16 @@ from pretrainax.training.train_step import TrainState
 
 
 def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared, extend: bool = False) -> str:
-    """Writes config.json and the tokenizer to a workdir.
+    """Writes config.json and the tokenizer to a workdir, after checking that a run in the workdir has the same config.
 
     Args:
-      extend: allows more steps than the run in the workdir was planned for, whatever else they change.
+      extend: allows more steps than planned, even if completed steps differ from the new plan (see `longer.extend`).
 
     Returns:
-      A line about an extended run; "" for other runs.
+      A line about the extension of an existing run to more steps; "" without extension.
 
     Raises:
-      UserError: the workdir holds a run of another config, no run to extend, or is not shared by all hosts.
+      UserError: the workdir has a run of a different config, or no run to extend, or not all hosts share the workdir.
     """
     path, extended = os.path.join(workdir, "config.json"), ""
     if extend and not os.path.exists(path):
@@ -67,20 +67,20 @@ def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared, exte
 
 
 def _steps_done(workdir: str) -> int:
-    """Returns the newest saved step, without verifying it; 0 if there is no checkpoint."""
+    """Returns the step of the newest checkpoint, without verifying the checkpoint; 0 if there is none."""
     directory = os.path.join(workdir, "checkpoints")
     return max(list_steps(directory), default=0) if os.path.isdir(directory) else 0
 
 
 def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = None) -> tuple[TrainState, LoopState]:
-    """Returns the state from which training continues, and the loop state. The first available source is used:
+    """Returns the training state and the loop state from which a run continues, from the first available source:
 
     1. The newest valid checkpoint of the workdir (`up_to`: as in `Checkpoints.restore_newest`).
-    2. The parameters of the run's start (`config.checkpoint.init_from`), with a fresh optimizer.
-    3. Fresh parameters.
+    2. The pretrained parameters of `config.checkpoint.init_from`, with a new optimizer state.
+    3. Randomly initialized parameters.
 
     Raises:
-      UserError: the checkpoint belongs to another model, optimizer, tokenizer or text.
+      UserError: the checkpoint has a different model, optimizer, tokenizer or text than the run.
     """
     fresh = LoopState(
         tokenizer=run.prepared.tokenizer.fingerprint,
@@ -88,7 +88,7 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
     )
     check_room_for_ema(run.abstract_state, (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"))
     restored, workdir = checkpoints.restore_newest(run.abstract_state, up_to), os.path.dirname(checkpoints.directory)
-    if run.frozen is None:  # after a rollback the run still has them
+    if run.frozen is None:  # after a rollback, the run still has its frozen parameters
         run.start.read_frozen(run, workdir, is_new=restored is None)
     if restored is not None:
         _, state, extra = restored
@@ -113,8 +113,8 @@ def check_room_for_ema(state: TrainState, room: Optional[int]) -> None:
     """Raises UserError if a device has too little memory for a step with a moving average of the parameters.
 
     Args:
-      state: shapes, dtypes and shardings.
-      room: bytes of device memory; None if unknown, as on CPUs.
+      state: the training state as shapes, dtypes and shardings.
+      room: bytes of memory of a device; None if unknown, as on CPUs.
     """
 
     def size(tree: PyTree) -> int:  # bytes on one device

@@ -1,4 +1,4 @@
-"""A run, built from its config; shared by training, evaluation, the planner and the benchmarks.
+"""Builds a run from its config, for training, evaluation, the planner and the benchmarks.
 
 `open_run` builds a `Run` from a config. It calls `build_run`, which needs prepared data and a mesh. `build_run` calls
 `build_steps`, which needs no data. `work.py` computes the cost of a step, and `validation.py` evaluates the model.
@@ -36,7 +36,7 @@ from pretrainax.training.validation import Validation
 from pretrainax.training.work import Work
 from pretrainax.training.wrapped import counted, merged, plain, trained_model
 
-# Generates the outputs of a validation: (run, params, task) -> (arguments of the task's `metrics`, notes of records).
+# Generates text for a validation: (run, params, task) -> (arguments of the task's `metrics`, metadata of the records).
 GenerateOutputs = Callable[["Run", Params, Objective], tuple[Sequence, list[Note]]]
 
 
@@ -53,22 +53,22 @@ class Run:
     """The data, the model and the jitted steps of a config, before anything is allocated on a device.
 
     A run in phases has one `Run` per phase, each with its own model, batches and steps; `at` returns the `Run` of a
-    step. All phases share the validation: `experiment`, `prepared` and the rows of `validation` belong to the config
-    without its phases.
+    step. `experiment`, `prepared` and the validation rows are the same in all phases: those of the config without
+    phases.
     """
 
     experiment: Experiment
     prepared: Prepared
-    peers: Watchdog  # the processes of the run
+    peers: Watchdog  # watches the other processes of the run
     mesh: jax.sharding.Mesh
     model: models.AnyModel
     optimizer: optax.GradientTransformationExtraArgs
-    batch_shapes: dict[str, jax.ShapeDtypeStruct]  # of the global batch
+    batch_shapes: dict[str, jax.ShapeDtypeStruct]  # shapes of the global batch
     train_batches: Batches
     step: train_step.Update
     abstract_state: train_step.TrainState  # shapes, dtypes and shardings
     abstract_frozen: Frozen  # shapes, dtypes and shardings
-    work: Work  # of a step
+    work: Work  # the work of a step
     validation: Validation
     start: Start
     write: GenerateOutputs
@@ -100,7 +100,7 @@ class Run:
         return phase_at(self.parts, step)
 
     def steps_left(self, step: int) -> float:
-        """Returns the number of updates after `step`, in updates of this phase with the same FLOPs."""
+        """Returns the FLOPs of all updates after `step`, divided by the FLOPs of one update of this phase."""
         left = [(part.work.flops_per_step, part.stop - max(step, part.stop - part.steps)) for part in self.parts]
         return sum(flops * steps for flops, steps in left if steps > 0) / self.work.flops_per_step
 
@@ -116,7 +116,7 @@ class Run:
 
     @property
     def frozen(self) -> Frozen:
-        """Returns the frozen parameters of the model; None if it has none, or none yet."""
+        """Returns the frozen parameters of the model; None if there are none, or before `freeze`."""
         return self.validation.frozen
 
     def freeze(self, frozen: Frozen) -> None:
@@ -125,23 +125,23 @@ class Run:
             part.validation.frozen = frozen
 
     def fresh_state(self) -> train_step.TrainState:
-        """Returns parameters drawn from `train.init_seed` and zero moments, created in their shards."""
+        """Returns the state of a new run: parameters initialized with the seed "init", zero moments, sharded."""
         train = self.experiment.train
         seed, has_ema = train.seed_of("init"), train.ema_decay is not None
         return train_step.init_state(self.model, self.optimizer, self.batch_shapes, self.mesh, seed, has_ema)
 
     def fresh_params(self, paths: list[str]) -> dict[str, jax.Array]:
-        """Returns the parameters at these paths, equal to the parameters of `fresh_state`."""
+        """Returns {path: array} of the plain model's parameters at `paths`, initialized as in `fresh_state`."""
         seed = self.experiment.train.seed_of("init")
         return train_step.fresh_params(plain(self.model), self.batch_shapes, self.mesh, seed, paths)
 
     def state_of(self, params: Params) -> train_step.TrainState:
-        """Returns the state of a new run with these parameters, whose buffers are donated."""
+        """Returns the state of a new run with the given parameters; their buffers are donated."""
         has_ema = self.abstract_state.ema is not None
         return train_step.state_from(params, self.optimizer, self.mesh, has_ema)
 
     def validated(self, state: train_step.TrainState) -> Params:
-        """Returns the parameters that `evaluate.parameters` names."""
+        """Returns the parameters to validate: `state.params`, or their moving average (`evaluate.parameters`)."""
         if self.experiment.evaluate.parameters == "trained":
             return state.params
         assert state.ema is not None  # config/validation.py
@@ -152,12 +152,12 @@ class Run:
         return self.experiment.validation_objective.validate(self, params)
 
     def plain(self, params: Params) -> tuple[models.AnyModel, Params]:
-        """Returns the model and parameters for use after training, with a tuning merged and without a teacher."""
+        """Returns the model and parameters for use after training: tuning merged into the model, no teacher."""
         return merged(self.model, params, self.frozen)
 
     @functools.cached_property
     def parameters(self) -> int:
-        """Returns the number of parameters, trained or frozen, without a teacher and the maps to its hidden states."""
+        """Returns the number of parameters, trained or frozen, without a teacher and distillation projections."""
         own = counted(self.model, self.abstract_state.params, self.abstract_frozen)
         return sum(p.size for p in jax.tree.leaves(own))
 
@@ -187,12 +187,12 @@ def build_steps(
     validated: Optional[Experiment] = None,
     make_model: Callable[[Experiment, TrainConfig], models.AnyModel] = trained_model,
 ) -> Steps:
-    """Builds the model, its optimizer and the steps, inside `jax.set_mesh(mesh)`, whose devices may be absent.
+    """Builds the model, optimizer and steps, inside `jax.set_mesh(mesh)`; the devices of the mesh may be absent.
 
     Args:
       experiment: a config without phases.
-      validated: the config of the evaluation rows; None: `experiment`.
-      make_model: returns the model in training, as in `Start.model`.
+      validated: the config whose validation rows `eval_step` evaluates; None: `experiment`.
+      make_model: returns the model to train, as in `Start.model`.
 
     Raises:
       UserError: the mesh does not divide the batch or the model, or the attention cannot run on it.
@@ -219,7 +219,7 @@ def build_steps(
 
 
 def _has_answers(experiment: Experiment) -> bool:
-    """Returns True if all targets are answers, so that sequence accuracy is meaningful."""
+    """Returns True if all targets are outputs for an input (text pairs), so that sequence accuracy is meaningful."""
     is_encoder = experiment.model.family == "encoder"
     return not is_encoder and all(source.pairs for source in experiment.data.source.components())
 
@@ -232,13 +232,13 @@ def build_run(
     start: Start = FRESH,
     write: GenerateOutputs = no_generation,
 ) -> Run:
-    """Builds a run on prepared data, inside `jax.set_mesh(mesh)`; raises as `build_steps`.
+    """Builds a run on prepared data, inside `jax.set_mesh(mesh)`; raises UserError like `build_steps`.
 
-    For a run in phases, returns the first phase. Phases that differ only in their text share their steps.
+    For a run in phases, returns the first phase. Phases that differ only in their data share the compiled steps.
 
     Args:
-      start: provides pretrained parameters.
-      write: generates the outputs that a validation may require.
+      start: provides the initial and the frozen parameters.
+      write: generates the text that the validation of some tasks requires.
     """
     share = batch_share(mesh, jax.process_index())
     processes = share.index, share.count
@@ -293,13 +293,13 @@ def open_run(
     start: Start = FRESH,
     write: GenerateOutputs = no_generation,
 ) -> Iterator[Run]:
-    """Connects the processes, prepares the data, sets the mesh and builds the run, right after `host.start_jax`.
+    """Connects the processes, prepares the data, sets the mesh and yields the run; call it after `host.start_jax`.
 
-    An exception inside also ends the other processes of the run (see `Watchdog`).
+    An exception in this context also ends the other processes of the run (see `Watchdog`).
 
     Args:
-      prepare_data: runs in process 0 first, then in the other processes, which reuse its result.
-      preemption: handles signals once the data is prepared; before that, a signal ends the process.
+      prepare_data: runs in process 0 first, then in the other processes, which reuse the files of process 0.
+      preemption: handles signals after the data is prepared; before that, a signal ends the process.
       workdir: the folder where a deterministic run saves the compiler's choices.
       start, write: as in `build_run`.
     """

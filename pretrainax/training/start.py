@@ -1,4 +1,4 @@
-"""The start of a run: the protocol for initial parameters from other packages, and the start from fresh parameters."""
+"""Defines the protocol through which a run gets its initial parameters, and its default: random parameters."""
 
 from typing import TYPE_CHECKING, Optional, Protocol
 
@@ -10,35 +10,35 @@ from pretrainax.training.wrapped import trained_model
 if TYPE_CHECKING:  # that module imports this module
     from pretrainax.training.run import Run
 
-Row = tuple[str, str]  # name and value in the header of a run
+Row = tuple[str, str]  # name and value of a row in the header that a run prints
 
 
 class Start(Protocol):
-    """Provides pretrained initial parameters for a new run, and frozen parameters for any run."""
+    """Provides the initial parameters of a new run, and the frozen parameters of each run, such as a teacher's."""
 
     def model(self, experiment: Experiment, train: TrainConfig) -> AnyModel:
-        """Returns the model in training, without reading parameters.
+        """Returns the model to train, with its training wrapper if it has one, without reading parameters.
 
         Args:
-          train: the result of `for_this_machine`.
+          train: the result of `layers.compute.resolve_auto`.
 
         Raises:
-          UserError: a teacher is missing, or the model of the config cannot learn from it.
+          UserError: a teacher is missing, or the model of the config cannot learn from this teacher.
         """
         ...
 
     def describe(self, experiment: Experiment, workdir: str) -> list[Row]:
-        """Checks the start of a new run without reading parameters; returns rows for the header.
+        """Checks the source of the initial parameters without reading it; returns rows for the header of the run.
 
-        The check needs no data and no device, so that mistakes show before the data is prepared.
+        The check needs no data and no device, so that errors are found before the data is prepared.
 
         Raises:
-          UserError: the start or the teacher is missing, or belongs to another model.
+          UserError: the initial parameters or the teacher are missing, or do not fit the model.
         """
         ...
 
     def read_frozen(self, run: "Run", workdir: str, is_new: bool) -> None:
-        """Loads the frozen parameters of a run and passes them to `Run.freeze`.
+        """Loads the frozen parameters of a run and passes them to `Run.freeze`; `is_new`: there is no checkpoint.
 
         Raises:
           UserError: the parameters are missing or have changed.
@@ -46,7 +46,7 @@ class Start(Protocol):
         ...
 
     def params(self, run: "Run", workdir: str) -> Optional[Params]:
-        """Returns the initial values of a new run's trained parameters; None: the run draws them.
+        """Returns the initial values of a new run's trained parameters; None: the run initializes them randomly.
 
         Raises:
           UserError: as in `describe`.
@@ -55,7 +55,7 @@ class Start(Protocol):
 
 
 class Fresh(Start):
-    """Starts from randomly drawn parameters."""
+    """The start of runs with randomly initialized parameters and without frozen parameters."""
 
     def model(self, experiment: Experiment, train: TrainConfig) -> AnyModel:
         self._check(experiment)

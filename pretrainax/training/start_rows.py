@@ -1,4 +1,4 @@
-"""The first rows of a run's header: its workdir, its start, and the settings chosen for its devices."""
+"""Makes the first rows of a run's header: workdir, initial parameters, and the settings chosen for the devices."""
 
 from typing import Optional
 
@@ -12,12 +12,12 @@ from pretrainax.training.start import Row
 def rows_of_start(
     run: Run, workdir: str, loop_state: LoopState, extended: str, remat: str, loader: Optional[LoaderSize]
 ) -> list[Row]:
-    """Returns the names and values of the rows.
+    """Returns the first rows of a run's header: names and values.
 
     Args:
-      extended: the line that `claim_workdir` returns for an extended run.
-      remat: the requested setting.
-      loader: the size of the loader; None if the speed of the devices is unknown.
+      extended: the line that `claim_workdir` returns for an extended run, or "".
+      remat: the value of `config.train.remat` before "auto" was replaced.
+      loader: the measurements of the data loader; None if the speed of the devices is unknown.
     """
     experiment = run.experiment
     resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
@@ -31,7 +31,7 @@ def rows_of_start(
 
 
 def _uncounted(loop_state: LoopState) -> str:
-    """Returns the reason for missing counts of a run; "" if it has counts."""
+    """Returns the reason why a run has no counts of tokens, bytes and FLOPs; "" if it has them."""
     if loop_state.counts:
         return ""
     return "unknown: the version that started this run did not count text_tokens, text_bytes, tokens and flops"

@@ -1,4 +1,4 @@
-"""The callback that sends metrics and text samples to trackers."""
+"""Contains the callback that sends metrics and text samples of a run to trackers."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from pretrainax.training.metrics_writer import number
 
 
 class Tracking(Callback):
-    """Sends the metrics and text samples of a run from the primary process to its trackers."""
+    """Sends the metrics and text samples of a run to the trackers of its config, from the primary process."""
 
     part = ""  # trackers run in their own threads
 

@@ -1,4 +1,4 @@
-"""Trains a run from its config and returns its exit code, independent of objective, architecture and model use."""
+"""Trains a run from its config; this does not depend on the objective, the architecture or the use of the model."""
 
 import contextlib
 import os
@@ -41,12 +41,12 @@ def train(
     start: Start = FRESH,
     write: GenerateOutputs = no_generation,
 ) -> int:
-    """Trains until `train.steps` or a signal. Returns the exit code.
+    """Trains until `train.steps` or a signal. Returns the exit code: 0 at the end, 75 after a signal.
 
     Args:
-      process_age: seconds since the start of the process.
-      extend: allows a run to continue past its planned end, whatever else that changes (see `claim_workdir`).
-      callbacks: callbacks in addition to the callbacks of the config.
+      process_age: seconds since this process started.
+      extend: allows a run to continue past its planned end, even if completed steps differ (see `claim_workdir`).
+      callbacks: callbacks in addition to `config.callbacks`.
       start, write: as in `build_run`.
     """
     _check(experiment, workdir, start)
@@ -94,14 +94,14 @@ def train(
 
 
 def all_callbacks(experiment: Experiment, given: Sequence[Callback]) -> list[Callback]:
-    """Returns the callbacks of a run in call order."""
+    """Returns all callbacks of a run in call order: `given`, those of the config, and those of each run."""
     profiles = [] if any(isinstance(each, Profiles) for each in given) else [Profiles()]
     own = cast(tuple[Callback, ...], experiment.callbacks)
     return [Tracking(experiment.trackers), *own, *given, ExpertBalance(), *profiles]
 
 
 def _check(experiment: Experiment, workdir: str, start: Start) -> None:
-    """Raises UserError for invalid settings before the data is prepared; sizes may still be "auto"."""
+    """Raises UserError for invalid settings, before the data is prepared; sizes in the config may still be "auto"."""
     complete(experiment)
     check_trackers(experiment.trackers)
     exact_path(workdir)

@@ -1,6 +1,6 @@
-"""The training state and the jitted update: micro-batches, gradients, optimizer.
+"""Defines the training state and the jitted update: micro-batches, gradients, optimizer.
 
-Nothing here blocks on the device, and no device holds a full parameter: parameters are created in shards.
+No function here waits for the devices. Parameters are created in shards, so no device holds a complete sharded array.
 """
 
 import dataclasses
@@ -37,38 +37,38 @@ from pretrainax.sharding.stages import uses_1f1b
 from pretrainax.training import losses
 from pretrainax.training.wrapped import Frozen
 
-Shapes = dict[str, jax.ShapeDtypeStruct]  # of a batch
+Shapes = dict[str, jax.ShapeDtypeStruct]  # shapes and dtypes of a batch
 Keys = dict[str, jax.Array]  # a random key for each use
 _USES: tuple[str, ...] = ("params", "dropout", "sample")  # uses of random numbers, each with a separate stream
 
 
 @flax.struct.dataclass
 class TrainState:
-    """The state that an update changes: arrays, or their shapes or shardings."""
+    """The state that an update changes; its leaves are arrays, or the shapes or shardings of these arrays."""
 
     step: PyTree  # int32: number of updates so far, including skipped updates
     params: Params
     opt_state: optax.OptState
-    ema: Optional[Params] = None  # moving average of `params`, if `train.ema_decay` is set
+    ema: Optional[Params] = None  # moving average of `params`; None: `train.ema_decay` is not set
 
 
 def global_shapes(batch: HostBatch, global_batch_size: int) -> Shapes:
-    """Returns the shapes [B, …] of the global batch from local rows [b, …]."""
+    """Returns the shapes [B, …] and dtypes of the global batch from the local rows [b, …] of one process."""
     return {k: jax.ShapeDtypeStruct((global_batch_size, *v.shape[1:]), v.dtype) for k, v in batch.items()}
 
 
 def abstract_params(model: AnyModel, batch_shapes: Shapes) -> Params:
-    """Returns the shapes and dtypes of the parameters."""
+    """Returns the shapes and dtypes of the model's parameters."""
     return abstract_variables(model, batch_shapes)["params"]
 
 
 def abstract_variables(model: AnyModel, batch_shapes: Shapes) -> dict[str, Params]:
-    """Returns the shapes and dtypes of all variables: "params", and the collections of `Frozen`."""
+    """Returns the shapes and dtypes of all variables of the model: "params", and the frozen collections."""
     return jax.eval_shape(lambda: _init(model, batch_shapes, seed=0))
 
 
 def abstract_frozen(variables: dict[str, Params], mesh: Mesh) -> Frozen:
-    """Returns the shapes, dtypes and shardings of the variables that are not trained."""
+    """Returns the shapes, dtypes and shardings of the frozen collections of `variables`; None if there are none."""
     frozen = {name: tree for name, tree in variables.items() if name != "params"}
     return {name: with_shardings(tree, tree_shardings(mesh, tree)) for name, tree in frozen.items()} or None
 
@@ -84,7 +84,7 @@ def abstract_state(
 def state_shardings(
     mesh: Mesh, optimizer: optax.GradientTransformationExtraArgs, params: Params, has_ema: bool = False
 ) -> TrainState:
-    """Returns the sharding of each array of a state with `params` (arrays or shapes)."""
+    """Returns the sharding of each array of the training state for `params` (arrays or shapes)."""
     shardings = tree_shardings(mesh, params)
     return TrainState(
         step=NamedSharding(mesh, P()),
@@ -102,7 +102,7 @@ def init_state(
     seed: int,
     has_ema: bool = False,
 ) -> TrainState:
-    """Returns fresh parameters and moments, computed in their shards; the values are the same on any mesh."""
+    """Returns the state of a new run: random parameters, zero moments, sharded. The values are equal on all meshes."""
 
     def make():
         state = _state(_init_params(model, batch_shapes, seed), optimizer, has_ema)
@@ -114,7 +114,7 @@ def init_state(
 def fresh_params(
     model: AnyModel, batch_shapes: Shapes, mesh: Mesh, seed: int, paths: Collection[str]
 ) -> dict[str, jax.Array]:
-    """Returns the parameters at these paths as `init_state` draws them, computed in their shards."""
+    """Initializes the parameters at `paths` with the same values as `init_state`, sharded; returns {path: array}."""
 
     def make():
         params = _init_params(model, batch_shapes, seed)
@@ -128,7 +128,7 @@ def fresh_params(
 def state_from(
     params: Params, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh, has_ema: bool = False
 ) -> TrainState:
-    """Returns a state at step 0 with given parameters and zero moments. The buffers of the parameters are donated."""
+    """Returns a state at step 0 with the given parameters and zero moments. The buffers of `params` are donated."""
     shardings = state_shardings(mesh, optimizer, params, has_ema)
     return jax.jit(lambda p: _state(p, optimizer, has_ema), out_shardings=shardings, donate_argnums=0)(params)
 
@@ -143,13 +143,13 @@ def _init_params(model: AnyModel, batch_shapes: Shapes, seed: int) -> Params:
 
 
 def _init(model: AnyModel, batch_shapes: Shapes, seed: int) -> dict[str, Params]:
-    # One row is enough: no parameter depends on the batch size, and the compiler drops the forward pass.
+    # One row is enough: no parameter depends on the batch size, and the compiler removes the forward pass.
     row = {name: jnp.zeros((1, *x.shape[1:]), x.dtype) for name, x in batch_shapes.items()}
     return model.init({"params": init_key(seed)}, row, deterministic=True)
 
 
 def init_key(seed: int) -> jax.Array:
-    """Returns the random key of fresh parameters."""
+    """Returns the random key for initializing parameters from a seed."""
     return _key(seed, "params")
 
 
@@ -165,7 +165,7 @@ class Update:
     """
 
     jitted: jax.stages.Wrapped  # (state, batch, frozen, seeds) -> (state, metrics)
-    seeds: dict[str, np.uint32]  # for each use
+    seeds: dict[str, np.uint32]  # {use: seed}, with "dropout" and "sample"
     mesh: Mesh
 
     def __call__(self, state: TrainState, batch: Batch, frozen: Frozen = None) -> tuple[TrainState, PyTree]:
@@ -173,10 +173,10 @@ class Update:
 
     @functools.cached_property
     def _placed(self) -> dict[str, jax.Array]:
-        return jax.device_put(self.seeds, NamedSharding(self.mesh, P()))  # once, so that a step transfers nothing
+        return jax.device_put(self.seeds, NamedSharding(self.mesh, P()))  # once, so that a step copies no seeds
 
     def lower(self, state: TrainState, batch: PyTree, frozen: PyTree = None) -> jax.stages.Lowered:
-        """Traces the update for arrays or shapes; the compiled program takes all four arguments of `jitted`."""
+        """Traces the update for arrays or shapes. The compiled result takes the four arguments of `jitted`."""
         return self.jitted.lower(state, batch, frozen, self.seeds)
 
 
@@ -189,22 +189,22 @@ def make_train_step(
     chosen: Optional[Optimizer] = None,
     layers: Optional[LayersConfig] = None,
 ) -> Update:
-    """Returns the jitted update.
+    """Returns the jitted update, which computes gradients and applies the optimizer to the training state.
 
-    The input state is donated, and the new state reuses its buffers; `frozen` is not donated (see `Frozen`). If the
-    objective or the gradient norm is not finite, the update leaves parameters and moments unchanged, but advances the
-    step and the moving average.
+    The input state is donated, and the new state reuses its buffers; `frozen` is not donated. If the objective or the
+    gradient norm is not finite, the update leaves parameters and moments unchanged, but advances the step and the
+    moving average.
 
     Args:
-      optimizer: built by an optimizer of pretrainax.optim (its update takes `step`).
-      schedule: returns the reported learning rate.
-      chosen: the optimizer of the config, which selects the points of the gradients; None: at the parameters.
-      layers: the layers of the config, which select frozen parameters, with zero gradient; None: nothing is frozen.
+      optimizer: built by an optimizer of pretrainax.optim; its `update` takes `step`.
+      schedule: returns the learning rate for the metrics.
+      chosen: `config.optimizer`, which selects the point at which gradients are computed; None: the parameters.
+      layers: `config.layers`, which selects frozen parameters; None: no parameter is frozen.
 
-    The metrics are on the device: "sums" {name: (sum, count)}; "text", text tokens and bytes of the batch, if it has
-    these counts; "gradient_norm", before clipping; "learning_rate"; "finite", True if the update was applied.
-    "bad_parameter" is the index in tree order (`param_paths.parameter_names`) of the first parameter with a non-finite
-    gradient, or -1.
+    The metrics of the update are on the device: "sums" {metric: (sum, count)}; "text", the numbers of text tokens and
+    bytes, if the batch has them; "gradient_norm", before clipping; "learning_rate"; "finite", True if the update was
+    applied; "bad_parameter", the index in tree order (`param_paths.parameter_names`) of the first parameter with a
+    non-finite gradient, or -1.
     """
     compute_gradients = _make_gradients(model, train, mesh)
     chosen, layers = chosen or Optimizer(), layers or LayersConfig()
@@ -245,8 +245,8 @@ def make_train_step(
 def _updated_ema(state: TrainState, params: Params, decay: Optional[float]) -> Optional[Params]:
     """Returns the moving average of the parameters after an update to `params`.
 
-    After step t it is the mean of the parameters after each step s <= t, weighted by decay^(t - s). A skipped step
-    counts with unchanged parameters. The initial parameters have no weight, as in Adam's bias-corrected means.
+    After step t, it is the mean of the parameters after each step s <= t, weighted by decay^(t - s). A skipped step
+    counts with its unchanged parameters. The initial parameters have no weight, as in Adam's bias-corrected moments.
     """
     if state.ema is None or decay is None:
         return None
@@ -257,11 +257,11 @@ def _updated_ema(state: TrainState, params: Params, decay: Optional[float]) -> O
 def _make_gradients(
     model: AnyModel, train: TrainConfig, mesh: Mesh
 ) -> Callable[[Params, Batch, Keys, Frozen], tuple[Params, tuple[jax.Array, losses.Sums]]]:
-    """Returns `(params, batch, keys, frozen) -> (gradients, (objective, sums))` over all micro-batches.
+    """Returns `(params, batch, keys, frozen) -> (gradients, (objective, sums))`, for the sum over all micro-batches.
 
-    Each loss is sum / count over all rows of all micro-batches, so it depends neither on the number of devices nor on
-    `train.accumulate`, whatever the loss weights of each row. The counts depend only on the batch, so they are computed
-    before the first micro-batch.
+    Each loss is sum / count over the rows of all micro-batches, so it depends neither on the number of devices nor on
+    `train.accumulate`, for any loss weights. The counts depend only on the batch, so they are computed before the first
+    micro-batch.
     """
 
     def objective(params, batch, counts, keys, frozen):
@@ -272,7 +272,8 @@ def _make_gradients(
 
         variables = {"params": params, **(frozen or {})}
         if uses_1f1b(train, mesh.shape):
-            return cast(Decoder, model).apply(variables, batch, loss_of_outputs, rngs=keys, method="turned_round")
+            method = "one_forward_one_backward_loss"
+            return cast(Decoder, model).apply(variables, batch, loss_of_outputs, rngs=keys, method=method)
         return loss_of_outputs(model.apply(variables, batch, deterministic=False, rngs=keys), batch)
 
     def micro_step(params, batch, counts, keys, frozen):
@@ -299,10 +300,10 @@ def _make_gradients(
 
 
 def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh, sequences: bool = False) -> jax.stages.Wrapped:
-    """Returns the jitted evaluation of a batch without dropout, `(params, batch, frozen=None) -> {name: (sum, count)}`.
+    """Returns the jitted evaluation of a batch without dropout: (params, batch, frozen=None) -> {metric: (sum, count)}.
 
     Args:
-      sequences: also count the sequences whose targets are all predicted correctly.
+      sequences: also counts the sequences whose targets are all predicted correctly.
     """
     options: LossOptions = {**loss_options(train), "sequences": sequences}
 
@@ -314,9 +315,9 @@ def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh, sequences: b
 
 
 def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.stages.Wrapped:
-    """Returns the jitted evaluation of a batch of a task: `(params, batch, frozen=None) -> (sums, answers)`.
+    """Returns the jitted evaluation of a batch by a task head: `(params, batch, frozen=None) -> (sums, outputs)`.
 
-    The sums are as in `make_eval_step`. The answers are the head's outputs, arrays [B, …], replicated on each device.
+    The sums are as in `make_eval_step`. The outputs are those of `Head.answers`, arrays [B, …], on each device.
     """
 
     def answer_step(params, batch, frozen=None):
@@ -329,12 +330,12 @@ def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.sta
 
 
 def loss_options(train: TrainConfig) -> LossOptions:
-    """Returns the arguments of `losses.objective` from `config.train`."""
+    """Returns the loss options of `config.train`, as arguments of `losses.objective`."""
     return {"z_loss": train.z_loss, "label_smoothing": train.label_smoothing, "chunk": train.loss_chunk}
 
 
 def _keys(seeds: dict[str, np.uint32], step: jax.Array) -> Keys:
-    """Returns random keys unique to a step. The dropout key uses a hash generator, because dropout draws the most."""
+    """Returns {use: random key} for a step. The dropout key uses a fast hash, because dropout needs most numbers."""
     keys = _folded({use: _key(seed, use) for use, seed in seeds.items()}, step)
     return keys | {"dropout": hashed_key(keys["dropout"])}
 
@@ -344,7 +345,7 @@ def _folded(keys: Keys, number: int | jax.Array) -> Keys:
 
 
 def split_microbatches(batch: Batch, micro_batches: int, mesh: Mesh) -> Batch:
-    """Splits a batch into A micro-batches. Micro-batch a has rows a, a + A, a + 2 A, …, so that no row moves."""
+    """Splits a batch into A micro-batches, [A, B/A, …]; a has rows a, a + A, …, so that no row changes device."""
 
     def one(x):
         x = x.reshape(x.shape[0] // micro_batches, micro_batches, *x.shape[1:])  # [B, …] -> [B/A, A, …]

@@ -1,4 +1,4 @@
-"""The validation of a run: the rows of the validation split, and the metrics of a model on them."""
+"""Validates a model: selects the rows of the validation split, and computes metrics on these rows."""
 
 import dataclasses
 import functools
@@ -22,9 +22,9 @@ from pretrainax.training.train_step import Frozen, Params
 
 @dataclasses.dataclass
 class Validation:
-    """Evaluates a model on the validation split, with the same rows and masks each time."""
+    """Evaluates a model on the validation split, with the same rows and masks in each validation."""
 
-    experiment: Experiment  # of the run, without phases
+    experiment: Experiment  # config of the run, without phases
     valid_batches: Batches
     eval_step: jax.stages.Wrapped  # (params, batch, frozen) -> {name: (sum, count)}
     answer_step: jax.stages.Wrapped  # (params, batch, frozen) -> ({name: (sum, count)}, answers [B, …])
@@ -33,7 +33,7 @@ class Validation:
     frozen: Frozen = dataclasses.field(default=None, repr=False)  # the frozen parameters of the run
 
     def batches(self, batches: Optional[Batches] = None) -> Iterator[HostBatch]:
-        """Yields the batches of a validation, from `batches` or from this process's rows."""
+        """Yields the batches of one validation from `batches`; None: from `valid_batches`, this process's rows."""
         batches, size = batches or self.valid_batches, self.experiment.train.global_batch_size
         for i in range(self.sizes[0]):
             self.peers.progress()
@@ -44,7 +44,7 @@ class Validation:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Returns the number of batches of a validation, and of the whole split."""
+        """Returns the number of batches in one validation, and in the whole validation split."""
         rows, size = self.valid_batches.rows_per_epoch, self.experiment.train.global_batch_size
         of_records = self.experiment.validation_objective.unit == "records"
         total = -(-rows // size) if of_records else max(rows // size, 1)
@@ -52,17 +52,17 @@ class Validation:
 
     @functools.cached_property
     def parts(self) -> list[tuple[str, ...]]:
-        """Returns the names of the parts of each stream of `valid_batches`; see `stream_part_names`."""
+        """Returns the parts, such as "source=wiki", of each stream of `valid_batches`; see `stream_part_names`."""
         return stream_part_names(self.experiment.data.source.components(), self.experiment.validation_objective)
 
     @functools.cached_property
     def rows(self) -> list[int]:
-        """Returns the number of validation rows from each stream."""
+        """Returns the number of rows in one validation from each stream of `valid_batches`."""
         rows = self.sizes[0] * self.experiment.train.global_batch_size
         return self.valid_batches.schedule.before(rows).tolist()
 
     def by_part(self) -> Iterator[tuple[tuple[str, ...], HostBatch]]:
-        """Yields the rows of `batches` in separate batches for each stream, with the parts of the stream."""
+        """Yields the rows of a validation as (parts of a stream, batch); each batch has rows of only one stream."""
         if not any(self.parts):
             yield from (((), batch) for batch in self.batches())
             return
@@ -71,9 +71,9 @@ class Validation:
                 yield parts, self.valid_batches.of_stream(number, range(first, count))
 
     def metrics(self, params: Params) -> dict[str, float]:
-        """Returns the metrics of the heads: sums and counts added over all batches, then divided once.
+        """Returns the validation metrics of the heads: (sum over all batches) / (count over all batches).
 
-        With several sources or objectives, the result also has metrics for each, {"loss/source=wiki": …}.
+        With several sources or objectives, the result also has metrics of each of them, {"loss/source=wiki": …}.
         """
         parts, sums = [], []
         for batch_parts, batch in self.by_part():
@@ -83,10 +83,10 @@ class Validation:
         return summarize(add_up(sums)) | summarize_parts(parts, sums)
 
     def answers(self, params: Params) -> tuple[dict[str, float], PyTree, list[Note]]:
-        """Returns the outputs of the model's head for the records of the validation split, in order.
+        """Returns the metrics and outputs of a task head for the n records of one validation, in order.
 
         Returns:
-          The metrics of the head; the head outputs, NumPy arrays [n, …]; the n notes.
+          The metrics of the head; the outputs of the head, NumPy arrays [n, …]; the metadata of the n records.
         """
         outputs = [self.answer_step(params, put_batch(batch, self.mesh), self.frozen) for batch in self.batches()]
         sums, answers = zip(*jax.device_get(outputs), strict=True)

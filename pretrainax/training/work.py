@@ -1,4 +1,4 @@
-"""The work of a step: its tokens and FLOPs, and its model FLOPs utilization."""
+"""Computes the work of a training step: its tokens, its FLOPs and its model FLOPs utilization (MFU)."""
 
 import dataclasses
 import functools
@@ -18,55 +18,55 @@ from pretrainax.training.wrapped import teacher_config
 
 @dataclasses.dataclass
 class Work:
-    """The work of one update of a phase, over all devices."""
+    """The work of one update of a phase, summed over all devices."""
 
-    experiment: Experiment  # of the phase
+    experiment: Experiment  # config of the phase
     model: AnyModel
-    attention_specs: list[AttentionSpec]  # of all attentions of the model, in order
-    lengths: Lengths  # of the longest rows
-    batch_shapes: dict[str, jax.ShapeDtypeStruct]  # of the global batch
+    attention_specs: list[AttentionSpec]  # specs of all attention layers of the model, in order; []: unknown
+    lengths: Lengths  # lengths of the longest rows
+    batch_shapes: dict[str, jax.ShapeDtypeStruct]  # shapes of the global batch
     batches: Batches
-    devices: int
+    devices: int  # number of devices
 
     @functools.cached_property
     def tokens_per_step(self) -> int:
-        """Returns the number of tokens that encoder and decoder read in one update, padding included."""
+        """Returns the number of tokens that encoder and decoder read in one update, including padding."""
         return tokens_read(self.batch_shapes)
 
     @functools.cached_property
     def flops_per_step(self) -> float:
-        """Returns the FLOPs of one update, as counted by `flops.flops_per_step`."""
+        """Returns the FLOPs of one update with the longest rows, as counted by `flops.flops_per_step`."""
         return self.flops_at(self.lengths)
 
     @functools.cached_property
     def flops_done_per_step(self) -> float:
-        """Returns the FLOPs that these devices compute in one update, as counted by `flops.executed_flops`."""
+        """Returns the FLOPs of one update with the longest rows, without what attention skips (`executed_flops`)."""
         return self._flops_done(self.lengths)
 
     def flops_of(self, step: int) -> float:
-        """Returns the FLOPs of one step, whose batch may belong to a shorter bucket."""
+        """Returns the FLOPs of the step with batch index `step`, whose rows may belong to a shorter bucket."""
         return self.flops_at(self.batches.lengths_of(step))
 
     def flops_done_of(self, step: int) -> float:
-        """Returns the FLOPs that these devices compute in one step."""
+        """Returns the FLOPs of the step with batch index `step`, without what attention skips."""
         return self._flops_done(self.batches.lengths_of(step))
 
     def mfu(self, flops: float, seconds: float) -> Optional[float]:
-        """Returns the model FLOPs utilization; None if the chip's peak is unknown."""
+        """Returns the model FLOPs utilization for `flops` in `seconds`; None if the chip's peak FLOP/s are unknown."""
         peak = peak_flops(jax.devices()[0].device_kind)
         return peak and flops / (seconds * peak * self.devices)
 
     def least_seconds(self, mfu: float) -> Optional[float]:
-        """Returns the seconds of a step that reaches `mfu`; None if the chip's peak is unknown."""
+        """Returns the seconds that a step takes at a utilization of `mfu`; None if the chip's peak is unknown."""
         mfu_in_one_second = self.mfu(self.flops_done_per_step, 1.0)
         return mfu_in_one_second and mfu_in_one_second / mfu
 
     def flops_at(self, lengths: Lengths) -> float:
-        """Returns the FLOPs of an update on rows of these lengths."""
+        """Returns the FLOPs of an update whose rows have these lengths."""
         return flops.flops_per_step(*self._step(lengths), teacher=self.teacher, passes=self.experiment.passes)
 
     def _flops_done(self, lengths: Lengths) -> float:
-        if not self.attention_specs:  # no attention skips anything, or it is a user's model with unknown attention
+        if not self.attention_specs:  # a model without attention, or a user's model whose attention is unknown
             return self.flops_at(lengths)
         done = flops.work_of(self.attention_specs, self.model.compute.attention, platform())
         return flops.executed_flops(*self._step(lengths), done, teacher=self.teacher, passes=self.experiment.passes)
@@ -76,5 +76,5 @@ class Work:
 
     @property
     def teacher(self) -> Optional[ModelConfig]:
-        """Returns the config of the teacher, or None."""
+        """Returns the config of the teacher; None without a teacher."""
         return teacher_config(self.model)

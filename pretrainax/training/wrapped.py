@@ -1,4 +1,4 @@
-"""The model of a run in training: the model of its config, or a wrapper around it, for a tuning or a teacher."""
+"""Defines wrappers around the model of a config in training, for parameter-efficient tuning and for a teacher."""
 
 import abc
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ Frozen = Optional[dict[str, PyTree]]  # variable collections of frozen parameter
 
 
 class Wrapped(AnyModel, abc.ABC):
-    """Base class of wrappers, used like the wrapped model. The parameters may differ from the model's parameters."""
+    """Base class of wrappers, with the interface of the wrapped model, but possibly different trained parameters."""
 
     @property
     @abc.abstractmethod
     def plain(self) -> AnyModel:
-        """Returns the model of the config."""
+        """Returns the wrapped model, which is the model of the config."""
 
     @property
     def config(self) -> ModelConfig:
@@ -39,38 +39,38 @@ class Wrapped(AnyModel, abc.ABC):
         """Returns the initial values of the trained parameters.
 
         Args:
-          params: parameters of the plain model.
-          key: random key for new parameters.
+          params: parameters of the wrapped model.
+          key: random key for additional parameters.
         """
 
     @abc.abstractmethod
     def frozen(self, params: PyTree) -> Frozen:
-        """Returns the frozen collections for parameters of the plain model; arrays, or shapes."""
+        """Returns the frozen variables for parameters `params` of the wrapped model (arrays or shapes)."""
 
     @abc.abstractmethod
     def merged(self, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
-        """Returns the model for use after training, and its parameters."""
+        """Returns the model without wrapper for use after training, and its parameters."""
 
     @abc.abstractmethod
     def counted(self, params: PyTree, frozen: Frozen) -> PyTree:
-        """Returns the parameters that count as the model's own; arrays, or shapes."""
+        """Returns the parameters of the model itself, trained and frozen (arrays or shapes), without a teacher's."""
 
     @property
     def teacher_config(self) -> Optional[ModelConfig]:
-        """Returns the config of the teacher, which also computes in each step, or None."""
+        """Returns the config of the teacher, which also runs in each step; None without a teacher."""
         return None
 
     @abc.abstractmethod
     def describe(self, run: "Run") -> Iterator[tuple[str, str]]:
-        """Yields names and values of rows for the header of a run."""
+        """Yields rows (name, value) for the header of a run."""
 
 
 def trained_model(experiment: Experiment, train: TrainConfig, teacher: Optional[ModelConfig] = None) -> AnyModel:
-    """Returns the model of a run in training: plain, or wrapped for a tuning or a teacher.
+    """Returns the model to train: the model of the config, with the wrapper of `experiment.wrapper` if there is one.
 
     Args:
-      train: the result of `for_this_machine`.
-      teacher: the config of the model that `config.distill` names, or None.
+      train: the result of `layers.compute.resolve_auto`.
+      teacher: the config of the teacher in `config.distill`; None without a teacher.
     """
     if experiment.wrapper is None:
         return models.build(experiment.model, compute_for(train))
@@ -78,20 +78,20 @@ def trained_model(experiment: Experiment, train: TrainConfig, teacher: Optional[
 
 
 def plain(model: AnyModel) -> AnyModel:
-    """Returns the model of the config without its training wrapper."""
+    """Returns the model without its training wrapper; a model without wrapper unchanged."""
     return model.plain if isinstance(model, Wrapped) else model
 
 
 def merged(model: AnyModel, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
-    """Returns the model for use after training, and its parameters."""
+    """Returns the model without wrapper for use after training, and its parameters."""
     return model.merged(params, frozen) if isinstance(model, Wrapped) else (model, params)
 
 
 def counted(model: AnyModel, params: PyTree, frozen: Frozen) -> PyTree:
-    """Returns the parameters that count as the model's own; arrays, or shapes."""
+    """Returns the parameters of the model itself, trained and frozen (arrays or shapes), without a teacher's."""
     return model.counted(params, frozen) if isinstance(model, Wrapped) else params
 
 
 def teacher_config(model: AnyModel) -> Optional[ModelConfig]:
-    """Returns the config of the teacher, which also computes in each step, or None."""
+    """Returns the config of the teacher, which also runs in each step; None without a teacher."""
     return model.teacher_config if isinstance(model, Wrapped) else None

@@ -1,4 +1,7 @@
-"""Published architectures: one module per family, with its sizes and its Hugging Face name table.
+"""Published architectures: one module per family of models.
+
+Each module has the sizes of the published models and a name table. The name table maps each parameter of this package
+to its tensors in files of Hugging Face transformers.
 
 zoo.preset("bert_base"), zoo.preset("t5_v1_0_small"), zoo.preset("gpt2_124m"), zoo.preset("llama3_8b")
 """
@@ -48,14 +51,18 @@ FAMILIES: tuple[Family, ...] = tuple(
     for family in module.FAMILIES
 )
 
-# Preset name, "bert_base" -> family and variant.
+# Name of a preset, such as "bert_base" -> its family and its variant.
 PRESETS: dict[str, tuple[Family, str]] = {
     family.prefix + variant: (family, variant) for family in FAMILIES for variant in family.sizes
 }
 
 
 def preset(name: str) -> ModelConfig:
-    """Returns a new config of a published model; raises UserError with the nearest names for an unknown name."""
+    """Returns a new model config for a published model, such as "bert_base".
+
+    Raises:
+      UserError: no preset has this name. The message lists the most similar names.
+    """
     if name not in PRESETS:
         raise UserError(f"the zoo has no model {name!r}, {nearest(name, PRESETS)}")
     family, variant = PRESETS[name]
@@ -63,6 +70,9 @@ def preset(name: str) -> ModelConfig:
 
 
 def sources_path(name: str) -> str:
-    """Returns the path of the TOML file next to a preset's module, which lists the sources of the preset's numbers."""
+    """Returns the path of the TOML file that lists the sources of a preset's numbers.
+
+    The file is in the same folder as the module of the preset's family and has the same name.
+    """
     module = PRESETS[name][0].preset.__module__.rpartition(".")[2]
     return os.path.join(os.path.dirname(__file__), f"{module}.toml")

@@ -1,7 +1,7 @@
 """Prints the table of published architectures: `python -m pretrainax.zoo [--only=gemma] [--markdown]`.
 
-`jax.eval_shape` counts the parameters, so nothing is allocated. tests/support/parity.py measures the differences from
-transformers.
+`jax.eval_shape` gives the shapes of the parameters, so counting them allocates no arrays. tests/support/parity.py
+measures how much logits and gradients differ from transformers and writes the values to parity.json.
 """
 
 import json
@@ -29,7 +29,11 @@ LEGEND = (
 
 
 def rows(only: str = "") -> Iterator[tuple[str, ...]]:
-    """Yields the cells of COLUMNS for each preset whose name starts with `only`."""
+    """Yields one row of the table (the cells of COLUMNS) for each preset whose name starts with `only`.
+
+    Args:
+      only: prefix of the preset names; "" selects all presets.
+    """
     differences = json.loads(Path(__file__).with_name("parity.json").read_text())
     for name, (family, variant) in zoo.PRESETS.items():
         if name.startswith(only):
@@ -51,7 +55,7 @@ def rows(only: str = "") -> Iterator[tuple[str, ...]]:
 
 
 def count(config: ModelConfig) -> int:
-    """Returns the number of trained parameters; excludes generators, as the papers do."""
+    """Returns the number of parameters of a model, without its generator (ELECTRA, DeBERTa v3), as in the papers."""
     config = discriminator_config(config) if config.generator else config
     return sum(math.prod(x.shape) for x in jax.tree.leaves(models.abstract_params(config)))
 
@@ -65,12 +69,12 @@ def _context(config: ModelConfig) -> str:
 
 
 def markdown(table: list[tuple[str, ...]]) -> str:
-    """Returns the table as a Markdown page."""
+    """Returns the Markdown page docs/zoo.md: a title, LEGEND and the rows of `table` under COLUMNS."""
     return f"# The zoo\n\n{LEGEND}\n\n" + tables.markdown(COLUMNS, table, padded=False)
 
 
 def text(table: list[tuple[str, ...]]) -> str:
-    """Returns the table as aligned columns for a terminal."""
+    """Returns the rows of `table` under COLUMNS as aligned columns for a terminal, followed by LEGEND."""
     return f"{tables.text_table([COLUMNS, *table])}\n\n{LEGEND}\n"
 
 

@@ -15,9 +15,10 @@ from pretrainax.zoo.family import (
 )
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads, dropout, activation); the feed-forward is 4 x the width, embeddings are 128 wide
-# NOTE The authors' code computes "gelu" by tanh for version 1 too; the config.json files of transformers for version 1
-# name the exact gelu.
+# variant -> (layers, width, heads, dropout rate, activation). The feed-forward width is 4 x the width, and embeddings
+# have width 128.
+# NOTE The authors' code uses the tanh approximation of GELU for version 1 as well, but the config.json files of version
+# 1 name the exact GELU ("gelu").
 SIZES = {
     "v1_base": (12, 768, 12, 0.1, "gelu"),
     "v1_large": (24, 1024, 16, 0.1, "gelu"),
@@ -32,7 +33,14 @@ SIZES = {
 
 
 def albert(variant: str = "base") -> ModelConfig:
-    """Returns ALBERT version 2, or version 1 (`v1_…`), with both heads; raises UserError for an unknown variant."""
+    """Returns the model config of ALBERT with its masked LM head and its sentence-order head.
+
+    Args:
+      variant: "base" to "xxlarge" are version 2; "v1_base" to "v1_xxlarge" are version 1.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     num_layers, d_model, num_heads, dropout_rate, activation = pick("albert", variant, SIZES)
     return ModelConfig(
         family="encoder",
@@ -58,8 +66,8 @@ def albert(variant: str = "base") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of AlbertForPreTraining, or of AlbertForMaskedLM for a config without a pair_head."""
-    block, layer = "encoder/blocks", "albert.encoder.albert_layer_groups.0.albert_layers.{layer}"  # the one layer
+    """Returns the name table of AlbertForPreTraining, or of AlbertForMaskedLM if `config.pair_head` is False."""
+    block, layer = "encoder/blocks", "albert.encoder.albert_layer_groups.0.albert_layers.{layer}"  # the shared layer
     rows = [
         Row("token_embedding/embedding", "albert.embeddings.word_embeddings.weight"),
         Row("position_embedding/embedding", "albert.embeddings.position_embeddings.weight"),
@@ -85,7 +93,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 
 
 def _base() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks, which are those of xxlarge."""
+    """Returns the model config that transformers assumes for keys that config.json lacks: the values of xxlarge."""
     return albert("xxlarge")
 
 
@@ -119,7 +127,7 @@ FAMILIES = (
                 "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
                 "predictions.decoder.bias": "predictions.bias",
             },
-            # The file of a masked LM may hold the pair head of its pretraining.
+            # The file of a masked LM may contain the sentence-order head of the pretrained model.
             ignored=(r"albert\.embeddings\.(position|token_type)_ids", r"albert\.pooler\..*", r"sop_classifier\..*"),
         ),
     ),

@@ -16,7 +16,7 @@ from pretrainax.zoo.family import (
 )
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers of each stack, width, heads); the feed-forward is 4 x the width..
+# variant -> (layers of each stack, width, heads). The feed-forward width is 4 x the width.
 SIZES = {
     "base": (6, 768, 12),
     "large": (12, 1024, 16),
@@ -24,7 +24,7 @@ SIZES = {
 
 
 def bart(variant: str = "base") -> ModelConfig:
-    """Returns BART; raises UserError for an unknown variant."""
+    """Returns the model config of BART; raises UserError for an unknown variant."""
     num_layers, d_model, num_heads = pick("bart", variant, SIZES)
     return ModelConfig(
         family="encoder_decoder",
@@ -33,7 +33,7 @@ def bart(variant: str = "base") -> ModelConfig:
         d_model=d_model,
         d_ff=4 * d_model,
         num_heads=num_heads,
-        position=LearnedPositions(1024, offset=2),  # fairseq starts at the padding id, 1, plus 1
+        position=LearnedPositions(1024, offset=2),  # fairseq numbers positions from (padding id 1) + 1
         norm="layer",
         norm_at="post",
         norm_epsilon=1e-5,
@@ -45,7 +45,11 @@ def bart(variant: str = "base") -> ModelConfig:
 
 
 def block_names(prefix: str) -> list[Row]:
-    """Returns the rows of the blocks of both stacks for the classes that transformers derived from BartModel."""
+    """Returns the name-table rows of the encoder and decoder blocks, for transformers' BartModel and MarianModel.
+
+    Args:
+      prefix: the first component of the tensor names, "model".
+    """
     rows = []
     for stack, kinds in (
         ("encoder", {"self": "self_attn"}),
@@ -63,7 +67,7 @@ def block_names(prefix: str) -> list[Row]:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' BartForConditionalGeneration."""
+    """Returns the name table of transformers' BartForConditionalGeneration: one `Row` per parameter."""
     del config  # unused
     return [
         Row("token_embedding/embedding", "model.shared.weight"),
@@ -78,7 +82,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 # --- config.json ---------------------------------------------------------------------------------------------------
 
 
-FIELDS = {  # in the config.json of BART and of Marian
+FIELDS = {  # keys of config.json of BART and Marian -> our fields
     "vocab_size": "vocab_size",
     "d_model": "d_model",
     "encoder_layers": "num_layers",
@@ -94,7 +98,7 @@ CONSTANTS = {
     "is_encoder_decoder": True,
     "is_decoder": False,
     "tie_word_embeddings": True,
-    # Keys of transformers 3, which had one class for BART, mBART and Marian.
+    # These are keys of transformers 3, which had one class for BART, mBART and Marian.
     "normalize_before": False,
     "add_final_layer_norm": False,
     "add_bias_logits": False,
@@ -102,7 +106,11 @@ CONSTANTS = {
 
 
 def read_decoder(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads the decoder stack, which may differ from the encoder only in its number of layers."""
+    """Sets the number of decoder layers from config.json.
+
+    Raises:
+      UserError: the decoder and the encoder differ in the feed-forward width or in the number of heads.
+    """
     layers = json.get("decoder_layers", 12)
     config.num_decoder_layers = None if layers == config.num_layers else layers
     for key, default, needed in (
@@ -115,7 +123,7 @@ def read_decoder(json: ConfigJson, config: ModelConfig) -> None:
 
 def write_decoder(config: ModelConfig) -> ConfigJson:
     return {
-        "forced_eos_token_id": 2,  # ends truncated output; an id of BART's vocabulary, like the default ids
+        "forced_eos_token_id": 2,  # generation ends truncated outputs with this id of BART's vocabulary
         "decoder_layers": config.last_stack.num_layers,
         "decoder_ffn_dim": config.d_ff,
         "decoder_attention_heads": config.num_heads,
@@ -159,7 +167,7 @@ FAMILIES = (
             write=write_decoder,
             tied=tied,
             zeros=zeros,
-            ignored=(r"model\.(encoder|decoder)\.version",),  # version of fairseq's file format
+            ignored=(r"model\.(encoder|decoder)\.version",),  # the version number of fairseq's file format
         ),
     ),
 )

@@ -18,7 +18,7 @@ from pretrainax.zoo.family import (
 )
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads, vocabulary); the feed-forward is 4 x the width, a head 64 wide
+# variant -> (layers, width, heads, vocabulary). The feed-forward width is 4 x the width, and heads have width 64.
 SIZES = {
     "tiny": (2, 128, 2, 30_522),
     "mini": (4, 256, 4, 30_522),
@@ -46,17 +46,29 @@ DISTILBERT_SIZES = {
 
 
 def bert(variant: str = "base") -> ModelConfig:
-    """Returns BERT with its masked LM head and its pair head; raises UserError for an unknown variant."""
+    """Returns the model config of BERT with its masked LM head and its head for sentence pairs.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     return _encoder(*pick("bert", variant, SIZES))
 
 
 def macbert(variant: str = "base") -> ModelConfig:
-    """Returns MacBERT, which is BERT with another pretraining task; raises UserError for an unknown variant."""
+    """Returns the model config of MacBERT, which has BERT's architecture but a different pretraining objective.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     return _encoder(*pick("macbert", variant, MACBERT_SIZES))
 
 
 def distilbert(variant: str = "base") -> ModelConfig:
-    """Returns DistilBERT, without token types and without a pair head; raises UserError for an unknown variant."""
+    """Returns the model config of DistilBERT, which has no token types and no head for sentence pairs.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     config = _encoder(*pick("distilbert", variant, DISTILBERT_SIZES))
     config.num_token_types, config.pair_head = 0, False
     return config
@@ -85,7 +97,11 @@ def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> 
 
 
 def encoder_names(prefix: str) -> list[Row]:
-    """Returns the rows of embeddings and blocks for the classes that transformers derived from BertModel."""
+    """Returns the name-table rows of the embeddings and blocks, for classes of transformers with BertModel's names.
+
+    Args:
+      prefix: the first component of the tensor names, such as "bert" or "roberta".
+    """
     block, layer = "encoder/blocks", f"{prefix}.encoder.layer.{{layer}}"
     return [
         Row("token_embedding/embedding", f"{prefix}.embeddings.word_embeddings.weight"),
@@ -104,7 +120,7 @@ def encoder_names(prefix: str) -> list[Row]:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of BertForPreTraining, or of BertForMaskedLM for a config without a pair_head."""
+    """Returns the name table of BertForPreTraining, or of BertForMaskedLM if `config.pair_head` is False."""
     rows = [
         *encoder_names("bert"),
         *linear("masked_lm_head/dense", "cls.predictions.transform.dense", bias=True),
@@ -118,7 +134,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 
 
 def distilbert_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' DistilBertForMaskedLM."""
+    """Returns the name table of transformers' DistilBertForMaskedLM: one `Row` per parameter."""
     del config  # unused
     block, layer = "encoder/blocks", "distilbert.transformer.layer.{layer}"
     return [
@@ -140,12 +156,12 @@ def distilbert_names(config: ModelConfig) -> list[Row]:
 
 
 def read_pair_head(pretraining: str, masked_lm: str, bare: str) -> Callable[[ConfigJson, ModelConfig], None]:
-    """Returns the `HuggingFace.read` of a family with three classes.
+    """Returns a function for `HuggingFace.read` that sets `pair_head` from the class that config.json names.
 
     Args:
-      pretraining: the class with both heads, which is the default if config.json names no class.
-      masked_lm: the class without the pair head.
-      bare: the class without heads. The conversion of its weights reports the missing heads.
+      pretraining: the class with both heads. It is the default if config.json names no class.
+      masked_lm: the class without the head for sentence pairs.
+      bare: the class without heads. The conversion of its weights raises an error that lists the missing heads.
     """
 
     def read(json: ConfigJson, config: ModelConfig) -> None:
@@ -158,7 +174,7 @@ def read_pair_head(pretraining: str, masked_lm: str, bare: str) -> Callable[[Con
     return read
 
 
-FIELDS = {  # in the config.json of BERT and of the models derived from it
+FIELDS = {  # keys of config.json of BERT and of the models derived from BERT -> our fields
     "vocab_size": "vocab_size",
     "hidden_size": "d_model",
     "num_hidden_layers": "num_layers",
@@ -195,7 +211,7 @@ HUGGINGFACE = HuggingFace(
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
-    # The file of a masked LM may hold the pair head of its pretraining.
+    # The file of a masked LM may contain the head for sentence pairs of the pretrained model.
     ignored=(r"bert\.embeddings\.(position|token_type)_ids", r"bert\.pooler\.dense\..*", r"cls\.seq_relationship\..*"),
 )
 

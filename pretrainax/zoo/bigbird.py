@@ -1,7 +1,8 @@
 """BigBird (Zaheer et al. 2020, arXiv 2007.14062): BERT with block-sparse attention, for rows of 4,096 tokens.
 
-NOTE The class of transformers applies dropout to embeddings before their norm, and none to the weights of block-sparse
-attention. In evaluation mode it uses the first block for all random blocks (layers/sparse_attention/blocks.py).
+NOTE The class of transformers applies dropout to embeddings before their norm, and no dropout to the weights of
+block-sparse attention. In evaluation mode that class uses the first block of the row in place of all random blocks
+(layers/sparse_attention/blocks.py).
 """
 
 import dataclasses
@@ -25,7 +26,11 @@ SIZES = {"base": (12, 768, 12), "large": (24, 1024, 16)}  # variant -> (layers, 
 
 
 def bigbird(variant: str = "base") -> ModelConfig:
-    """Returns BigBird without a pair head, which the paper does not train; raises UserError for an unknown variant."""
+    """Returns the model config of BigBird without a head for sentence pairs, which the paper does not train.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     num_layers, d_model, num_heads = pick("bigbird", variant, SIZES)
     return dataclasses.replace(
         bert.bert("base"),
@@ -42,7 +47,7 @@ def bigbird(variant: str = "base") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of BigBirdForPreTraining, or of BigBirdForMaskedLM for a config without a pair_head."""
+    """Returns the name table of BigBirdForPreTraining, or of BigBirdForMaskedLM if `config.pair_head` is False."""
     pooler = {x: f"bert.pooler.{x}" for x in ("weight", "bias")}
     new = {f"bert.pooler.dense.{x}": name for x, name in pooler.items()}
     return [row._replace(name=new.get(row.name, row.name)) for row in bert.huggingface_names(config)]
@@ -92,7 +97,8 @@ FAMILIES = (
             fields=bert.FIELDS
             | {"block_size": "sparse_attention.size", "num_random_blocks": "sparse_attention.random"},
             table=huggingface_names,
-            # There is no class for choices: all choices of a question share one row, and blocks assume one document.
+            # Multiple choice has no TaskClass: all choices of a question share one row, but block-sparse attention
+            # supports only one document per row.
             classifier=TaskClass(
                 "BigBirdForSequenceClassification", Classify(hidden="model"), "classifier.out_proj", "classifier.dense"
             ),

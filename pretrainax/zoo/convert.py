@@ -1,8 +1,8 @@
-"""Converts between published weights and our parameter tree, by the family's name table.
+"""Converts weights between files of Hugging Face transformers and our parameter tree, with a family's name table.
 
-A `Row` names the published tensor of one of our parameters. `as_ours` returns the published tensor as a view in our
-shape. Reading copies from the view and writing copies into it, so both directions share one mapping and preserve all
-bits.
+A name table is a list of rows. Each `Row` names one of our parameters and its published tensors: the tensors in files
+of transformers. `as_ours` returns a published tensor as a view in our shape. Reading a file copies from this view, and
+writing a file copies into this view. Both directions therefore use the same mapping and preserve all bits.
 """
 
 import math
@@ -18,15 +18,20 @@ from pretrainax.config import ModelConfig, UserError
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.zoo.family import Row
 
-# The name of a published tensor and its index in our array: (layer, expert), (layer,), or () if ours is not stacked.
+# The name of a published tensor, and its index in our array: (layer, expert), (layer,), or () if our array is not
+# stacked.
 Place: TypeAlias = tuple[str, tuple[int, ...]]
 _STACKED = ("layer", "expert")  # outermost first
-# Path of each of our parameters -> its row and its shape.
+# Path of each of our parameters -> (row of the name table, shape of our parameter).
 Rows: TypeAlias = Mapping[str, tuple[Row, tuple[int, ...]]]
 
 
 def rows_of(table: Sequence[Row], tree: PyTree) -> Rows:
-    """Returns the row of each leaf; raises ValueError if the table and the tree have different parameters."""
+    """Returns, for each leaf of a parameter tree, its row of the name table and its shape.
+
+    Raises:
+      ValueError: the table and the tree have different parameters.
+    """
     rows, names = {row.path: row for row in table}, parameter_names(tree)
     if rows.keys() != set(names):
         raise ValueError(f"the name table and the model differ in {sorted(rows.keys() ^ set(names))}")
@@ -34,7 +39,11 @@ def rows_of(table: Sequence[Row], tree: PyTree) -> Rows:
 
 
 def tensor_locations(row: Row, shape: tuple[int, ...]) -> Iterator[Place]:
-    """Yields the published tensors of one of our parameters: one per layer, one per expert of a layer, or one."""
+    """Yields the published tensors of one of our parameters: one tensor per expert, one per layer, or one in total.
+
+    Args:
+      shape: the shape of our parameter, with its stacked axes.
+    """
     for index in np.ndindex(shape[: stacked_axes(row)]):
         first = row.first if index[:1] == (0,) else None
         numbers = dict(zip(_STACKED, index, strict=False))
@@ -44,16 +53,20 @@ def tensor_locations(row: Row, shape: tuple[int, ...]) -> Iterator[Place]:
 
 
 def stacked_axes(row: Row) -> int:
-    """Returns the number of leading axes of our array that have a separate published tensor per index."""
+    """Returns the number of stacked axes of our array: leading axes with a separate published tensor per index."""
     return sum(f"{{{name}}}" in row.name for name in _STACKED)
 
 
 def their_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of the published tensor; shape: of our parameter without its stacked axes."""
-    if _holds_all_experts(row):  # the published tensor holds all experts, and perhaps several matrices side by side
+    """Returns the shape of a published tensor.
+
+    Args:
+      shape: the shape of our parameter without its stacked axes.
+    """
+    if _holds_all_experts(row):  # the published tensor contains all experts, and possibly several matrices side by side
         return *shape[:-1], row.part.whole(shape[-1])
     if row.path.endswith("/kernel") and (row.transposed or len(shape) != 2 or row.part.pieces > 1):
-        if _is_convolution(row):  # ours is [width, in, out], theirs [out, in, width]
+        if _is_convolution(row):  # ours is [width, in, out], theirs is [out, in, width]
             return shape[::-1]
         inputs = _inputs(row)
         matrix = math.prod(shape[:inputs]), row.part.whole(math.prod(shape[inputs:]))
@@ -64,7 +77,12 @@ def their_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def as_ours(row: Row, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns a view of the published tensor in our shape, without stacked axes; reads and writes share its memory."""
+    """Returns a view of a published tensor in our shape, so that writes to the view change the published tensor.
+
+    Args:
+      theirs: the published tensor.
+      shape: the shape of our parameter without its stacked axes.
+    """
     if _is_convolution(row):
         return theirs.T
     if not row.transposed:
@@ -88,7 +106,7 @@ def _has_heads(row: Row) -> bool:
 
 
 def _inputs(row: Row) -> int:
-    """Returns the number of input axes of a kernel."""
+    """Returns the number of input axes of our kernel: 2 (heads, width) for attention's output projection, else 1."""
     return 2 if _has_heads(row) and row.path.endswith("out/kernel") else 1
 
 
@@ -96,7 +114,7 @@ def from_huggingface(table: Sequence[Row], state: Mapping[str, np.ndarray], conf
     """Returns the parameters of `config` as float32 NumPy arrays, from a Hugging Face state dict.
 
     Raises:
-      UserError: `state` lacks tensors or has tensors of other shapes; the message lists all of them.
+      UserError: tensors are missing from `state`, or have a wrong shape. The message lists all of them.
       ValueError: the table and the model have different parameters.
     """
     shapes = models.abstract_params(config)
@@ -114,7 +132,10 @@ def from_huggingface(table: Sequence[Row], state: Mapping[str, np.ndarray], conf
 
 
 def to_huggingface(table: Sequence[Row], params: PyTree) -> dict[str, np.ndarray]:
-    """Returns a Hugging Face state dict, the inverse of `from_huggingface`, without copies of tied tensors."""
+    """Returns the Hugging Face state dict of our parameters (the inverse of `from_huggingface`).
+
+    The state dict contains tied tensors only once, under the name in the table.
+    """
     state = {}
     for (row, shape), x in zip(rows_of(table, params).values(), jax.tree.leaves(params), strict=True):
         for name, index in tensor_locations(row, shape):
@@ -125,7 +146,12 @@ def to_huggingface(table: Sequence[Row], params: PyTree) -> dict[str, np.ndarray
 
 
 def shape_problems(rows: Rows, found: Mapping[str, tuple[int, ...]], unknown: Sequence[str] = ()) -> list[str]:
-    """Returns one message for each tensor that is missing, unknown or of the wrong shape."""
+    """Returns one error message for each published tensor that is missing, is unknown or has the wrong shape.
+
+    Args:
+      found: name -> shape of each tensor in the file.
+      unknown: names of the tensors in the file that the table does not contain.
+    """
     problems = {name: f"{name} is unknown" for name in unknown}
     for row, shape in rows.values():
         for name, index in tensor_locations(row, shape):

@@ -1,7 +1,7 @@
 """DeBERTa v2 and v3 (He et al. 2020, arXiv 2006.03654; He et al. 2021, arXiv 2111.09543).
 
-transformers has one model type for both: a class for the masked LM, without the mask decoder, and a class without
-heads. The authors' files hold more tensors, under the names of the authors' classes. `architectures` of config.json
+transformers has one model type for v2 and v3: a class for the masked LM, without the mask decoder, and a class without
+heads. The authors' files contain more tensors, with the names of the authors' classes. In config.json, `architectures`
 selects the class:
 
     DebertaV2ForMaskedLM         transformers' masked LM
@@ -9,11 +9,11 @@ selects the class:
     MaskedLanguageModel          the authors' masked LM: v2, and the generators of v3
     ReplacedTokenDetectionModel  the authors' discriminator: v3
 
-The released files have no `architectures`. Then a model with a convolution is v2, and a model without is v3. The
-released files of v3 hold the discriminator and tensors for continued pretraining: `lm_predictions.*` and position
-embeddings, which belong to the mask decoder, and `…_embeddings._weight`, the differences from the generator's
-embeddings. `…_embeddings.weight` includes these differences already. (Sources: the released code and lists of the
-tensors; the files were not available.)
+The released config.json files have no `architectures`. A model with a convolution then counts as v2, and a model
+without a convolution as v3. The released files of v3 contain the discriminator and three kinds of tensors for continued
+pretraining: `lm_predictions.*` and the position embeddings belong to the mask decoder, and `…_embeddings._weight` is
+the difference from the generator's embeddings. `…_embeddings.weight` already includes this difference. (Sources: the
+released code and lists of the tensors; the files were not available.)
 """
 
 from pretrainax.config import Classify, DisentangledPositions, Generator, ModelConfig, UserError
@@ -33,7 +33,7 @@ from pretrainax.zoo.family import (
 )
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads); the feed-forward is 4 x the width, a head is 64 wide.
+# variant -> (layers, width, heads). The feed-forward width is 4 x the width, and heads have width 64.
 V2_SIZES = {
     "xlarge": (24, 1536, 24),
     "xxlarge": (48, 1536, 24),
@@ -50,7 +50,7 @@ V3_SIZES = {
 
 
 def deberta_v2(variant: str = "xlarge") -> ModelConfig:
-    """Returns DeBERTa v2 with its mask decoder; raises UserError for an unknown variant."""
+    """Returns the model config of DeBERTa v2 with its mask decoder; raises UserError for an unknown variant."""
     num_layers, d_model, num_heads = pick("deberta_v2", variant, V2_SIZES)
     config = _base()
     config.num_layers, config.d_model, config.d_ff, config.num_heads = num_layers, d_model, 4 * d_model, num_heads
@@ -60,10 +60,13 @@ def deberta_v2(variant: str = "xlarge") -> ModelConfig:
 
 
 def deberta_v3(variant: str = "base") -> ModelConfig:
-    """Returns DeBERTa v3 with an equally wide generator of half the depth (He et al. 2021, section 3.1; rtd_base.json).
+    """Returns the model config of DeBERTa v3: the discriminator and its generator.
 
-    The generator has the mask decoder, the discriminator has none (released code). Raises UserError for an unknown
-    variant.
+    The generator has the same width and half as many layers (He et al. 2021, section 3.1; rtd_base.json). The generator
+    has a mask decoder, the discriminator has none (released code).
+
+    Raises:
+      UserError: the variant is unknown.
     """
     num_layers, d_model, num_heads, vocab_size = pick("deberta_v3", variant, V3_SIZES)
     config = _base()
@@ -82,7 +85,7 @@ def deberta_v3(variant: str = "base") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks, without a head."""
+    """Returns the model config that transformers assumes for keys that config.json lacks, without a head."""
     return ModelConfig(
         family="encoder",
         vocab_size=128_100,
@@ -120,7 +123,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
         *layer_norm(f"{block}/mlp_norm", f"{layer}.output.LayerNorm"),
     ]
     if config.input_convolution is not None:
-        # Ours is [tokens, in, out], the transpose of torch.nn.Conv1d's [out, in, tokens].
+        # Our kernel is [tokens, in, out]; the kernel of torch.nn.Conv1d is [out, in, tokens].
         rows += linear("encoder/convolution", f"{base}encoder.conv.conv", bias=True)
         rows += layer_norm("encoder/convolution/norm", f"{base}encoder.conv.LayerNorm")
     if architecture == "ReplacedTokenDetectionModel":
@@ -146,7 +149,7 @@ def _architecture(config: ModelConfig) -> str:
     return "DebertaV2ForMaskedLM" if config.masked_lm_head else "DebertaV2Model"
 
 
-# The keys and values that config.json must have: with its defaults, transformers computes another function.
+# Keys and values that config.json must have, because transformers computes a different function without them.
 _REQUIRED = {
     "relative_attention": True,
     "position_biased_input": False,

@@ -26,7 +26,11 @@ SIZES_3 = {"v3": (61, 7168, 18_432, 128), "r1": (61, 7168, 18_432, 128)}
 
 
 def deepseek(variant: str = "v3") -> ModelConfig:
-    """Returns DeepSeek with the context length of its release; raises UserError for an unknown variant."""
+    """Returns the model config of DeepSeek with the context length of its release.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     layers, width, d_ff, heads = pick("deepseek", variant, SIZES_MOE | SIZES_2 | SIZES_3)
     of_variant = _moe() if variant in SIZES_MOE else _third() if variant in SIZES_3 else _second(variant)
     return llama.decoder(layers, width, d_ff, heads, heads, norm_epsilon=1e-6, tie_embeddings=False, **of_variant)
@@ -182,7 +186,12 @@ def _write_second(config: ModelConfig) -> ConfigJson:
 
 
 def _base(variant: str, **mixture: object) -> Callable[[], ModelConfig]:
-    """Returns a function that makes the defaults of transformers for keys that config.json lacks."""
+    """Returns a function for `HuggingFace.base`: it returns the config that transformers assumes for missing keys.
+
+    Args:
+      variant: the variant that supplies all other values.
+      mixture: fields of `config.experts` for which transformers has different defaults.
+    """
 
     def base() -> ModelConfig:
         config = deepseek(variant)

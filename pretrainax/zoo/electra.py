@@ -1,13 +1,14 @@
 """ELECTRA (Clark et al. 2020, arXiv 2003.10555).
 
-A preset is the pretraining model, with its discriminator and its generator. transformers has a class for each, and no
-class for both. `HUGGINGFACE` converts the config of either one, which `models.electra` extracts with its parameters:
+A preset is the pretraining model with discriminator and generator. transformers has one class for the discriminator and
+another class for the generator, but no class for both. `HUGGINGFACE` converts the config of either part. The functions
+of `models.electra` extract a part with its parameters, and join the two parts again:
 
     config, params = models.electra.discriminator(config, params)   # written as ElectraForPreTraining
     config, params = models.electra.generator(config, params)       # written as ElectraForMaskedLM
-    params = models.electra.join(config, discriminator_params, generator_params)   # the inverse, from both
+    params = models.electra.join(config, discriminator_params, generator_params)
 
-A config.json of transformers describes one of the two, so the config that is read from it has no generator.
+A config.json of transformers describes one part, so a config that was read from a config.json has no generator.
 """
 
 from pretrainax.config import Classify, Generator, ModelConfig, UserError
@@ -27,8 +28,8 @@ from pretrainax.zoo.family import (
 )
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads, width of the embeddings, width of the generator / width). A feed-forward is 4 x the
-# width, a head is 64 wide, and the generator has the same number of layers.
+# variant -> (layers, width, heads, width of the embeddings, width of the generator / width). The feed-forward width is
+# 4 x the width, heads have width 64, and the generator has as many layers as the discriminator.
 SIZES = {
     "small": (12, 256, 4, 128, 1 / 4),
     "base": (12, 768, 12, 768, 1 / 3),
@@ -37,7 +38,11 @@ SIZES = {
 
 
 def electra(variant: str = "base") -> ModelConfig:
-    """Returns ELECTRA, uncased, with its generator; raises UserError for an unknown variant."""
+    """Returns the model config of ELECTRA (uncased): the discriminator and its generator.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     num_layers, d_model, num_heads, embedding_dim, share = pick("electra", variant, SIZES)
     width = round(d_model * share)
     config = _base()
@@ -48,7 +53,7 @@ def electra(variant: str = "base") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns the small discriminator, the defaults of transformers for keys that config.json lacks."""
+    """Returns the config that transformers assumes for keys that config.json lacks: the small discriminator."""
     config = bert("base")
     config.d_model, config.d_ff, config.num_heads, config.embedding_dim = 256, 1024, 4, 128
     config.masked_lm_head, config.pair_head, config.replaced_token_head = False, False, True
@@ -56,7 +61,7 @@ def _base() -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of ElectraForPreTraining, or of ElectraForMaskedLM for a config with a masked_lm_head."""
+    """Returns the name table of ElectraForPreTraining, or of ElectraForMaskedLM if `config.masked_lm_head` is True."""
     rows = encoder_names("electra")
     if config.embedding_dim:
         rows += linear("embedding_projection", "electra.embeddings_project", bias=True)
@@ -88,7 +93,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     width = json.get("embedding_size", config.embedding_dim)
     config.embedding_dim = None if width == config.d_model else width  # a projection exists only if the widths differ
     check_tied(json, config)
-    if config.masked_lm_head and config.activation != "gelu":  # their head is always GELU
+    if config.masked_lm_head and config.activation != "gelu":  # the head in transformers always uses GELU
         raise UserError(f"config.json has hidden_act {json['hidden_act']!r}; ElectraForMaskedLM supports only 'gelu'")
 
 

@@ -1,20 +1,20 @@
 """ELMo (Peters et al. 2018, arXiv 1802.05365): not a Transformer, but two LSTMs over words encoded by their characters.
 
-The published parameter counts (93.6 M, 28.0 M, 13.6 M) exclude the softmax over words, `unembedding` here, which has
-407 M more parameters in `original`. The released weights are HDF5 files of TensorFlow, which `interop/elmo_files.py`
-imports. There is no export, because transformers has no class for them.
+The published parameter counts (93.6 M, 28.0 M, 13.6 M) exclude the output matrix over words, here `unembedding`, which
+has another 407 M parameters in the variant `original`. The released weights are HDF5 files of TensorFlow, and
+`interop/elmo_files.py` imports these files. There is no export, because transformers has no class for ELMo.
 """
 
 from pretrainax.config import ModelConfig, NoPositions, Recurrent
 from pretrainax.zoo.family import Family, trained_by
 from pretrainax.zoo.variants import pick
 
-# variant -> (width of the output of an LSTM, width of its cell state, highway layers)
+# variant -> (width of an LSTM's output, width of an LSTM's cell state, number of highway layers)
 SIZES = {"original": (512, 4096, 2), "medium": (256, 2048, 1), "small": (128, 1024, 1)}
 
 
 def elmo(variant: str = "original") -> ModelConfig:
-    """Returns ELMo; raises UserError for an unknown variant."""
+    """Returns the model config of ELMo; raises UserError for an unknown variant."""
     d_model, d_ff, highways = pick("elmo", variant, SIZES)
     return ModelConfig(
         family="recurrent",

@@ -16,7 +16,7 @@ SIZES = {
 
 
 def eurobert(variant: str = "210m") -> ModelConfig:
-    """Returns EuroBERT, with a context of 8,192 tokens; raises UserError for an unknown variant."""
+    """Returns the model config of EuroBERT, with a context of 8,192 tokens; raises UserError for an unknown variant."""
     config = llama.decoder(
         *pick("eurobert", variant, SIZES),
         vocab_size=128_256,
@@ -28,13 +28,13 @@ def eurobert(variant: str = "210m") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' EuroBertForMaskedLM, whose names are LLaMA's."""
+    """Returns the name table of transformers' EuroBertForMaskedLM, which has the tensor names of LLaMA."""
     rows = llama.huggingface_names(config)
     return [row._replace(path=row.path.replace("decoder/", "encoder/", 1)) for row in rows]
 
 
 def _base() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     config = eurobert("210m")
     config.num_kv_heads, config.position.theta = None, 10_000.0
     return config
@@ -59,7 +59,8 @@ FAMILIES = (
             base=_base,
             fields=llama.FIELDS,
             table=huggingface_names,
-            # No `classifier`: its class for rows averages the logits of all tokens, which no head here does.
+            # No `classifier`: EuroBertForSequenceClassification averages the logits of all tokens, and this package has
+            # no head that does so.
             token_classification_class=token_classification_class("EuroBertForMaskedLM"),
             constants={"attention_bias": False, "mlp_bias": False},
             read=llama.read_rotary,

@@ -1,4 +1,4 @@
-"""Mixtures of experts in transformers: the names of their tensors, and the weight of the balance loss."""
+"""Mixtures of experts in transformers: tensor names, and the keys of config.json for experts and the balance loss."""
 
 from collections.abc import Callable
 
@@ -9,16 +9,19 @@ from pretrainax.zoo.llama import BLOCK, LAYER, huggingface_names
 
 
 def names(module: str, gate: str, up: str, down: str) -> Callable[[ModelConfig], list[Row]]:
-    """Returns a function that gives the name table of a class with experts in all layers; arguments as in `rows`."""
+    """Returns a function for `HuggingFace.table`: the name table of a LLaMA-like class with experts in all layers.
+
+    The arguments are explained at `rows`.
+    """
     return lambda config: huggingface_names(config, lambda _: rows(module, gate, up, down))
 
 
 def rows(module: str, gate: str, up: str, down: str) -> list[Row]:
-    """Returns the rows of the router and the experts for files with one tensor per expert.
+    """Returns the name-table rows of the router and the experts, for files with separate tensors per expert.
 
     Args:
-      module: name of the mixture in a layer, "mlp".
-      gate, up, down: names of the matrices of an expert.
+      module: transformers' name of the mixture of experts in a layer, such as "mlp".
+      gate, up, down: transformers' names of the matrices of an expert.
     """
     theirs = f"{LAYER}.{module}"
     table = linear(f"{BLOCK}/mlp/router", f"{theirs}.gate", bias=False)
@@ -28,17 +31,22 @@ def rows(module: str, gate: str, up: str, down: str) -> list[Row]:
 
 
 def rows_of_kind(kind: LayerGroup, stack: str, rows: list[Row]) -> list[Row]:
-    """Returns the rows of a stack restricted to its layers of one kind; none if it has no such layers."""
+    """Returns `rows` restricted to the layers of one kind (with or without experts); [] if there are no such layers.
+
+    Args:
+      stack: "encoder" or "decoder".
+      rows: name-table rows for all layers of the stack.
+    """
     path = f"{stack}/{kind.part}/blocks" if kind.part else f"{stack}/blocks"
     placed = [row._replace(path=row.path.replace(f"{stack}/blocks", path), layers=kind.numbers) for row in rows]
     return placed if kind.numbers else []
 
 
 def read(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads the number of experts, under its key of transformers 5, and the weight of the balance loss.
+    """Sets the number of experts (key of transformers 5) and the weight of the balance loss from config.json.
 
-    The loss of transformers counts each of the top_k experts of a token and is top_k times ours, so our weight is
-    top_k times theirs.
+    The balance loss of transformers has a different scale: it counts each of the top_k experts of a token. Our weight
+    is therefore top_k times the weight in config.json.
     """
     assert config.experts is not None
     config.experts.num_experts = json.get("num_local_experts", config.experts.num_experts)

@@ -1,6 +1,7 @@
 """Published families: their sizes, and the conversion to and from transformers (config.json and tensor names).
 
-In names and comments, "ours" is this package and "theirs" is transformers.
+In names and comments, "ours" is what belongs to this package and "theirs" is what belongs to transformers. A name table
+is a list of `Row`: it maps each of our parameters to its tensors in files of transformers.
 """
 
 import copy
@@ -25,11 +26,11 @@ from pretrainax.config import (
 )
 from pretrainax.files.json_files import JsonObject
 
-# The unchecked contents of a config.json: the `read` of each family checks the values that it uses.
+# The contents of a config.json, not validated: `HuggingFace.read` of each family checks the values that it reads.
 ConfigJson: TypeAlias = JsonObject
 _Part = TypeVar("_Part", HeadConfig, MixtureOfExperts, SparseAttention)
 
-# Our names of activations -> those of config.json. Several names of transformers may be one activation of ours.
+# Our name of an activation -> its name in config.json. transformers may have several names for one of our activations.
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_tanh": "gelu_pytorch_tanh",
@@ -43,34 +44,41 @@ _THEIR_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish"
 
 
 class Part(NamedTuple):
-    """Selects contiguous outputs of a matrix of theirs: `count` of `pieces` equal pieces, starting at piece `first`."""
+    """Selects contiguous outputs of a fused matrix in transformers, which contains one of our matrices.
+
+    The outputs of the fused matrix are divided into `pieces` equal pieces. Our matrix is the `count` pieces from piece
+    `first` on.
+    """
 
     first: int = 0
     count: int = 1
     pieces: int = 1
 
     def of(self, size: int) -> slice:
-        """Returns the slice of our outputs among the `size` outputs of theirs."""
+        """Returns the slice that selects our outputs from the `size` outputs of the fused matrix."""
         piece = size // self.pieces
         return slice(self.first * piece, (self.first + self.count) * piece)
 
     def whole(self, size: int) -> int:
-        """Returns the number of outputs of theirs for `size` outputs of ours."""
+        """Returns the number of outputs of the fused matrix if our matrix has `size` outputs."""
         return size // self.count * self.pieces
 
 
 class Every(NamedTuple):
-    """Selects every `pieces`-th output of a matrix of theirs, starting at `first` (gpt-oss interleaves gate and up)."""
+    """Selects every `pieces`-th output of a fused matrix in transformers, starting at output `first`.
+
+    gpt-oss interleaves the outputs of the gate and up projections in this way.
+    """
 
     first: int
     pieces: int
 
     def of(self, size: int) -> slice:
-        """Returns the slice of our outputs among the `size` outputs of theirs."""
+        """Returns the slice that selects our outputs from the `size` outputs of the fused matrix."""
         return slice(self.first, size, self.pieces)
 
     def whole(self, size: int) -> int:
-        """Returns the number of outputs of theirs for `size` outputs of ours."""
+        """Returns the number of outputs of the fused matrix if our matrix has `size` outputs."""
         return size * self.pieces
 
 
@@ -78,18 +86,28 @@ WHOLE = Part()
 
 
 class Row(NamedTuple):
-    """Maps one of our parameters to its tensors in a Hugging Face state dict."""
+    """One row of a name table: maps one of our parameters to its tensors in a Hugging Face state dict."""
 
-    path: str  # ours
-    name: str  # theirs; has "{layer}" if our first axis stacks layers, and "{expert}" if the next axis stacks experts
-    transposed: bool = False  # theirs is torch.nn.Linear's [out, in]; ours is [in, out], each perhaps split into heads
-    part: Part | Every = WHOLE  # the outputs of theirs that are ours (GPT-2: query | key | value)
-    first: Optional[str] = None  # the name in layer 0 if it differs
-    layers: Optional[Sequence[int]] = None  # their numbers of our stacked layers; None: 0, 1, …
+    path: str  # the path of our parameter, "decoder/blocks/mlp/up/kernel"
+    # The name of their tensor. It contains "{layer}" if our first axis stacks layers, and "{expert}" if our next axis
+    # stacks experts.
+    name: str
+    # True: their tensor is the weight of a torch.nn.Linear, [out, in]. Ours is [in, out]; `in` or `out` may be two
+    # axes, heads and width.
+    transposed: bool = False
+    part: Part | Every = WHOLE  # selects our outputs from a fused tensor (GPT-2: query | key | value)
+    first: Optional[str] = None  # the tensor name in layer 0 if it differs from `name`
+    layers: Optional[Sequence[int]] = None  # the layer number in transformers of each stacked layer; None: 0, 1, …
 
 
 def linear(path: str, name: str, bias: bool, part: Part = WHOLE) -> list[Row]:
-    """Returns the rows of a linear map that is a torch.nn.Linear in transformers."""
+    """Returns the name-table rows of a linear layer: its kernel and, with `bias`, its bias.
+
+    Args:
+      path: our path of the layer.
+      name: the name of the torch.nn.Linear in transformers.
+      part: selects our outputs from a fused matrix.
+    """
     rows = [Row(f"{path}/kernel", f"{name}.weight", transposed=True, part=part)]
     return rows + [Row(f"{path}/bias", f"{name}.bias", part=part)] if bias else rows
 
@@ -103,25 +121,25 @@ _MODULES = {Classify: "classifier", Tag: "tagger", Extract: "extractor"}
 
 
 class TaskClass(NamedTuple):
-    """Describes a class of transformers with a task head for sequences, tokens or answer spans."""
+    """Describes a class of transformers with a task head: for sequences, multiple choice, tokens or answer spans."""
 
     architecture: str  # "BertForSequenceClassification"
-    head: TaskHead  # the head of that class, in our terms
+    head: TaskHead  # the config of our head that computes the same function
     output: str = "score"  # their name of the output layer; "score" in decoders
-    dense: str = ""  # their name of the hidden layer
-    norm: str = ""  # their name of its norm
-    prefix: str = ""  # before the names of all tensors outside the head
-    base: str = ""  # replaces the first component of these names if it differs from the pretraining class
-    family: str = ""  # family of the model with the head if it is a part of the pretrained model: "encoder"
-    changes: Mapping[str, object] = MappingProxyType({})  # fields of the model with another value in this class
-    more: tuple[Row, ...] = ()  # further rows of the head
+    dense: str = ""  # their name of the hidden layer of the head
+    norm: str = ""  # their name of the norm of the hidden layer
+    prefix: str = ""  # is put before the names of all tensors outside the head
+    base: str = ""  # replaces the first component of the names of tensors outside the head; "" keeps that component
+    family: str = ""  # "encoder" if the class uses only the encoder of the pretrained model; "": the whole model
+    changes: Mapping[str, object] = MappingProxyType({})  # fields of ModelConfig with a different value in this class
+    more: tuple[Row, ...] = ()  # additional name-table rows of the head
 
     def of_model(self, config: ModelConfig) -> ModelConfig:
-        """Returns a model with the changed fields of this class; copies their values."""
+        """Returns `config` with the fields that have a different value in this class (copies of `changes`)."""
         return dataclasses.replace(config, **copy.deepcopy(dict(self.changes)))
 
     def rows(self, head: TaskHead) -> list[Row]:
-        """Returns the rows of the head."""
+        """Returns the name-table rows of the parameters of `head`."""
         module = _MODULES[type(head)]
         rows = linear(f"{module}/output", self.output, head.output_bias)
         rows += linear(f"{module}/dense", self.dense, head.hidden_bias) if head.hidden != "none" else []
@@ -129,29 +147,40 @@ class TaskClass(NamedTuple):
         return rows + ([Row(f"{module}/norm/scale", f"{self.norm}.weight")] if head.hidden_norm else [])
 
     def name_of(self, row: Row) -> Row:
-        """Returns the row of a parameter outside the head, with its name in this class."""
+        """Returns `row`, a row of a parameter outside the head, with the tensor name that this class has for it."""
         rest = row.name.partition(".")[2]
         return row._replace(name=f"{self.base}.{rest}" if self.base else self.prefix + row.name)
 
 
 def question_answering_class(architecture: str, **names) -> TaskClass:
-    """Returns the question-answering class of the model that `architecture`, another of its classes, names."""
+    """Returns the question-answering class of a model, such as BertForQuestionAnswering.
+
+    Args:
+      architecture: the name of any other class of the model in transformers, such as "BertForMaskedLM".
+      names: fields of the TaskClass.
+    """
     return TaskClass(f"{architecture.partition('For')[0]}ForQuestionAnswering", Extract(), "qa_outputs", **names)
 
 
 def token_classification_class(architecture: str, output: str = "classifier", **names) -> TaskClass:
-    """Returns the token-classification class of the model that `architecture`, another of its classes, names."""
+    """Returns the token-classification class of a model, such as BertForTokenClassification.
+
+    Args:
+      architecture: the name of any other class of the model in transformers, such as "BertForMaskedLM".
+      output: transformers' name of the output layer.
+      names: fields of the TaskClass.
+    """
     return TaskClass(f"{architecture.partition('For')[0]}ForTokenClassification", Tag(), output, **names)
 
 
-LAST = Classify(pooling="last", hidden="none", output_bias=False)  # the head of all decoders
+LAST = Classify(pooling="last", hidden="none", output_bias=False)  # the classification head of all decoders
 _PROBLEMS = {"single": "single_label_classification", "multi": "multi_label_classification", "regression": "regression"}
-# modules that a model with a task head lacks
+# Pretraining heads, which a model with a task head does not have.
 _PRETRAINING_MODULES = ("masked_lm_head", "unembedding", "pair_head", "replaced_token_head")
 
 
 def without_heads(config: ModelConfig) -> ModelConfig:
-    """Returns an architecture without its pretraining heads and the fields that only these heads use."""
+    """Returns a copy of a model config without its pretraining heads and the fields that only these heads use."""
     plain = copy.deepcopy(config)
     plain.masked_lm_head = plain.pair_head = plain.replaced_token_head = plain.replaced_token_context = False
     plain.enhanced_mask_decoder = False
@@ -167,27 +196,30 @@ def _nothing_to_write(config: ModelConfig) -> ConfigJson:
 
 
 def check_tied(json: ConfigJson, config: ModelConfig) -> None:
-    """Raises UserError if a masked LM has an untied output matrix; without this head there is none to tie."""
+    """Raises UserError if the config.json of a masked LM has untied embeddings; other models always pass."""
     if config.masked_lm_head and not json.get("tie_word_embeddings", True):
         raise UserError("config.json has tie_word_embeddings False; only True is supported for a masked LM")
 
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFace:
-    """Converts a family to and from the formats of transformers, by `read_config`, `write_config` and `names`."""
+    """Converts the models of a family between this package and transformers.
+
+    `read_config` and `write_config` convert config.json; `names` gives the name table of the weights.
+    """
 
     model_type: str  # of config.json
-    architecture: str | Callable[[ModelConfig], str]  # the class whose logits are ours
-    base: Callable[[], ModelConfig]  # a new config with the defaults for keys that config.json lacks
-    fields: Mapping[str, str]  # their key -> field of ModelConfig, "position.max_length" for a nested field
-    table: Callable[[ModelConfig], list[Row]]  # the name table of a pretraining model: see `names`
-    constants: ConfigJson = dataclasses.field(default_factory=dict)  # their key -> the only value that is supported
+    architecture: str | Callable[[ModelConfig], str]  # the class of transformers that computes the same logits
+    base: Callable[[], ModelConfig]  # returns a new config with the values of transformers for missing keys
+    fields: Mapping[str, str]  # key of config.json -> field of ModelConfig, "position.max_length" for a nested field
+    table: Callable[[ModelConfig], list[Row]]  # returns the name table of a pretraining model: see `names`
+    constants: ConfigJson = dataclasses.field(default_factory=dict)  # key of config.json -> the only supported value
     # Conversions that `fields` cannot express: `read` sets fields of the config, `write` returns keys of config.json.
     read: Callable[[ConfigJson, ModelConfig], None] = _nothing_to_read
     write: Callable[[ModelConfig], ConfigJson] = _nothing_to_write
-    tied: Callable[[ModelConfig], dict[str, str]] = lambda config: {}  # copies that a file may hold -> their original
-    zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda config: {}  # zeros that only they have
-    ignored: tuple[str, ...] = ()  # expressions for tensors without weights (masks, frequencies), unused heads
+    tied: Callable[[ModelConfig], dict[str, str]] = lambda config: {}  # tied copies in a file -> original
+    zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda config: {}  # their tensors of zeros -> shape
+    ignored: tuple[str, ...] = ()  # regular expressions: tensors to skip (masks, frequencies, unused heads)
 
     classifier: Optional[TaskClass] = None  # ForSequenceClassification
     token_classification_class: Optional[TaskClass] = None  # ForTokenClassification
@@ -196,27 +228,27 @@ class HuggingFace:
 
     @property
     def classifiers(self) -> list[TaskClass]:
-        """Returns the classes of transformers with task heads."""
+        """Returns the classes with task heads that transformers has for this family."""
         classes = (self.classifier, self.token_classification_class, self.chooser, self.question_answering_class)
         return [classifier for classifier in classes if classifier is not None]
 
     def classifier_of(self, head: Optional[HeadConfig]) -> Optional[TaskClass]:
-        """Returns the class of transformers with this kind of head; None if there is no such class.
+        """Returns the class of transformers with this kind of task head; None if there is no such class.
 
-        For a head without parameters this is the sequence classifier: below its head it names tensors like the class
-        without a head.
+        For a head without parameters (`Embed`), the result is the sequence classifier. Its names of the tensors outside
+        the head are equal to the names in the class without a head.
         """
         if isinstance(head, Embed):
             return self.classifier
         return next((classifier for classifier in self.classifiers if _is_same_kind(classifier.head, head)), None)
 
     def names(self, config: ModelConfig) -> list[Row]:
-        """Returns the name table of a model, with its heads as far as transformers has them."""
+        """Returns the name table of a model. Parameters of a head that transformers does not have are left out."""
         rows, classifier, head = self.table(config), self.classifier_of(config.head), config.head
         if head is None:
             return rows
         rows = [row for row in rows if row.path.partition("/")[0] not in _PRETRAINING_MODULES]
-        if config.family == "encoder":  # perhaps the encoder of an encoder-decoder
+        if config.family == "encoder":  # possibly the encoder of an encoder-decoder
             rows = [row for row in rows if not row.path.startswith("decoder")]
         if classifier is None:
             return rows
@@ -224,11 +256,15 @@ class HuggingFace:
         return rows + classifier.rows(head) if isinstance(head, TaskHead) else rows
 
     def read_config(self, json: ConfigJson) -> ModelConfig:
-        """Returns the architecture that a config.json describes; raises UserError if it is not supported."""
+        """Returns the model config that a config.json describes.
+
+        Raises:
+          UserError: this package does not support the described model.
+        """
         architecture = (json.get("architectures") or [""])[0]
         for classifier in self.classifiers:
             if architecture == classifier.architecture:
-                whole = {"is_encoder_decoder": True} if classifier.family else {}  # such a file may have False
+                whole = {"is_encoder_decoder": True} if classifier.family else {}  # files of this class may have False
                 config = without_heads(self.read_config({**json, "architectures": None, **whole}))
                 config.head = _read_head(json, classifier.head)
                 config.family = classifier.family or config.family  # pyright: ignore[reportAttributeAccessIssue]
@@ -244,15 +280,19 @@ class HuggingFace:
         return config
 
     def read_as(self, json: ConfigJson, config: ModelConfig) -> ModelConfig:
-        """Returns the architecture of `json`, the config.json of `config`.
+        """Returns the model config that `json` describes, where `json` was written for `config`.
 
-        A head without parameters is taken from `config`, because transformers' class for it has no head.
+        A head without parameters is taken from `config`, because its class in transformers has no head.
         """
         read = self.read_config(json)
         return dataclasses.replace(without_heads(read), head=config.head) if isinstance(config.head, Embed) else read
 
     def class_of(self, config: ModelConfig) -> str:
-        """Returns the name of the transformers class that computes the logits of `config`."""
+        """Returns the name of the transformers class that computes the same function as `config`.
+
+        Raises:
+          UserError: transformers has no class of this family with the task head of `config`.
+        """
         if config.head is not None:
             if (classifier := self.classifier_of(config.head)) is None:
                 raise UserError(f"{self.model_type!r} of transformers has no class with the head {config.head}")
@@ -261,9 +301,12 @@ class HuggingFace:
         return self.architecture if isinstance(self.architecture, str) else self.architecture(config)
 
     def write_config(self, config: ModelConfig) -> ConfigJson:
-        """Returns the config.json of `config`; raises UserError if transformers cannot compute it.
+        """Returns the config.json of `config`.
 
-        Biases that transformers has and `config` lacks are allowed: they are written as zeros.
+        Biases that only the class in transformers has are allowed: the export writes them as zeros.
+
+        Raises:
+          UserError: transformers cannot compute the function of `config`; the message lists the unsupported fields.
         """
         architecture = self.class_of(config)
         if (config.experts is None) != (self.base().experts is None):  # then `fields` would name missing attributes
@@ -288,7 +331,7 @@ class HuggingFace:
 
 
 def _differing_values(config: ModelConfig, theirs: ModelConfig, name: str) -> Iterable[str]:
-    """Returns "config.model.field=value" for a differing field; for a head, its differing fields."""
+    """Returns "config.model.field=value" for the differing field `name`; for a head, one string per differing field."""
     head, other = config.head, theirs.head
     if name == "head" and head is not None and type(head) is type(other):
         fields = [
@@ -299,15 +342,19 @@ def _differing_values(config: ModelConfig, theirs: ModelConfig, name: str) -> It
 
 
 def _is_same_kind(a: HeadConfig, b: Optional[HeadConfig]) -> bool:
-    """Returns True if two heads are of the same kind; multiple choice and classification are different kinds."""
+    """Returns True if two heads have the same class. Multiple choice and classification count as different classes."""
     chooses = [isinstance(head, Classify) and head.kind == "choice" for head in (a, b)]
     return type(a) is type(b) and chooses[0] == chooses[1]
 
 
 def _read_head(json: ConfigJson, usual: TaskHead) -> TaskHead:
-    """Returns the head that a config.json describes, with the number of labels in id2label, or two if it is absent.
+    """Returns the config of the task head that a config.json describes.
 
-    For multiple choice the labels are the candidates, which do not change the weights.
+    The number of labels is the number of entries of id2label, or two without id2label. For multiple choice, the labels
+    are the choices, and their number does not change the weights.
+
+    Args:
+      usual: the head of the class that config.json names.
     """
     labels = len(json.get("id2label") or ()) or 2
     if isinstance(usual, Extract):
@@ -322,7 +369,7 @@ def _read_head(json: ConfigJson, usual: TaskHead) -> TaskHead:
 
 
 def _write_head(head: TaskHead) -> ConfigJson:
-    """Returns the keys of config.json for a head, with the labels LABEL_0, LABEL_1, …"""
+    """Returns the keys of config.json for a task head; the labels have the names LABEL_0, LABEL_1, …"""
     if isinstance(head, Extract):
         return {}
     names = [f"LABEL_{i}" for i in range(head.num_labels)]
@@ -337,11 +384,11 @@ def _write_head(head: TaskHead) -> ConfigJson:
 
 
 def _null_means(value: object) -> bool:
-    """Returns True if null is equivalent to the constant `value`, which is False or a string."""
+    """Returns True if null in config.json is equivalent to `value`: for False and for strings."""
     return value is False or isinstance(value, str)
 
 
-# Fields of training, which do not change the logits: config.json may lack them.
+# Fields that matter only in training. They do not change the logits, so they may be missing in config.json.
 _TRAINING = ("dropout_rate", "attention_dropout_rate", "init_stddev", "scale_residual_init")
 
 
@@ -349,17 +396,17 @@ _BIASES = ("use_bias", "qkv_bias")
 
 
 def biases(config: ModelConfig) -> tuple[bool, bool]:
-    """Returns (use_bias, qkv_bias) of a model; the latter is for the query, key and value projections."""
+    """Returns (use_bias, qkv_bias): whether linear layers, and query, key and value projections, have biases."""
     return config.use_bias, config.use_bias if config.qkv_bias is None else config.qkv_bias
 
 
 def differences(a: ModelConfig, b: ModelConfig) -> list[str]:
-    """Returns the names of the fields in which two architectures compute different functions."""
+    """Returns the names of the fields that differ between two model configs, except fields that only training uses."""
     return [f.name for f in dataclasses.fields(a) if _differ(a, b, f.name)]
 
 
 def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
-    if name == "num_kv_heads":  # None is equivalent to its default
+    if name == "num_kv_heads":  # None is equivalent to the number of query heads
         return a.kv_heads != b.kv_heads
     if name == "head_dim":
         return a.dim_per_head != b.dim_per_head
@@ -374,16 +421,19 @@ def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
 
 
 def _without_training(part: _Part) -> _Part:
-    """Returns a head, experts or sparse attention with defaults for all fields that do not change the logits."""
+    """Returns `part` (the config of a head, experts or sparse attention) without its training settings.
+
+    All fields that do not change the logits get a fixed value, so that they do not count as differences.
+    """
     training = {"dropout_rate": None, "follows": (), "capacity": None, "balance_weight": 0.0, "z_weight": 0.0}
     training |= {"balance_over": "batch", "longest_question": 0}
-    if getattr(part, "bias_rate", None) is not None:  # then the logits depend on the bias, though not on its rate
+    if getattr(part, "bias_rate", None) is not None:  # the logits depend on the bias, but not on its update rate
         training["bias_rate"] = 0.0
     return dataclasses.replace(part, **{name: x for name, x in training.items() if name in vars(part)})
 
 
 def _field(config: ModelConfig, path: str) -> object:
-    """Returns the value of a field or of a nested field, "position.max_length"."""
+    """Returns the value of a field of `config`; `path` may be nested, such as "position.max_length"."""
     return functools.reduce(getattr, path.split("."), config)
 
 
@@ -402,12 +452,12 @@ def _our_value(path: str, key: str, value: object) -> object:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One family of published models: `preset(variant)` returns the config of each variant of `sizes`."""
+    """One family of published models: `preset(variant)` returns the model config of each variant in `sizes`."""
 
     name: str  # for display
-    prefix: str  # of the names of its presets: "bert_" + "base"
+    prefix: str  # preset names are prefix + variant: "bert_" + "base"
     preset: Callable[[str], ModelConfig]
-    sizes: Mapping[str, object]  # variant -> its row of the size table
+    sizes: Mapping[str, object]  # variant -> row of the size table
     paper: str
     objective: str  # the pretraining objective, for display
     huggingface: Optional[HuggingFace]  # None if transformers has no such model
@@ -415,5 +465,9 @@ class Family:
 
 
 def trained_by(config: str, variants: Iterable[str]) -> dict[str, str]:
-    """Returns a `Family.configs` for variants that a file of configs/ has under the same names."""
+    """Returns `Family.configs` for variants that have the same names in a file of configs/.
+
+    Args:
+      config: name of the file in configs/, without ".py".
+    """
     return {variant: f"configs/{config}.py:{variant}" for variant in variants}

@@ -1,8 +1,8 @@
 """Gemma 1, 2 and 3, the language models (Gemma team 2024, arXiv 2403.08295 and 2408.00118; 2025, arXiv 2503.19786).
 
 NOTE transformers and the released code round sqrt(d_model), the scale of the embeddings, to the compute dtype (in
-bfloat16 55.4256 becomes 55.5). Here the product is computed in float32 and rounded afterwards. In float32 the two are
-equal.
+bfloat16 55.4256 becomes 55.5). Here the product is computed in float32 and then rounded. If the compute dtype is
+float32, both methods give the same embeddings.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,11 @@ SIZES = SIZES_1 | SIZES_2 | SIZES_3
 
 
 def gemma(variant: str = "2_2b") -> ModelConfig:
-    """Returns Gemma, `release_size`; raises UserError for an unknown variant."""
+    """Returns the model config of Gemma; raises UserError for an unknown variant.
+
+    Args:
+      variant: release and size, such as "2_2b" for the 2B model of Gemma 2.
+    """
     *sizes, head_dim = pick("gemma", variant, SIZES)
     fields = {"1": _first, "2": _second, "3": _third}[variant[0]](variant)
     config = llama.decoder(
@@ -55,12 +59,15 @@ def gemma(variant: str = "2_2b") -> ModelConfig:
         **fields,
     )
     if variant in ("2_27b", "3_27b"):
-        config.attention_scale = (config.d_model // config.num_heads) ** -0.5  # the others use head_dim, 256
+        config.attention_scale = (config.d_model // config.num_heads) ** -0.5  # the other variants use head_dim, 256
     return config
 
 
 def _first(variant: str) -> dict[str, object]:
-    """Returns the fields of Gemma 1. The paper counts 128 unused rows more than the vocabulary of the released file."""
+    """Returns the fields of ModelConfig for Gemma 1.
+
+    The paper's parameter count includes 128 more embedding rows than the released file has. These rows are unused.
+    """
     return dict(vocab_size=256_000, position=RotaryPositions(8192))
 
 
@@ -77,7 +84,10 @@ def _second(variant: str) -> dict[str, object]:
 
 
 def _third(variant: str) -> dict[str, object]:
-    """Returns the fields of Gemma 3: 32 k tokens of context for small variants, else 128 k (section 2)."""
+    """Returns the fields of ModelConfig for Gemma 3: the small variants have 32 k tokens of context, others 128 k.
+
+    Source: section 2.
+    """
     small = variant in ("3_270m", "3_1b")
     position = RotaryPositions(32_768 if small else 131_072, theta=1_000_000.0, local_theta=10_000.0)
     position.scaling = None if small else LinearScaling(8.0)
@@ -95,7 +105,10 @@ def _third(variant: str) -> dict[str, object]:
 
 
 def _base_of_third() -> ModelConfig:
-    """Returns the defaults of transformers for Gemma 3; for Gemma 1 and 2 the defaults are 1_7b and 2_2b."""
+    """Returns the model config that transformers assumes for missing keys of Gemma 3.
+
+    For Gemma 1 and 2, transformers assumes the values of the presets 1_7b and 2_2b.
+    """
     config = gemma("3_4b")
     config.num_layers, config.d_model, config.d_ff, config.window = 26, 2304, 9216, 4096
     return config
@@ -111,7 +124,7 @@ def _refuse_both_sides(json: ConfigJson) -> None:
 def _read_first(json: ConfigJson, config: ModelConfig) -> None:
     _refuse_both_sides(json)
     llama.read_rotary(json, config)
-    if json.get("hidden_act") == "gelu":  # in the first files, which mean the tanh approximation
+    if json.get("hidden_act") == "gelu":  # the first released files have this value for the tanh approximation
         config.activation = "gelu_tanh"
     if json.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
         raise UserError(
@@ -151,7 +164,7 @@ def _read_third(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def _read_rotary_of_third(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads both thetas and the scaling of the global layers, from separate keys or from `rope_parameters`."""
+    """Sets theta and scaling of global layers and theta of local layers, from separate keys or `rope_parameters`."""
     parameters, position = json.get("rope_parameters") or {}, config.position
     if unknown := set(parameters) - {"full_attention", "sliding_attention"}:
         raise UserError(
@@ -240,7 +253,7 @@ FAMILIES = (
         architecture="Gemma3ForCausalLM",
         base=_base_of_third,
         fields=_FIELDS,
-        constants={"attention_bias": False, "attn_logit_softcapping": None},  # transformers has the key but ignores it
+        constants={"attention_bias": False, "attn_logit_softcapping": None},  # transformers ignores the second key
         read=_read_third,
         write=_write_third,
     ),

@@ -22,7 +22,7 @@ from pretrainax.zoo.family import (
 from pretrainax.zoo.patterns import kinds, shortest
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads); the feed-forward is 4 x the width
+# variant -> (layers, width, heads). The feed-forward width is 4 x the width.
 GPT1_SIZES = {"117m": (12, 768, 12)}
 GPT2_SIZES = {  # named by the parameter counts of the released files; the counts in the paper are wrong
     "124m": (12, 768, 12),
@@ -48,19 +48,27 @@ GPT_NEO_SIZES = {
 
 
 def gpt1(variant: str = "117m") -> ModelConfig:
-    """Returns GPT-1, whose norms come after the residual sum; raises UserError for an unknown variant."""
+    """Returns the model config of GPT-1, which normalizes after each residual sum.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     config = _decoder(*pick("gpt1", variant, GPT1_SIZES), context=512)
     config.vocab_size, config.norm_at, config.scale_residual_init = 40_478, "post", False
     return config
 
 
 def gpt2(variant: str = "124m") -> ModelConfig:
-    """Returns GPT-2; raises UserError for an unknown variant."""
+    """Returns the model config of GPT-2; raises UserError for an unknown variant."""
     return _decoder(*pick("gpt2", variant, GPT2_SIZES), context=1024)
 
 
 def gpt3(variant: str = "125m") -> ModelConfig:
-    """Returns GPT-3: GPT-2 with GPT-Neo's window in every other layer; raises UserError for an unknown variant."""
+    """Returns the model config of GPT-3: GPT-2 with local attention (GPT-Neo's window) in every second layer.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     config = _decoder(*pick("gpt3", variant, GPT3_SIZES), context=2048)
     config.layer_pattern, config.window = ("global", "local"), 256
     config.dropout_rate = config.attention_dropout_rate = 0.0
@@ -68,7 +76,11 @@ def gpt3(variant: str = "125m") -> ModelConfig:
 
 
 def gpt_neo(variant: str = "125m") -> ModelConfig:
-    """Returns GPT-Neo, which does not scale attention logits; raises UserError for an unknown variant."""
+    """Returns the model config of GPT-Neo, which does not scale attention logits.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     config = _decoder(*pick("gpt_neo", variant, GPT_NEO_SIZES), context=2048)
     config.layer_pattern, config.window = ("global", "local"), 256
     config.dropout_rate = config.attention_dropout_rate = 0.0
@@ -99,12 +111,15 @@ def _decoder(num_layers: int, d_model: int, num_heads: int, context: int) -> Mod
 
 
 def _conv(path: str, name: str, part: Part = WHOLE) -> list[Row]:
-    """Returns the rows of transformers' Conv1D, whose kernel is [in, out], as ours is."""
+    """Returns the name-table rows of a linear layer that is a Conv1D in transformers.
+
+    Unlike the weight of a torch.nn.Linear, the weight of a Conv1D is [in, out], as our kernel is.
+    """
     return [Row(f"{path}/kernel", f"{name}.weight", part=part), Row(f"{path}/bias", f"{name}.bias", part=part)]
 
 
 def _conv_block() -> list[Row]:
-    """Returns the rows of a block of GPT-1 and GPT-2."""
+    """Returns the name-table rows of the blocks of GPT-1 and GPT-2."""
     block, layer = "decoder/blocks", "transformer.h.{layer}"
     return [
         *layer_norm(f"{block}/self_attention_norm", f"{layer}.ln_1"),
@@ -123,7 +138,7 @@ def _output(config: ModelConfig) -> list[Row]:
 
 
 def gpt1_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' OpenAIGPTLMHeadModel."""
+    """Returns the name table of transformers' OpenAIGPTLMHeadModel: one `Row` per parameter."""
     return [
         Row("token_embedding/embedding", "transformer.tokens_embed.weight"),
         Row("position_embedding/embedding", "transformer.positions_embed.weight"),
@@ -133,7 +148,7 @@ def gpt1_names(config: ModelConfig) -> list[Row]:
 
 
 def gpt2_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' GPT2LMHeadModel."""
+    """Returns the name table of transformers' GPT2LMHeadModel: one `Row` per parameter."""
     return [
         Row("token_embedding/embedding", "transformer.wte.weight"),
         Row("position_embedding/embedding", "transformer.wpe.weight"),
@@ -144,7 +159,7 @@ def gpt2_names(config: ModelConfig) -> list[Row]:
 
 
 def gpt_neo_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' GPTNeoForCausalLM."""
+    """Returns the name table of transformers' GPTNeoForCausalLM: one `Row` per parameter."""
     block, layer = "decoder/blocks", "transformer.h.{layer}"
     return [
         Row("token_embedding/embedding", "transformer.wte.weight"),
@@ -162,7 +177,7 @@ def gpt_neo_names(config: ModelConfig) -> list[Row]:
     ]
 
 
-_FIELDS = {  # in the config.json of GPT-1 and GPT-2
+_FIELDS = {  # keys of config.json of GPT-1 and GPT-2 -> our fields
     "vocab_size": "vocab_size",
     "n_embd": "d_model",
     "n_layer": "num_layers",
@@ -174,7 +189,7 @@ _FIELDS = {  # in the config.json of GPT-1 and GPT-2
     "initializer_range": "init_stddev",
     "tie_word_embeddings": "tie_embeddings",
 }
-_GPT1_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}  # theirs -> ours
+_GPT1_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}  # in config.json -> ours
 
 
 def _tied(token_embedding: str) -> Callable[[ModelConfig], dict[str, str]]:
@@ -182,7 +197,7 @@ def _tied(token_embedding: str) -> Callable[[ModelConfig], dict[str, str]]:
 
 
 def _read_gpt1(json: ConfigJson, config: ModelConfig) -> None:
-    config.d_ff = 4 * config.d_model  # config.json has no key for it
+    config.d_ff = 4 * config.d_model  # config.json has no key for d_ff
     if "afn" in json:
         if json["afn"] not in _GPT1_ACTIVATIONS:
             raise UserError(f"config.json has afn {json['afn']!r}; supported: {', '.join(_GPT1_ACTIVATIONS)}")
@@ -279,8 +294,8 @@ FAMILIES = (
         paper="Brown et al. 2020, arXiv 2005.14165",
         objective="causal language modelling",
         configs=trained_by("gpt3", GPT3_SIZES),
-        # In transformers, GPT-2 has no local layers, and GPT-Neo has neither biases of queries, keys and values nor
-        # scaled attention logits.
+        # transformers has no class for GPT-3: its GPT-2 has no local layers, and its GPT-Neo has neither biases of
+        # queries, keys and values nor scaled attention logits.
         huggingface=None,
     ),
     Family(

@@ -1,4 +1,4 @@
-"""gpt-oss (OpenAI 2025, arXiv 2508.10925): experts with biases, windows in every other layer, and attention sinks."""
+"""gpt-oss (OpenAI 2025, arXiv 2508.10925): experts with biases, attention sinks, and windows in half of the layers."""
 
 from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions, YarnScaling
 from pretrainax.zoo import experts, llama, patterns
@@ -20,7 +20,7 @@ SIZES = {"20b": (24, 32), "120b": (36, 128)}  # variant -> (layers, experts)
 
 
 def gpt_oss(variant: str = "20b") -> ModelConfig:
-    """Returns gpt-oss; raises UserError for an unknown variant."""
+    """Returns the model config of gpt-oss; raises UserError for an unknown variant."""
     layers, count = pick("gpt_oss", variant, SIZES)
     return llama.decoder(
         layers,
@@ -56,7 +56,7 @@ def _names(config: ModelConfig) -> list[Row]:
 
 
 def _base() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     config = gpt_oss("120b")
     assert config.experts is not None
     config.experts.balance_weight = 4 * 0.001

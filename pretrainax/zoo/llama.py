@@ -47,13 +47,13 @@ SIZES = {
     "3_1_8b": (32, 4096, 14336, 32, 8),
     "3_1_70b": (80, 8192, 28672, 64, 8),
     "3_1_405b": (126, 16384, 53248, 128, 8),
-    # pruned and distilled from 3.1
+    # pruned from LLaMA 3.1 and trained with distillation
     "3_2_1b": (16, 2048, 8192, 32, 8),
     "3_2_3b": (28, 3072, 8192, 24, 8),
 }
 
 _LONG = RotaryPositions(131_072, theta=500_000.0, scaling=LongContextScaling(8.0, 1.0, 4.0, original_length=8192))
-# release -> (vocabulary, epsilon of the norm, positions)
+# release -> (vocabulary, epsilon of the norms, positions)
 RELEASES = {
     "1": (32_000, 1e-6, RotaryPositions(2048)),
     "2": (32_000, 1e-5, RotaryPositions(4096)),
@@ -64,10 +64,14 @@ RELEASES = {
 
 
 def llama(variant: str = "3_8b") -> ModelConfig:
-    """Returns LLaMA, `release_size`; raises UserError for an unknown variant."""
+    """Returns the model config of LLaMA; raises UserError for an unknown variant.
+
+    Args:
+      variant: release and size, such as "3_8b" for LLaMA 3 8B.
+    """
     sizes, release = pick("llama", variant, SIZES), variant.rpartition("_")[0]
     vocab_size, epsilon, position = RELEASES[release]
-    if variant == "1_65b":  # as released; the smaller variants have 1e-6
+    if variant == "1_65b":  # as in the released file; the smaller variants of LLaMA 1 have 1e-6
         epsilon = 1e-5
     return decoder(
         *sizes,
@@ -79,7 +83,11 @@ def llama(variant: str = "3_8b") -> ModelConfig:
 
 
 def decoder(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_heads: int, **fields) -> ModelConfig:
-    """Returns LLaMA's architecture with `fields` changed, as Mistral, Qwen and Gemma do."""
+    """Returns a model config with LLaMA's architecture, except for `fields`. Mistral, Qwen and others are built on it.
+
+    Args:
+      fields: values of fields of ModelConfig, such as `vocab_size` and `position`.
+    """
     usual = dict(norm="rms", norm_at="pre", activation="silu", gated=True, use_bias=False)
     return ModelConfig(
         family="decoder",
@@ -92,14 +100,15 @@ def decoder(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_hea
     )
 
 
-# norm_at -> their names of the norms of attention and of the MLP. "post_attention_layernorm" normalizes the output of
-# attention if norm_at is "both" or "after", and the input of the MLP if it is "pre".
+# norm_at -> transformers' names of (the norm of attention, the norm of the MLP). In transformers,
+# "post_attention_layernorm" normalizes the output of attention if norm_at is "both" or "after", and the input of the
+# MLP if norm_at is "pre".
 _NORMS = {
     "pre": ("input_layernorm", "post_attention_layernorm"),
     "both": ("input_layernorm", "pre_feedforward_layernorm"),
     "after": ("post_attention_layernorm", "post_feedforward_layernorm"),
 }
-BLOCK, LAYER = "decoder/blocks", "model.layers.{layer}"  # our and their prefix of a block
+BLOCK, LAYER = "decoder/blocks", "model.layers.{layer}"  # prefix of a block in our paths, and in tensor names
 
 
 RowsOf: TypeAlias = Callable[[ModelConfig], list[Row]]
@@ -128,7 +137,11 @@ def attention_rows(config: ModelConfig) -> list[Row]:
 
 
 def block_rows(config: ModelConfig, attention: RowsOf, feed_forward: RowsOf) -> list[Row]:
-    """Returns the rows of the layers: both sublayers and their norms."""
+    """Returns the name-table rows of the layers: attention, feed-forward, and the norms of both.
+
+    Args:
+      attention, feed_forward: functions that return the rows of these sublayers for a config.
+    """
     attention_norm, mlp_norm = _NORMS[config.norm_at]
     rows = [
         Row(f"{BLOCK}/self_attention_norm/scale", f"{LAYER}.{attention_norm}.weight"),
@@ -143,7 +156,7 @@ def block_rows(config: ModelConfig, attention: RowsOf, feed_forward: RowsOf) -> 
 
 
 def outer_rows(config: ModelConfig) -> list[Row]:
-    """Returns the rows of the embeddings, the final norm and the unembedding."""
+    """Returns the name-table rows of the parameters outside the layers: embeddings, final norm and output matrix."""
     rows = [
         Row("token_embedding/embedding", "model.embed_tokens.weight"),
         Row("decoder/final_norm/scale", "model.norm.weight"),
@@ -152,9 +165,13 @@ def outer_rows(config: ModelConfig) -> list[Row]:
 
 
 def huggingface_names(config: ModelConfig, feed_forward: RowsOf = feed_forward_rows) -> list[Row]:
-    """Returns the name table of transformers' LlamaForCausalLM and derived classes, some with another feed-forward.
+    """Returns the name table of transformers' LlamaForCausalLM and of classes derived from LlamaForCausalLM.
 
-    transformers pairs rotary dimensions as we do; Meta's own files pair them differently.
+    transformers pairs the dimensions of rotary positions in the same way as this package. Meta's own files pair them
+    differently.
+
+    Args:
+      feed_forward: returns the rows of the feed-forward sublayer, for classes with a different feed-forward.
     """
     return outer_rows(config) + block_rows(config, attention_rows, feed_forward)
 
@@ -178,20 +195,24 @@ FIELDS = {
     "max_position_embeddings": "position.max_length",
     "tie_word_embeddings": "tie_embeddings",
 }
-IGNORED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)  # frequencies, in files of 2023
+IGNORED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)  # frequencies in files from 2023
 
-# The tokenizer defines the special ids; the defaults of some classes assume their released vocabulary.
+# The tokenizer defines the special ids, so config.json has null for them. Without these keys, some classes of
+# transformers would use ids of their released vocabulary.
 NO_TOKENS: ConfigJson = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
 
 
 def write_heads(config: ModelConfig) -> ConfigJson:
-    """Returns the fields that may be None in ours. Qwen 2 reads head_dim, though its config class lacks it."""
+    """Returns the keys of config.json for key heads and head width, whose fields in ModelConfig may be None.
+
+    transformers also reads head_dim for Qwen 2, although the config class of Qwen 2 does not define it.
+    """
     return {"num_key_value_heads": config.kv_heads, "head_dim": config.dim_per_head}
 
 
 # --- rotary positions ----------------------------------------------------------------------------------------------
 
-_SCALINGS = {  # their rope_type -> (our class, their name -> our field)
+_SCALINGS = {  # rope_type of config.json -> (our class, {key of config.json: field of our class})
     "linear": (LinearScaling, {"factor": "factor"}),
     "llama3": (
         LongContextScaling,
@@ -224,11 +245,17 @@ _SCALINGS = {  # their rope_type -> (our class, their name -> our field)
         },
     ),
 }
-_DEFAULTS = {"yarn": {"beta_fast": 32, "beta_slow": 1, "truncate": True}}  # defaults of optional keys
+_DEFAULTS = {"yarn": {"beta_fast": 32, "beta_slow": 1, "truncate": True}}  # rope_type -> defaults of optional keys
 
 
 def read_rotary(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads `rope_theta` and `rope_scaling`, or `rope_parameters`, which replaces them since transformers 5."""
+    """Sets theta and scaling of rotary positions from `rope_theta` and `rope_scaling` of config.json.
+
+    Files of transformers 5 have `rope_parameters` instead of these two keys.
+
+    Raises:
+      UserError: the scaling is not supported.
+    """
     parameters = json.get("rope_scaling") or json.get("rope_parameters") or {}
     position = config.position
     position.theta = parameters.get("rope_theta", json.get("rope_theta", position.theta))
@@ -242,7 +269,10 @@ _FRACTION = "partial_rotary_factor"
 
 
 def read_partial_rotary(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads the same keys and the rotated fraction of a head, a key of `rope_parameters` since transformers 5."""
+    """Sets the rotated fraction of a head from config.json, and then theta and scaling as `read_rotary` does.
+
+    Since transformers 5, the fraction is a key of `rope_parameters`.
+    """
     parameters = json.get("rope_parameters") or {}
     fraction = parameters.get(_FRACTION) or json.get(_FRACTION) or config.position.fraction
     config.position.fraction = None if fraction == 1.0 else fraction
@@ -250,7 +280,16 @@ def read_partial_rotary(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def read_scaling(json: ConfigJson, parameters: ConfigJson, max_length: int) -> RotaryScaling | None:
-    """Returns the scaling in `parameters`, a part of `json`; raises UserError if it is not supported."""
+    """Returns the scaling of rotary positions that `parameters` describe; None for the type "default".
+
+    Args:
+      json: the contents of config.json.
+      parameters: the value of `rope_scaling` or `rope_parameters` in `json`.
+      max_length: the default of the original context length.
+
+    Raises:
+      UserError: the scaling is not supported.
+    """
     if any(isinstance(value, Mapping) for value in parameters.values()):
         raise UserError(f"config.json has rotary positions for each of {sorted(parameters)}; all layers must share one")
     for rotated in (json.get(_FRACTION), parameters.get(_FRACTION)):
@@ -276,7 +315,13 @@ _FACTORS = "short_factor", "long_factor"
 
 
 def _long_rope(json: ConfigJson, parameters: ConfigJson, max_length: int) -> ConfigJson:
-    """Returns the keys of LongRoPE; its factor defaults to the ratio of the two context lengths."""
+    """Returns the parameters of LongRoPE.
+
+    The factor defaults to the ratio of the context length to the original context length.
+
+    Raises:
+      UserError: config.json has an `attention_factor`.
+    """
     if parameters.get("attention_factor") is not None:
         raise UserError(
             f"config.json has attention_factor {parameters['attention_factor']!r}; only the paper's is supported"
@@ -289,7 +334,11 @@ def _long_rope(json: ConfigJson, parameters: ConfigJson, max_length: int) -> Con
 
 
 def _yarn_weights(parameters: ConfigJson) -> ConfigJson:
-    """Returns mscale and mscale_all_dim of YaRN; the paper's values unless `parameters` has both."""
+    """Returns mscale and mscale_all_dim of YaRN; the paper's values (1 and 0) unless `parameters` has both.
+
+    Raises:
+      UserError: `attention_factor` of config.json differs from the paper's value.
+    """
     factor = parameters.get("attention_factor")
     if factor is not None and not math.isclose(factor, 0.1 * math.log(parameters["factor"]) + 1.0, rel_tol=1e-6):
         raise UserError(
@@ -301,7 +350,10 @@ def _yarn_weights(parameters: ConfigJson) -> ConfigJson:
 
 
 def write_rotary(config: ModelConfig) -> ConfigJson:
-    """Returns the keys of transformers 4, which later versions read too."""
+    """Returns the keys of config.json for rotary positions in the format of transformers 4.
+
+    Later versions of transformers also read this format.
+    """
     scaling = config.position.scaling
     for kind, (cls, names) in _SCALINGS.items():
         if type(scaling) is cls:
@@ -309,7 +361,7 @@ def write_rotary(config: ModelConfig) -> ConfigJson:
             if isinstance(scaling, YarnScaling) and not scaling.mscale_all_dim:
                 described = {name: x for name, x in described.items() if not name.startswith("mscale")}
             json: ConfigJson = {"rope_theta": config.position.theta, "rope_scaling": {"rope_type": kind, **described}}
-            if isinstance(scaling, LongRopeScaling):  # its classes read the original context at the top level
+            if isinstance(scaling, LongRopeScaling):  # these classes read this length at the top level
                 json["rope_scaling"] |= {name: list(described[name]) for name in _FACTORS}
                 json["original_max_position_embeddings"] = scaling.original_length
             return json
@@ -325,7 +377,7 @@ def write_partial_rotary(config: ModelConfig) -> ConfigJson:
 
 
 def _base() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     config = llama("1_7b")
     config.num_kv_heads = None
     return config

@@ -1,11 +1,11 @@
 """Longformer (Beltagy et al. 2020, arXiv 2004.05150): RoBERTa with sliding windows and a global first token.
 
-NOTE The released models were pretrained without a global token; afterwards the projections of global tokens became
-copies of the others (section 5). In transformers, each call names its global tokens. Here a field does, like everything
-that changes the function of a model: `sparse_attention.global_tokens`, which is "first" for most files.
-LongformerForTokenClassification has no global tokens by default, so the value is "none", and its unused projections for
-global tokens are left out. LongformerForQuestionAnswering makes the tokens of the question global, so the value is
-"question".
+NOTE The released models were pretrained without a global token; after pretraining, the projections for global tokens
+were initialized as copies of the projections for local attention (section 5). In transformers, each call specifies the
+global tokens. Here the field `sparse_attention.global_tokens` specifies them, because all that changes the function of
+a model is in its config. The value is "first" for most files. LongformerForTokenClassification has no global tokens by
+default, so the value is "none", and the unused projections for global tokens are left out.
+LongformerForQuestionAnswering makes the tokens of the question global, so the value is "question".
 """
 
 import dataclasses
@@ -29,7 +29,11 @@ SIZES = dict(roberta.SIZES)  # variant -> (layers, width, heads)
 
 
 def longformer(variant: str = "base") -> ModelConfig:
-    """Returns Longformer, with a context of 4,096 tokens; raises UserError for an unknown variant."""
+    """Returns the model config of Longformer with a context of 4,096 tokens.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     return dataclasses.replace(
         roberta.roberta(variant),
         position=LearnedPositions(4096, offset=2),
@@ -40,14 +44,14 @@ def longformer(variant: str = "base") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     config = longformer("base")
     config.vocab_size, config.norm_epsilon, config.num_token_types = 30_522, 1e-12, 2
     return config
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' LongformerForMaskedLM."""
+    """Returns the name table of transformers' LongformerForMaskedLM: one `Row` per parameter."""
     ours, theirs = "encoder/blocks/self_attention", "longformer.encoder.layer.{layer}.attention.self"
     windows = config.sparse_attention
     has_global = isinstance(windows, SlidingWindows) and windows.global_tokens != "none"
@@ -87,11 +91,12 @@ FAMILIES = (
             base=_base,
             fields=FIELDS,
             table=huggingface_names,
-            # No `chooser`: its class makes the tokens of the question global, and our rows have one copy per choice.
+            # No `chooser`: LongformerForMultipleChoice makes the tokens of the question global, but our rows contain a
+            # copy of the question for each choice.
             classifier=TaskClass(
                 "LongformerForSequenceClassification", Classify(), "classifier.out_proj", "classifier.dense"
             ),
-            # This class has no global tokens by default, so its projections for them are unused.
+            # This class has no global tokens by default, so the projections for global tokens are unused.
             token_classification_class=token_classification_class(
                 "LongformerForMaskedLM", changes={"sparse_attention": SlidingWindows("none")}
             ),

@@ -1,4 +1,4 @@
-"""Mistral 7B (Jiang et al. 2023, arXiv 2310.06825): LLaMA with grouped keys and a sliding window."""
+"""Mistral 7B (Jiang et al. 2023, arXiv 2310.06825): LLaMA with grouped-query attention and a sliding window."""
 
 from pretrainax.config import ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import llama
@@ -14,7 +14,7 @@ from pretrainax.zoo.family import (
 )
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, feed-forward, heads, key heads, vocabulary, base of the rotation, window)
+# variant -> (layers, width, feed-forward, heads, key heads, vocabulary, rotary theta, window)
 SIZES = {
     "7b": (32, 4096, 14336, 32, 8, 32_000, 10_000.0, 4096),
     "7b_v0_3": (32, 4096, 14336, 32, 8, 32_768, 1_000_000.0, None),
@@ -22,12 +22,12 @@ SIZES = {
 
 
 def mistral(variant: str = "7b") -> ModelConfig:
-    """Returns Mistral 7B, version 0.1 or 0.3; raises UserError for an unknown variant."""
+    """Returns the model config of Mistral 7B, version 0.1 or 0.3; raises UserError for an unknown variant."""
     *sizes, vocab_size, theta, window = pick("mistral", variant, SIZES)
     return llama.decoder(
         *sizes,
         vocab_size=vocab_size,
-        position=RotaryPositions(32_768, theta=theta),  # from the released config.json; the paper's table has 8,192
+        position=RotaryPositions(32_768, theta=theta),  # as in the released config.json; the paper's table has 8,192
         layer_pattern=_pattern(window),
         window=window,
         norm_epsilon=1e-5,
@@ -40,7 +40,7 @@ def _pattern(window: int | None) -> tuple[str, ...]:
 
 
 def _base() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     config = mistral("7b")
     config.norm_epsilon, config.position.max_length = 1e-6, 131_072
     return config

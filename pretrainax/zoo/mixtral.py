@@ -22,7 +22,7 @@ SIZES = {
 
 
 def mixtral(variant: str = "8x7b") -> ModelConfig:
-    """Returns Mixtral, version 0.1; raises UserError for an unknown variant."""
+    """Returns the model config of Mixtral, version 0.1; raises UserError for an unknown variant."""
     *sizes, positions, balance = pick("mixtral", variant, SIZES)
     return llama.decoder(
         *sizes,
@@ -35,7 +35,7 @@ def mixtral(variant: str = "8x7b") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     config = mixtral("8x7b")
     config.position.max_length = 131_072
     assert config.experts is not None

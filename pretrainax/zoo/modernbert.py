@@ -20,12 +20,16 @@ SIZES = {
     "large": (28, 1024, 2624, 16),
 }
 
-# The tokenizer defines the special ids; the defaults of transformers assume the released vocabulary.
+# The tokenizer defines the special ids. Without these keys, transformers would use ids of the released vocabulary.
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
 
 def modernbert(variant: str = "base") -> ModelConfig:
-    """Returns ModernBERT, with a context of 8,192 tokens; raises UserError for an unknown variant."""
+    """Returns the model config of ModernBERT with a context of 8,192 tokens.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     num_layers, d_model, d_ff, num_heads = pick("modernbert", variant, SIZES)
     return ModelConfig(
         family="encoder",
@@ -50,11 +54,15 @@ def modernbert(variant: str = "base") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of ModernBertForMaskedLM, where the norm of the first layer is that of the embeddings."""
+    """Returns the name table of transformers' ModernBertForMaskedLM.
+
+    The first layer has no norm before attention in transformers, because the embeddings are already normalized. Our
+    norm of the first layer has the tensor name of the norm of the embeddings.
+    """
     del config  # unused
     block, layer = "encoder/blocks", "model.layers.{layer}"
 
-    def third(name, i):  # of the fused projection to queries, keys and values
+    def third(name, i):  # a third of the fused projection to queries, keys and values
         return linear(f"{block}/self_attention/{name}", f"{layer}.attn.Wqkv", bias=False, part=Part(i, 1, 3))
 
     return [
@@ -90,7 +98,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def _pattern(json: ConfigJson, config: ModelConfig) -> tuple[str, ...]:
-    """Returns the pattern of `layer_types`, or that of `global_attn_every_n_layers` in older files."""
+    """Returns our `layer_pattern` for the key `layer_types`, or for `global_attn_every_n_layers` in older files."""
     types = json.get("layer_types")
     if types is None:
         return ("global", *["local"] * (json.get("global_attn_every_n_layers", 3) - 1))

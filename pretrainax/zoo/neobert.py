@@ -1,7 +1,8 @@
-"""NeoBERT (Le Breton et al. 2025, arXiv 2502.19587): BERT base, deeper, with LLaMA's blocks.
+"""NeoBERT (Le Breton et al. 2025, arXiv 2502.19587): as wide as BERT base, with more layers and LLaMA's blocks.
 
-NOTE The released file rotates neighbouring dimensions, and stores queries, keys and values of each head side by side: a
-permutation of the rows of these kernels. transformers has no class for it, and nothing here reads that file.
+NOTE The rows of the query, key and value kernels have a different order in the released file: its rotary positions
+rotate pairs of adjacent dimensions, and the queries, keys and values of each head are side by side. transformers has no
+class for NeoBERT, and this package cannot read the released file.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ SIZES = {"base": (28, 768, 2048, 12, 12)}  # variant -> (layers, width, feed-for
 
 
 def neobert(variant: str = "base") -> ModelConfig:
-    """Returns NeoBERT, with a context of 4,096 tokens; raises UserError for an unknown variant."""
+    """Returns the model config of NeoBERT, with a context of 4,096 tokens; raises UserError for an unknown variant."""
     config = llama.decoder(
         *pick("neobert", variant, SIZES),
         vocab_size=30_522,

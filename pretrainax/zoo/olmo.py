@@ -16,11 +16,15 @@ SIZES_2 = {
     "2_32b": (64, 5120, 27648, 40, 8),
 }
 SIZES_3 = {"3_7b": SIZES_2["2_7b"], "3_32b": SIZES_2["2_32b"]}
-SIZES_MOE = {"1b_7b": (16, 2048, 1024, 16, 16)}  # the feed-forward is one of 64 experts
+SIZES_MOE = {"1b_7b": (16, 2048, 1024, 16, 16)}  # the feed-forward width is the width of each of the 64 experts
 
 
 def olmo(variant: str = "2_7b") -> ModelConfig:
-    """Returns OLMo 2, `release_size`; raises UserError for an unknown variant."""
+    """Returns the model config of OLMo 2; raises UserError for an unknown variant.
+
+    Args:
+      variant: release and size, such as "2_7b" for OLMo 2 7B.
+    """
     return llama.decoder(
         *pick("olmo", variant, SIZES_2),
         vocab_size=100_352,
@@ -34,9 +38,13 @@ def olmo(variant: str = "2_7b") -> ModelConfig:
 
 
 def olmo3(variant: str = "3_7b") -> ModelConfig:
-    """Returns OLMo 3 as released, with 65,536 tokens of context; raises UserError for an unknown variant.
+    """Returns the model config of OLMo 3 as released, with 65,536 tokens of context.
 
-    Three of four layers are local. YaRN scales only the positions of the global layers.
+    Three of four layers have local attention. YaRN scales only the rotary positions of the layers with global
+    attention.
+
+    Raises:
+      UserError: the variant is unknown.
     """
     pick("olmo", variant, SIZES_3)
     return dataclasses.replace(
@@ -51,7 +59,7 @@ def olmo3(variant: str = "3_7b") -> ModelConfig:
 
 
 def olmoe(variant: str = "1b_7b") -> ModelConfig:
-    """Returns OLMoE, version 0924; raises UserError for an unknown variant."""
+    """Returns the model config of OLMoE, version 0924; raises UserError for an unknown variant."""
     return llama.decoder(
         *pick("olmoe", variant, SIZES_MOE),
         vocab_size=50_304,
@@ -65,7 +73,7 @@ def olmoe(variant: str = "1b_7b") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     config = olmo("2_7b")
     config.vocab_size, config.norm_epsilon, config.num_kv_heads = 50_304, 1e-5, None
     config.position = RotaryPositions(2048)
@@ -73,7 +81,7 @@ def _base() -> ModelConfig:
 
 
 def _base_3() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     config = olmo3("3_7b")
     config.vocab_size, config.norm_epsilon, config.num_kv_heads = 50_304, 1e-5, None
     config.position = RotaryPositions(2048, theta=500_000.0)
@@ -81,11 +89,11 @@ def _base_3() -> ModelConfig:
 
 
 def _base_moe() -> ModelConfig:
-    """Returns the defaults of transformers for OLMoE."""
+    """Returns the model config that transformers assumes for keys that the config.json of an OLMoE lacks."""
     config = olmoe()
     config.d_ff, config.num_kv_heads = 2048, None
     assert config.experts is not None
-    config.experts.z_weight = 0.0  # config.json has no key for it
+    config.experts.z_weight = 0.0  # config.json has no key for this weight
     return config
 
 
@@ -94,7 +102,10 @@ def _write(config: ModelConfig) -> ConfigJson:
 
 
 def _read_3(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads the positions of both kinds of layers; local ones have no scaling in the class of transformers."""
+    """Sets the layer pattern, the window, and the rotary positions of local and global layers, from config.json.
+
+    In the class of transformers, only global layers have a scaling of rotary positions.
+    """
     parameters = json.get("rope_parameters") or {}
     if not any(isinstance(value, dict) for value in parameters.values()):  # written before transformers 5
         llama.read_rotary(json, config)
@@ -110,12 +121,15 @@ def _read_3(json: ConfigJson, config: ModelConfig) -> None:
     otherwise = ["global" if (i + 1) % 4 == 0 else "local" for i in range(config.num_layers)]
     patterns.read(json, config, json.get("sliding_window", 4096), otherwise)
     position = config.position
-    if config.window is None or (position.scaling, position.local_theta) == (None, position.theta):  # all the same
+    if config.window is None or (position.scaling, position.local_theta) == (None, position.theta):  # all layers agree
         position.local_theta = None
 
 
 def _write_3(config: ModelConfig) -> ConfigJson:
-    """Returns positions in both forms: transformers 5 reads another theta for local layers from the older form."""
+    """Returns the keys of config.json, with rotary positions in the formats of transformers 4 and 5.
+
+    From the format of transformers 4 alone, transformers 5 would read a wrong theta for local layers.
+    """
     json, position = _write(config) | patterns.write(config), config.position
     local = position.theta if position.local_theta is None else position.local_theta
     far = {"rope_type": "default", **(json["rope_scaling"] or {}), "rope_theta": position.theta}
@@ -128,7 +142,7 @@ def _read_moe(json: ConfigJson, config: ModelConfig) -> None:
     experts.read(json, config)
 
 
-_FIELDS = {key: path for key, path in llama.FIELDS.items() if key != "head_dim"}  # OLMo derives head_dim from the width
+_FIELDS = {key: path for key, path in llama.FIELDS.items() if key != "head_dim"}  # OLMo has head_dim = width / heads
 FAMILIES = (
     Family(
         name="OLMo 2",

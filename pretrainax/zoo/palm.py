@@ -1,15 +1,15 @@
-"""PaLM (Chowdhery et al. 2022, arXiv 2204.02311): parallel blocks, multi-query attention, no biases."""
+"""PaLM (Chowdhery et al. 2022, arXiv 2204.02311): parallel attention and MLP, multi-query attention, no biases."""
 
 from pretrainax.config import ModelConfig, RotaryPositions
 from pretrainax.zoo.family import Family, trained_by
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads): table 1; a head is 256 wide
+# variant -> (layers, width, heads), from table 1. Heads have width 256.
 SIZES = {"8b": (32, 4096, 16), "62b": (64, 8192, 32), "540b": (118, 18432, 48)}
 
 
 def palm(variant: str = "8b") -> ModelConfig:
-    """Returns PaLM; raises UserError for an unknown variant."""
+    """Returns the model config of PaLM; raises UserError for an unknown variant."""
     num_layers, d_model, num_heads = pick("palm", variant, SIZES)
     return ModelConfig(
         family="decoder",
@@ -27,8 +27,8 @@ def palm(variant: str = "8b") -> ModelConfig:
         activation="silu",
         gated=True,
         use_bias=False,
-        scale_tied_logits=True,  # section 5: logits are divided by sqrt(width)
-        init_stddev=None,  # section 5: by fan-in; embeddings with a standard deviation of 1
+        scale_tied_logits=True,  # section 5: divides logits by sqrt(width)
+        init_stddev=None,  # section 5: scaled by fan-in; embeddings have a standard deviation of 1
     )
 
 

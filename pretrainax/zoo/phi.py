@@ -1,6 +1,6 @@
 """Phi-1, 1.5 and 2 (Gunasekar et al. 2023, arXiv 2306.11644; Li et al. 2023, arXiv 2309.05463; Javaheripi and Bubeck
-2023): parallel blocks with biases everywhere and partial rotary positions. Phi-3 and 4 (Abdin et al. 2024, arXiv
-2404.14219 and 2412.08905): LLaMA, whose queries, keys and values are one matrix in the released files.
+2023): parallel attention and MLP, biases in all layers, and partial rotary positions. Phi-3 and 4 (Abdin et al. 2024,
+arXiv 2404.14219 and 2412.08905): LLaMA's architecture. In the released files, queries, keys and values are one matrix.
 
 LongRoPE extends Phi-3.5-mini and Phi-4-mini from 4,096 to 131,072 tokens.
 """
@@ -27,21 +27,21 @@ from pretrainax.zoo.family import (
 )
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads, rotated fraction of a head: 32 dimensions)
+# variant -> (layers, width, heads, rotated fraction of the dimensions of a head). All variants rotate 32 dimensions.
 SIZES = {"1": (24, 2048, 32, 0.5), "1_5": (24, 2048, 32, 0.5), "2": (32, 2560, 32, 0.4)}
-# variant -> (layers, width, feed-forward, heads, key heads, vocabulary, positions, rotary base, window)
+# variant -> (layers, width, feed-forward, heads, key heads, vocabulary, positions, rotary theta, window)
 SIZES_3 = {
     "3_3_8b": (32, 3072, 8192, 32, 32, 32_064, 4096, 10_000.0, 2047),
     "3_14b": (40, 5120, 17920, 40, 10, 32_064, 4096, 10_000.0, 2047),
     "4_14b": (40, 5120, 17920, 40, 10, 100_352, 16_384, 250_000.0, None),
 }
-# variant -> the same without the window, which is longer than all rows
+# variant -> the columns of SIZES_3 without the window, because the released window is longer than any row
 SIZES_LONG = {
     "3_5_3_8b": (32, 3072, 8192, 32, 32, 32_064, 131_072, 10_000.0),
     "4_3_8b": (32, 3072, 8192, 24, 8, 200_064, 131_072, 10_000.0),
 }
-# variant -> factors of each rotary plane, for contexts up to 4,096 tokens and for longer ones. Phi-3.5's file has them
-# in full float32 precision.
+# variant -> (factors for contexts of up to 4,096 tokens, factors for longer contexts), with one factor per pair of
+# rotated dimensions. Phi-3.5's file has these factors in full float32 precision.
 _FACTORS = {
     "3_5_3_8b": (
         (
@@ -203,7 +203,7 @@ DROPOUT = {"1": 0.1, "1_5": 0.0, "2": 0.1}
 
 
 def phi(variant: str = "1_5") -> ModelConfig:
-    """Returns Phi; raises UserError for an unknown variant."""
+    """Returns the model config of Phi; raises UserError for an unknown variant."""
     sizes = pick("phi", variant, SIZES | SIZES_3 | SIZES_LONG)
     if variant in SIZES:
         return _first(variant, *sizes)
@@ -262,7 +262,7 @@ def _pattern(window: Optional[int]) -> tuple[str, ...]:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' PhiForCausalLM."""
+    """Returns the name table of transformers' PhiForCausalLM: one `Row` per parameter."""
     block, layer = llama.BLOCK, llama.LAYER
     ours, theirs = f"{block}/self_attention", f"{layer}.self_attn"
     rows = [
@@ -281,7 +281,10 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 
 
 def fused_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' Phi3ForCausalLM: LLaMA's with two fused matrices."""
+    """Returns the name table of transformers' Phi3ForCausalLM.
+
+    The tensor names are LLaMA's, except for two fused matrices: queries, keys and values, and gate and up projections.
+    """
     return llama.outer_rows(config) + llama.block_rows(config, _attention_rows, _feed_forward_rows)
 
 
@@ -307,7 +310,7 @@ def _feed_forward_rows(config: ModelConfig) -> list[Row]:
 
 
 def _base_3() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     config = phi("3_3_8b")
     config.layer_pattern, config.window, config.num_kv_heads = ("global",), None, None
     return config
@@ -316,7 +319,7 @@ def _base_3() -> ModelConfig:
 def _read_3(json: ConfigJson, config: ModelConfig) -> None:
     llama.read_partial_rotary(json, config)
     if config.window is not None and config.window >= config.position.max_length:
-        config.window = None  # longer than any row, so it has no effect
+        config.window = None  # a window longer than any row has no effect
     config.layer_pattern = _pattern(config.window)
 
 

@@ -28,7 +28,7 @@ SIZES_2 = {
     "2_5_32b": (64, 5120, 27648, 40, 8, 152_064, False, 1e-5),
     "2_5_72b": (80, 8192, 29568, 64, 8, 152_064, False, 1e-5),
 }
-SIZES_3 = {  # a head is 128 wide in all variants
+SIZES_3 = {  # heads have width 128 in all variants
     "3_0_6b": (28, 1024, 3072, 16, 8, 151_936, True, 1e-6),
     "3_1_7b": (28, 2048, 6144, 16, 8, 151_936, True, 1e-6),
     "3_4b": (36, 2560, 9728, 32, 8, 151_936, True, 1e-6),
@@ -36,7 +36,7 @@ SIZES_3 = {  # a head is 128 wide in all variants
     "3_14b": (40, 5120, 17408, 40, 8, 151_936, False, 1e-6),
     "3_32b": (64, 5120, 25600, 64, 8, 151_936, False, 1e-6),
 }
-# No layer has the feed-forward of this width: all layers have experts.
+# The feed-forward width in these rows is unused, because all layers have experts.
 SIZES_3_MOE = {
     "3_30b_a3b": (48, 2048, 6144, 32, 4, 151_936, False, 1e-6),
     "3_235b_a22b": (94, 4096, 12288, 64, 4, 151_936, False, 1e-6),
@@ -45,13 +45,17 @@ EXPERT_WIDTHS = {"3_30b_a3b": 768, "3_235b_a22b": 1536}
 
 
 def qwen(variant: str = "2_5_0_5b") -> ModelConfig:
-    """Returns Qwen, `release_size`; raises UserError for an unknown variant."""
+    """Returns the model config of Qwen; raises UserError for an unknown variant.
+
+    Args:
+      variant: release and size, such as "2_5_0_5b" for Qwen 2.5 0.5B.
+    """
     *sizes, vocab_size, tie, epsilon = pick("qwen", variant, SIZES_2 | SIZES_3 | SIZES_3_MOE)
     third = variant not in SIZES_2
     return llama.decoder(
         *sizes,
         vocab_size=vocab_size,
-        # The context of the pretraining; larger values in released files are for YaRN at inference.
+        # The context length of pretraining. Some released files have larger values, for inference with YaRN.
         position=RotaryPositions(32_768, theta=1_000_000.0),
         norm_epsilon=epsilon,
         tie_embeddings=tie,
@@ -67,7 +71,7 @@ def _experts(width: int) -> MixtureOfExperts:
 
 
 def _base(variant: str) -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     config = qwen(variant)
     config.num_layers, config.d_model, config.d_ff, config.num_heads, config.num_kv_heads = 32, 4096, 22016, 32, 32
     config.vocab_size, config.tie_embeddings, config.position.theta = 151_936, False, 10_000.0
@@ -88,7 +92,7 @@ def _write(config: ModelConfig) -> ConfigJson:
 
 
 def _base_moe() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     config = qwen("3_30b_a3b")
     config.num_layers, config.head_dim, config.position.theta = 24, None, 10_000.0
     assert config.experts is not None

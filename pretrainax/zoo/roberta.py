@@ -18,7 +18,7 @@ from pretrainax.zoo.family import (
 )
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads); the feed-forward is 4 x the width
+# variant -> (layers, width, heads). The feed-forward width is 4 x the width.
 SIZES = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
@@ -27,12 +27,12 @@ XLM_SIZES = dict(SIZES)
 
 
 def roberta(variant: str = "base") -> ModelConfig:
-    """Returns RoBERTa; raises UserError for an unknown variant."""
+    """Returns the model config of RoBERTa; raises UserError for an unknown variant."""
     return _encoder(*pick("roberta", variant, SIZES), vocab_size=50_265)
 
 
 def xlm_roberta(variant: str = "base") -> ModelConfig:
-    """Returns XLM-R; raises UserError for an unknown variant."""
+    """Returns the model config of XLM-R; raises UserError for an unknown variant."""
     return _encoder(*pick("xlm_roberta", variant, XLM_SIZES), vocab_size=250_002)
 
 
@@ -44,7 +44,7 @@ def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> 
         d_model=d_model,
         d_ff=4 * d_model,
         num_heads=num_heads,
-        position=LearnedPositions(512, offset=2),  # fairseq starts at the padding id, 1, plus 1
+        position=LearnedPositions(512, offset=2),  # fairseq numbers positions from (padding id 1) + 1
         norm="layer",
         norm_at="post",
         norm_epsilon=1e-5,
@@ -58,7 +58,7 @@ def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> 
 
 
 def _base() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     config = roberta("base")
     config.norm_epsilon, config.num_token_types, config.position = 1e-12, 2, LearnedPositions(510, offset=2)
     return config
@@ -77,7 +77,11 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 
 
 def masked_lm_names(prefix: str) -> list[Row]:
-    """Returns the rows of the masked LM classes that transformers derived from RoBERTa's."""
+    """Returns the name-table rows of RobertaForMaskedLM, and of masked LM classes of transformers with the same names.
+
+    Args:
+      prefix: the first component of the tensor names outside the head, such as "roberta".
+    """
     return [
         *encoder_names(prefix),
         *linear("masked_lm_head/dense", "lm_head.dense", bias=True),
@@ -87,7 +91,11 @@ def masked_lm_names(prefix: str) -> list[Row]:
 
 
 def read_positions(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets the positions from the rows of their table; raises UserError for an invalid pad_token_id."""
+    """Sets the number of positions and their offset from `max_position_embeddings` and `pad_token_id` of config.json.
+
+    Raises:
+      UserError: `pad_token_id` is invalid, or the activation is not "gelu".
+    """
     padding = json.get("pad_token_id", 1)
     rows = config.position.max_length if "max_position_embeddings" in json else 512
     if not isinstance(padding, int) or not 0 <= padding < rows - 1:
@@ -95,12 +103,12 @@ def read_positions(json: ConfigJson, config: ModelConfig) -> None:
             f"config.json has pad_token_id {padding!r}: it must be an int below max_position_embeddings - 1"
         )
     config.position = LearnedPositions(rows - padding - 1, offset=padding + 1)
-    if config.activation != "gelu":  # their head is always GELU
+    if config.activation != "gelu":  # the head in transformers always uses GELU
         raise UserError(f"config.json has hidden_act {json['hidden_act']!r}; only 'gelu' is supported for RoBERTa")
 
 
 def write_positions(config: ModelConfig) -> ConfigJson:
-    """Returns the keys that `read_positions` reads."""
+    """Returns the keys of config.json that `read_positions` reads: rows of the position table, and padding id."""
     position = config.position
     return {
         "max_position_embeddings": position.max_length + position.offset,

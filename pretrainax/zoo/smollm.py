@@ -1,4 +1,4 @@
-"""SmolLM 3 (Bakouch et al. 2025, a post of Hugging Face): LLaMA without rotation in every fourth layer."""
+"""SmolLM 3 (Bakouch et al. 2025, a post of Hugging Face): LLaMA without rotary positions in every fourth layer."""
 
 from typing import Optional
 
@@ -20,7 +20,11 @@ SIZES = {"3_3b": (36, 2048, 11008, 16, 4)}  # variant -> (layers, width, feed-fo
 
 
 def smollm(variant: str = "3_3b") -> ModelConfig:
-    """Returns SmolLM 3, `release_size`; raises UserError for an unknown variant."""
+    """Returns the model config of SmolLM 3; raises UserError for an unknown variant.
+
+    Args:
+      variant: release and size, "3_3b".
+    """
     return llama.decoder(
         *pick("smollm", variant, SIZES),
         vocab_size=128_256,
@@ -31,14 +35,19 @@ def smollm(variant: str = "3_3b") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     config = smollm()
     config.position.max_length, config.position.theta = 32_768, 2_000_000.0
     return config
 
 
 def _rotating_layers(every: Optional[int], count: int) -> list[bool]:
-    """Returns a flag per layer, True if the layer rotates queries and keys."""
+    """Returns True for each layer that rotates queries and keys, and False for each layer that does not.
+
+    Args:
+      every: every `every`-th layer does not rotate; None: all layers rotate.
+      count: the number of layers.
+    """
     return [every is None or bool(number % every) for number in range(1, count + 1)]
 
 
@@ -52,7 +61,10 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def _read_rotating_layers(json: ConfigJson, config: ModelConfig) -> tuple[Optional[int], list[bool]]:
-    """Returns `no_rotation_every` and the flags of `_rotating_layers`. NOTE A 1 in `no_rope_layers` means rotation."""
+    """Returns (`no_rotation_every`, one flag per layer as in `_rotating_layers`) for a config.json.
+
+    NOTE In `no_rope_layers` of config.json, a 1 means that the layer rotates queries and keys.
+    """
     flags, every = json.get("no_rope_layers"), json.get("no_rope_layer_interval", 4)
     if flags is None:
         return every, _rotating_layers(every, config.num_layers)

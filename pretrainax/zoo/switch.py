@@ -1,7 +1,7 @@
 """Switch Transformer (Fedus et al. 2021, arXiv 2101.03961): T5 with experts in every second layer, one per token.
 
-NOTE In transformers an expert takes 64 tokens of a row (`expert_capacity`), including padding, and drops the others.
-Here it takes all tokens unless `config.model.experts.capacity` is set.
+NOTE In transformers, an expert processes at most 64 tokens per row (`expert_capacity`), including padding, and drops
+all other tokens. Here an expert processes all its tokens unless `config.model.experts.capacity` is set.
 """
 
 from pretrainax.config import MixtureOfExperts, ModelConfig, UserError
@@ -22,11 +22,11 @@ SIZES = {
     "xxl_128": (24, 4096, 10240, 64, 128),
     "c_2048": (15, 2080, 6144, 30, 2048),
 }
-_NONE_DROPPED = 2**31 - 1  # expert_capacity of config.json, in tokens of a row
+_NONE_DROPPED = 2**31 - 1  # value of expert_capacity (tokens per row) that never drops tokens
 
 
 def switch(variant: str = "base_8") -> ModelConfig:
-    """Returns Switch Transformer; raises UserError for an unknown variant."""
+    """Returns the model config of Switch Transformer; raises UserError for an unknown variant."""
     layers, d_model, d_ff, num_heads, count = pick("switch", variant, SIZES)
     config = t5.t5("v1_0_base")
     config.num_layers, config.d_model, config.d_ff, config.num_heads = layers, d_model, d_ff, num_heads
@@ -40,7 +40,7 @@ def switch(variant: str = "base_8") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' SwitchTransformersForConditionalGeneration."""
+    """Returns the name table of transformers' SwitchTransformersForConditionalGeneration: one `Row` per parameter."""
     rows = t5.outer_rows(config)
     for stack, own in config.stacks.items():
         plain, sparse = layer_groups(own, own.num_layers)
@@ -69,8 +69,9 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 def _write(config: ModelConfig) -> ConfigJson:
     assert config.experts is not None
     every = config.experts.every or 1
-    # NOTE The class has no gated feed-forward, though the released files of xxl_128 have the weights of one. Without a
-    # tied output matrix it leaves the embeddings of both stacks at their random initialization.
+    # NOTE The class in transformers has no gated feed-forward, although the released files of xxl_128 have the weights
+    # of a gated feed-forward. Without a tied output matrix, this class does not load the embeddings of the stacks: they
+    # keep their random initialization.
     known = {"gated": False, "tie_embeddings": True}
     wrong = [f"config.model.{name}={not value}" for name, value in known.items() if getattr(config, name) != value]
     wrong += [f"config.model.experts.every={every}"] * (every > 2)
@@ -84,7 +85,7 @@ def _write(config: ModelConfig) -> ConfigJson:
 
 
 def _base() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     config = switch("base_8")
     config.d_ff, config.dropout_rate = 2048, 0.1
     assert config.experts is not None
@@ -115,7 +116,7 @@ FAMILIES = (
             constants={**t5.HUGGINGFACE.constants, "router_bias": False, "router_ignore_padding_tokens": False},
             read=_read,
             write=_write,
-            # The files of xxl_128 and c_2048 have the output matrix under another name.
+            # The files of xxl_128 and c_2048 have a different name for the output matrix.
             tied=lambda config: (
                 t5.HUGGINGFACE.tied(config)
                 | ({} if config.tie_embeddings else {"decoder.lm_head.weight": "lm_head.weight"})

@@ -23,13 +23,13 @@ from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, feed-forward, heads, head dimension)
 SIZES = {
-    # 1.1; 3b and 11b are xl and xxl of 1.1
+    # T5 1.1. The variants 3b and 11b are T5 1.1's xl and xxl.
     "small": (8, 512, 1024, 6, 64),
     "base": (12, 768, 2048, 12, 64),
     "large": (24, 1024, 2816, 16, 64),
     "3b": (24, 2048, 5120, 32, 64),
     "11b": (24, 4096, 10240, 64, 64),
-    # 1.0
+    # T5 1.0
     "v1_0_small": (6, 512, 2048, 8, 64),
     "v1_0_base": (12, 768, 3072, 12, 64),
     "v1_0_large": (24, 1024, 4096, 16, 64),
@@ -37,7 +37,7 @@ SIZES = {
     "v1_0_11b": (24, 1024, 65536, 128, 128),
 }
 
-# Names of Flan-T5 and mT5 -> names of T5 1.1
+# Variant of Flan-T5 and mT5 -> variant of T5 1.1
 FLAN_SIZES = {"small": "small", "base": "base", "large": "large", "xl": "3b", "xxl": "11b"}
 MT5_SIZES = dict(FLAN_SIZES)
 
@@ -50,12 +50,16 @@ BYT5_SIZES = {
     "xxl": (36, 12, 4672, 12352, 64),
 }
 
-# The columns of SIZES
+# The columns are the columns of SIZES.
 UL2_SIZES = {"20b": (32, 4096, 16384, 16, 256)}
 
 
 def t5(variant: str = "base") -> ModelConfig:
-    """Returns T5 1.1, or 1.0 (`v1_0_…`); raises UserError for an unknown variant."""
+    """Returns the model config of T5 1.1, or of T5 1.0 for a variant `v1_0_…`.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     num_layers, d_model, d_ff, num_heads, head_dim = pick("t5", variant, SIZES)
     original = variant.startswith("v1_0_")
     return ModelConfig(
@@ -83,19 +87,31 @@ def t5(variant: str = "base") -> ModelConfig:
 
 
 def flan_t5(variant: str = "base") -> ModelConfig:
-    """Returns Flan-T5: T5 1.1, further trained with instructions; raises UserError for an unknown variant."""
+    """Returns the model config of Flan-T5: T5 1.1, with further training on instructions.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     return t5(pick("flan_t5", variant, FLAN_SIZES))
 
 
 def mt5(variant: str = "base") -> ModelConfig:
-    """Returns mT5: T5 1.1 with a vocabulary for 101 languages; raises UserError for an unknown variant."""
+    """Returns the model config of mT5: T5 1.1 with a vocabulary for 101 languages.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     config = t5(pick("mt5", variant, MT5_SIZES))
     config.vocab_size = 250_112
     return config
 
 
 def byt5(variant: str = "base") -> ModelConfig:
-    """Returns ByT5: T5 1.1 on bytes with a shallower decoder; raises UserError for an unknown variant."""
+    """Returns the model config of ByT5: T5 1.1 with bytes as tokens and fewer decoder layers than encoder layers.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     config = t5("base")
     sizes = pick("byt5", variant, BYT5_SIZES)
     config.num_layers, config.num_decoder_layers, config.d_model, config.d_ff, config.num_heads = sizes
@@ -104,18 +120,22 @@ def byt5(variant: str = "base") -> ModelConfig:
 
 
 def ul2(variant: str = "20b") -> ModelConfig:
-    """Returns UL2: gated like T5 1.1, but with SiLU, and tied like 1.0; raises UserError for an unknown variant."""
+    """Returns the model config of UL2: T5 1.1 with SiLU instead of GELU, and with T5 1.0's tied embeddings.
+
+    Raises:
+      UserError: the variant is unknown.
+    """
     config = t5("base")
     sizes = pick("ul2", variant, UL2_SIZES)
     config.num_layers, config.d_model, config.d_ff, config.num_heads, config.head_dim = sizes
-    # Unlike the config.json of T5 1.1, the released one ties the embeddings.
+    # The released config.json of UL2 ties the embeddings, unlike the config.json of T5 1.1.
     config.activation, config.tie_embeddings, config.scale_tied_logits = "silu", True, True
     return config
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
     """Returns the name table of transformers' T5ForConditionalGeneration and MT5ForConditionalGeneration."""
-    # The name DenseReluDense does not depend on the activation.
+    # transformers uses the name DenseReluDense for all activations.
     blocks = [
         [*attention_rows(stack), *feed_forward_rows(stack, "DenseReluDense", config.gated)] for stack in config.stacks
     ]
@@ -123,12 +143,12 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 
 
 def outer_rows(config: ModelConfig) -> list[Row]:
-    """Returns the rows of the parameters outside the blocks."""
+    """Returns the name-table rows of embeddings, position biases, final norms and output matrix."""
     rows = [Row("token_embedding/embedding", "shared.weight")]
     if not config.tie_embeddings:
         rows += linear("unembedding", "lm_head", bias=False)
     for stack in config.stacks:
-        first = f"{stack}.block.0.layer.0.SelfAttention"  # layer 0 holds the bias of all layers
+        first = f"{stack}.block.0.layer.0.SelfAttention"  # layer 0 has the position biases of all layers
         rows += [
             Row(f"{stack}/relative_bias/embedding", f"{first}.relative_attention_bias.weight"),
             Row(f"{stack}/final_norm/scale", f"{stack}.final_layer_norm.weight"),
@@ -137,7 +157,7 @@ def outer_rows(config: ModelConfig) -> list[Row]:
 
 
 def attention_rows(stack: str) -> list[Row]:
-    """Returns the rows of the attention sublayers of a stack."""
+    """Returns the name-table rows of the attention sublayers of a stack, "encoder" or "decoder"."""
     block = f"{stack}.block.{{layer}}"
     rows = _attention(f"{stack}/blocks/self_attention", f"{block}.layer.0", "SelfAttention")
     if stack == "decoder":
@@ -156,11 +176,13 @@ def _attention(path: str, name: str, kind: str) -> list[Row]:
 
 
 def feed_forward_rows(stack: str, module: str, gated: bool, kind: str = "") -> list[Row]:
-    """Returns the rows of the feed-forward sublayers of a stack.
+    """Returns the name-table rows of the feed-forward sublayers of a stack.
 
     Args:
-      module: their name of the module, "DenseReluDense".
-      kind: prefix of our names of its matrices, "experts_".
+      stack: "encoder" or "decoder".
+      module: transformers' name of the module with the matrices, such as "DenseReluDense".
+      gated: True for layers with gate, up and down matrices; False for layers with only up and down matrices.
+      kind: prefix of our names of the matrices: "experts_" for experts, "" for a dense layer.
     """
     path, name = f"{stack}/blocks/mlp", f"{stack}.block.{{layer}}.layer.{2 if stack == 'decoder' else 1}"
     return [
@@ -174,8 +196,8 @@ def feed_forward_rows(stack: str, module: str, gated: bool, kind: str = "") -> l
 # --- config.json ---------------------------------------------------------------------------------------------------
 
 
-# feed_forward_proj -> (their activation, ours). "gated-gelu", of T5 1.1, is the only name that differs from its
-# activation.
+# feed_forward_proj of config.json -> (activation in transformers, our activation). Only "gated-gelu", for T5 1.1, does
+# not name its activation in transformers.
 PROJECTIONS = {
     "relu": ("relu", "relu"),
     "gelu": ("gelu", "gelu"),
@@ -188,7 +210,7 @@ PROJECTIONS = {
 
 
 def _base() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     return t5("v1_0_small")
 
 
@@ -199,25 +221,32 @@ def _mt5_base() -> ModelConfig:
 
 
 def read_common(json: ConfigJson, config: ModelConfig, projection: str) -> None:
-    """Reads the number of decoder layers and the feed-forward; projection: the default of feed_forward_proj."""
+    """Sets the number of decoder layers, the activation, the gate and the attention dropout from config.json.
+
+    Args:
+      projection: the value of `feed_forward_proj` if config.json lacks this key.
+
+    Raises:
+      UserError: the feed-forward is not supported, or its keys contradict each other.
+    """
     layers = json.get("num_decoder_layers")
     config.num_decoder_layers = None if layers == config.num_layers else layers
     projection = json.get("feed_forward_proj", projection)
     if projection not in PROJECTIONS:
         raise UserError(f"config.json has feed_forward_proj {projection!r}; supported: {', '.join(PROJECTIONS)}")
-    config.attention_dropout_rate = config.dropout_rate  # they have one rate for both
+    config.attention_dropout_rate = config.dropout_rate  # transformers has one rate for both
     theirs, config.activation = PROJECTIONS[projection]
     config.gated = projection.startswith("gated-")
-    # In transformers these keys take precedence.
+    # In transformers, these two keys take precedence over feed_forward_proj.
     for key, value in (("dense_act_fn", theirs), ("is_gated_act", config.gated)):
         if json.get(key, value) != value:
             raise UserError(f"config.json has {key} {json[key]!r}, which contradicts its feed_forward_proj")
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads the keys of T5, whose logits are scaled if and only if they are tied.
+    """Sets the fields of T5 from config.json. Tied and scaled logits are one choice: T5 has both or neither.
 
-    transformers 5 always writes `tie_word_embeddings` true, and distinguishes the two by `scale_decoder_outputs`.
+    transformers 5 always writes `tie_word_embeddings` true. In its files, `scale_decoder_outputs` contains the choice.
     """
     read_common(json, config, "relu")
     tied = json.get("scale_decoder_outputs", json.get("tie_word_embeddings") is not False)
@@ -225,9 +254,9 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def _read_mt5(json: ConfigJson, config: ModelConfig) -> None:
-    """Reads the keys of mT5 except `tie_word_embeddings`, which is always true in transformers 5.
+    """Sets the fields of mT5 from config.json, without `tie_word_embeddings`: transformers 5 always writes it true.
 
-    The conversion of the weights rejects a file of tied weights, because it lacks lm_head.weight.
+    A file with tied weights lacks lm_head.weight, so the conversion of its weights raises an error.
     """
     read_common(json, config, "gated-gelu")
 
@@ -242,7 +271,7 @@ def write(config: ModelConfig) -> ConfigJson:
         "d_kv": config.dim_per_head,
         "num_decoder_layers": config.last_stack.num_layers,
         "tie_word_embeddings": config.tie_embeddings,
-        "pad_token_id": 0,  # these three ids: of T5's vocabularies, and of ours with sentinels
+        "pad_token_id": 0,  # these three ids hold for T5's vocabularies, and for ours with sentinels
         "eos_token_id": 1,
         "decoder_start_token_id": 0,
     }
@@ -288,7 +317,7 @@ def _huggingface(
             "decoder.embed_tokens.weight": "shared.weight",
             **({"lm_head.weight": "shared.weight"} if config.tie_embeddings else {}),
         },
-        # In older files; transformers does not use it either.
+        # Older files contain this tensor. transformers does not use it either.
         ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
     )
 

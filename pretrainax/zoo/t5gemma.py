@@ -1,4 +1,4 @@
-"""T5Gemma (Zhang et al. 2025, arXiv 2504.06225): an encoder and a decoder, each a Gemma 2."""
+"""T5Gemma (Zhang et al. 2025, arXiv 2504.06225): an encoder-decoder whose two stacks have Gemma 2's architecture."""
 
 import dataclasses
 
@@ -7,7 +7,8 @@ from pretrainax.zoo import gemma
 from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, differences, linear, trained_by
 from pretrainax.zoo.variants import pick
 
-# size -> (layers, width, feed-forward, heads, key heads, head dimension): sizes of T5 1.1 and of Gemma 2
+# size of a stack -> (layers, width, feed-forward, heads, key heads, head dimension). The sizes come from T5 1.1 and
+# Gemma 2.
 _STACKS = {
     "s": (8, 512, 1024, 8, 8, 64),
     "b": (12, 768, 2048, 12, 12, 64),
@@ -26,20 +27,26 @@ _OF_DECODER = tuple(field.name for field in dataclasses.fields(DecoderSizes))  #
 
 
 def t5gemma(variant: str = "2b_2b") -> ModelConfig:
-    """Returns T5Gemma, `encoder_decoder`; raises UserError for an unknown variant."""
+    """Returns the model config of T5Gemma; raises UserError for an unknown variant.
+
+    Args:
+      variant: size of the encoder and size of the decoder, such as "9b_2b".
+    """
     return _of_two(*map(_gemma2, pick("t5gemma", variant, SIZES)))
 
 
 def _gemma2(sizes: tuple[int, ...]) -> ModelConfig:
-    """Returns a Gemma 2 of these sizes."""
+    """Returns the model config of a Gemma 2 with one row of sizes from `_STACKS`."""
     fields = dict(zip(("num_layers", *_OF_DECODER), sizes, strict=True))
     return dataclasses.replace(gemma.gemma("2_2b"), position=RotaryPositions(8192), **fields)
 
 
 def _of_two(encoder: ModelConfig, decoder: ModelConfig) -> ModelConfig:
-    """Returns an encoder-decoder of two Gemma 2; the encoder sees a window on each side of a token.
+    """Returns the config of an encoder-decoder from the configs of two Gemma 2 models.
 
-    NOTE This follows transformers 5: 4,096 tokens before and after. Earlier versions see one token less.
+    In local layers, tokens of the encoder attend to a window on each side.
+
+    NOTE As in transformers 5, each side has 4,096 tokens. Earlier versions have one token less per side.
     """
     encoder_sizes, decoder_sizes = (
         DecoderSizes(**{name: getattr(side, name) for name in _OF_DECODER}) for side in (encoder, decoder)
@@ -55,7 +62,7 @@ def _of_two(encoder: ModelConfig, decoder: ModelConfig) -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' T5GemmaForConditionalGeneration."""
+    """Returns the name table of transformers' T5GemmaForConditionalGeneration: one `Row` per parameter."""
     rows = [
         Row("token_embedding/embedding", "model.encoder.embed_tokens.weight"),
         Row("decoder_token_embedding/embedding", "model.decoder.embed_tokens.weight"),
@@ -75,12 +82,17 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 
 
 def _norms(path: str, name: str) -> list[Row]:
-    """Returns the rows of the norms before and after a sublayer."""
+    """Returns the name-table rows of the norms before and after a sublayer.
+
+    Args:
+      path: our path of the sublayer.
+      name: tensor name with "{side}" in place of "pre" or "post".
+    """
     before, after = (name.replace("{side}", side) + ".weight" for side in ("pre", "post"))
     return [Row(f"{path}_norm/scale", before), Row(f"{path}_post_norm/scale", after)]
 
 
-# --- config.json: it holds one of a Gemma 2 for each stack ------------------------------------------------------------
+# --- config.json: contains the config.json of a Gemma 2 for each stack ------------------------------------------------
 
 _, _GEMMA, _ = (family.huggingface for family in gemma.FAMILIES)
 

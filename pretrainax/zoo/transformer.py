@@ -1,7 +1,7 @@
 """The Transformer (Vaswani et al. 2017, arXiv 1706.03762).
 
-This is the variant of Marian: its attention projections have biases, unlike the equations of the paper and
-tensor2tensor, and all sines come before all cosines.
+This is the variant of Marian. Unlike the paper's equations and the code of tensor2tensor, its attention projections
+have biases, and in its position vectors all sines come before all cosines.
 """
 
 from pretrainax.config import ModelConfig, SinusoidalPositions, UserError
@@ -17,11 +17,11 @@ SIZES = {
 
 
 def transformer(variant: str = "base") -> ModelConfig:
-    """Returns the Transformer; raises UserError for an unknown variant."""
+    """Returns the model config of the Transformer; raises UserError for an unknown variant."""
     num_layers, d_model, d_ff, num_heads, dropout_rate = pick("transformer", variant, SIZES)
     return ModelConfig(
         family="encoder_decoder",
-        vocab_size=37_000,  # shared by English and German (section 5.1)
+        vocab_size=37_000,  # one vocabulary for English and German (section 5.1)
         num_layers=num_layers,
         d_model=d_model,
         d_ff=d_ff,
@@ -33,12 +33,12 @@ def transformer(variant: str = "base") -> ModelConfig:
         activation="relu",
         scale_embeddings=True,
         dropout_rate=dropout_rate,
-        init_stddev=d_model**-0.5,  # of the embeddings in tensor2tensor
+        init_stddev=d_model**-0.5,  # as for the embeddings in tensor2tensor
     )
 
 
 def _base() -> ModelConfig:
-    """Returns the defaults of transformers for keys that config.json lacks."""
+    """Returns the model config that transformers assumes for keys that config.json lacks."""
     config = transformer("big")
     config.vocab_size, config.num_layers, config.activation, config.scale_embeddings = 58_101, 12, "gelu", False
     config.dropout_rate, config.init_stddev = 0.1, 0.02
@@ -46,7 +46,7 @@ def _base() -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' MarianMTModel."""
+    """Returns the name table of transformers' MarianMTModel: one `Row` per parameter."""
     del config  # unused
     return [Row("token_embedding/embedding", "model.shared.weight"), *block_names("model")]
 
@@ -61,8 +61,8 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 
 def _write(config: ModelConfig) -> ConfigJson:
     return write_decoder(config) | {
-        "max_position_embeddings": 1024,  # rows of a computed table, so any number works
-        "pad_token_id": 0,  # these four ids: of our vocabularies with sentinels; Marian's defaults assume 58,101 ids
+        "max_position_embeddings": 1024,  # the position table is computed, so any number of rows works
+        "pad_token_id": 0,  # these four ids are of our vocabularies with sentinels; Marian's defaults assume 58,101 ids
         "eos_token_id": 1,
         "forced_eos_token_id": 1,
         "decoder_start_token_id": 0,

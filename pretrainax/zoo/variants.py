@@ -9,7 +9,14 @@ Size = TypeVar("Size")
 
 
 def pick(family: str, variant: str, sizes: Mapping[str, Size]) -> Size:
-    """Returns `sizes[variant]`; raises UserError with the nearest names for an unknown variant."""
+    """Returns `sizes[variant]`, the sizes of a variant of a family.
+
+    Args:
+      family: the name of the family, for the error message.
+
+    Raises:
+      UserError: the variant is unknown. The message lists the most similar variants.
+    """
     if variant not in sizes:
         raise UserError(f"{family} has no variant {variant!r}, {nearest(variant, sizes)}")
     return sizes[variant]

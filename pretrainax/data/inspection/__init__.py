@@ -1,1 +1,1 @@
-"""Statistics and views of the rows that a model will be trained on."""
+"""Contains statistics and views of the rows that a model will be trained on, and statistics of prepared corpora."""

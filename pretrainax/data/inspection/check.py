@@ -1,4 +1,4 @@
-"""Checks that examples match the config: measures the first rows of a run before the first step."""
+"""Checks that training examples match the config, with statistics of the first rows before the first step of a run."""
 
 import dataclasses
 import math
@@ -11,15 +11,15 @@ from pretrainax.config import RunFailed, UserError
 from pretrainax.data.batch import Example, Lengths, has_loss, has_word_labels, is_encoder_decoder
 from pretrainax.data.objectives import Objective, Statistic
 
-_MAX_TOKENS, _MAX_ROWS = 200_000, 256  # limits of a measurement; it takes less than a second
-_SHARES = ("padding", "unknown", "rows without")  # statistics in percent
-_MAX_ROWS_WITHOUT_LOSS = 0.01  # share of the rows; a row of unknown tokens has no loss token
+_MAX_TOKENS, _MAX_ROWS = 200_000, 256  # limits of a measurement, which takes less than a second
+_SHARES = ("padding", "unknown", "rows without")  # first words of the statistics that are printed in percent
+_MAX_ROWS_WITHOUT_LOSS = 0.01  # accepted share of the rows; for example, rows of unknown tokens have no loss token
 
 
 class Group(NamedTuple):
-    """The examples of one objective of a mixture."""
+    """The examples of one objective in a mixture of objectives, and their statistics."""
 
-    name: str  # "MaskedLM"; "SpanCorruption 2" if the mixture has several
+    name: str  # "MaskedLM"; "SpanCorruption 2" for the second SpanCorruption of a mixture
     examples: list[Example]
     statistics: list[Statistic]
 
@@ -27,17 +27,20 @@ class Group(NamedTuple):
 class Measurement(NamedTuple):
     """The statistics of the first rows of a run."""
 
-    groups: list[Group]
-    rows: int
-    statistics: list[Statistic]  # of the rows, over all objectives
-    fill: np.ndarray  # [rows], the share of each row's inputs that is not padding
-    plan: dict[str, float]  # counts of the row plan, such as cut and dropped documents
+    groups: list[Group]  # one per objective
+    rows: int  # number of measured rows
+    statistics: list[Statistic]  # statistics of the rows over all objectives, such as padding
+    fill: np.ndarray  # [rows], the share of each row's input positions that is not padding
+    plan: dict[str, float]  # statistics of the row plan, such as the numbers of cut and dropped documents
 
 
 def measure(batches: Any, rows: int = _MAX_ROWS, step: Optional[int] = None) -> Measurement:
-    """Returns statistics of the objectives and of the padding over at most `rows` rows of `batches`.
+    """Measures the first rows of `batches`: statistics of each objective, and padding, loss tokens and unknown tokens.
 
-    step: the number of updates before the first row; None: the step at which `batches` starts.
+    Args:
+      batches: the `Batches` of a run.
+      rows: maximum number of rows; limits on rows and tokens also apply.
+      step: step whose first row is the first measured row; None: the step at which `batches` starts.
     """
     rows = max(1, min(rows, _MAX_ROWS, _MAX_TOKENS // max(batches.lengths.raw, 1)))
     by_objective: dict[int, tuple[Objective, list[Example]]] = {}
@@ -60,9 +63,16 @@ def measure(batches: Any, rows: int = _MAX_ROWS, step: Optional[int] = None) -> 
 
 
 def check(measured: Measurement, objective: Objective, path: str = "config.objective") -> None:
-    """Raises UserError if too many rows have no loss token, and RunFailed if a rate is out of tolerance.
+    """Checks the statistics of `measure` against their expected values.
 
-    objective, path: the objective of the config and the path of its field; the messages name the fields to set.
+    Args:
+      objective: the objective of the config, for error messages.
+      path: the config path of `objective`, for error messages.
+
+    Raises:
+      UserError: too many rows have no loss token.
+      RunFailed: a statistic of an objective, such as the mask rate, differs from its expected value by more than its
+        tolerance.
     """
     for stat in measured.statistics:
         if stat.is_off:
@@ -83,7 +93,10 @@ def check(measured: Measurement, objective: Objective, path: str = "config.objec
 
 
 def summary_line(measured: Measurement) -> str:
-    """Returns a line: `MaskedLM: mask rate 0.15 (expected 0.15), …; padding 0.00%, loss tokens a batch 1,216`."""
+    """Returns the measured statistics in one line.
+
+    Example: `MaskedLM: mask rate 0.15 (expected 0.15), …; padding 0.00%, loss tokens a batch 1,216`.
+    """
     rates = [
         f"{group.name}: " + ", ".join(f"{s.name} {s.measured:.3g} (expected {s.expected:.3g})" for s in checked)
         for group in measured.groups
@@ -95,7 +108,7 @@ def summary_line(measured: Measurement) -> str:
 
 
 def format_statistic(stat: Statistic) -> str:
-    """Formats a statistic: shares in percent, counts with commas."""
+    """Returns the measured value of a statistic as text: shares in percent, large numbers with commas."""
     if stat.name.startswith(_SHARES):
         return f"{stat.measured:.2%}"
     return f"{stat.measured:,.0f}" if stat.measured >= 100 else f"{stat.measured:.4g}"
@@ -104,7 +117,12 @@ def format_statistic(stat: Statistic) -> str:
 def _row_statistics(
     rows: Sequence[list[Example]], capacity: Sequence[Lengths], batches: Any
 ) -> tuple[list[Statistic], np.ndarray]:
-    """Returns statistics of rows with these examples and capacities, and the fill of each row, [rows]."""
+    """Returns the statistics of rows over all objectives, and the fill of each row, [rows].
+
+    Args:
+      rows: the examples of each row.
+      capacity: the padded lengths of each row.
+    """
     has_encoder = is_encoder_decoder(rows[0][0])
     inputs_name = "encoder_tokens" if has_encoder else "tokens"
     inputs = np.array([sum(len(e[inputs_name]) for e in row) for row in rows])
@@ -131,14 +149,14 @@ def _row_statistics(
 
 
 def _num_predictions(example: Example) -> int:
-    """Returns the number of predictions of an example: loss tokens, word labels, or 1 for a single label."""
+    """Returns the number of predictions of an example: its loss tokens, its word labels, or 1 for any other label."""
     if has_loss(example):
         return np.count_nonzero(example["loss_weights"])
     return len(example["word_labels"]) if has_word_labels(example) else 1
 
 
 def _fields(objective: Any, path: str) -> Iterator[str]:
-    """Yields the paths of the fields that set the share of predicted tokens."""
+    """Yields the config paths of an objective's fields that set the share of predicted tokens, such as mask rates."""
     for field in dataclasses.fields(objective):
         value = getattr(objective, field.name)
         if field.name.endswith(("_rate", "_density")) and isinstance(value, float):

@@ -1,6 +1,6 @@
-"""The metrics of a corpus: documents and their lengths, use of the vocabulary, duplicates.
+"""Measures corpora: numbers and lengths of documents, use of the vocabulary, and duplicates.
 
-It reads a corpus in blocks, so memory stays within a few hundred megabytes for a corpus of any size.
+A corpus is read in blocks, so a few hundred megabytes of memory suffice for a corpus of any size.
 """
 
 import hashlib
@@ -14,16 +14,20 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.tables import markdown
 from pretrainax.tokenization.base import Tokenizer, unknown_share
 
-_BLOCK = 1 << 22  # tokens, or documents, in one read
-_MAX_COMPARED = 1 << 22  # different documents to compare; a larger corpus is sampled
-_COLLECTED = 1 << 20  # hashes of documents in one sort
+_BLOCK = 1 << 22  # tokens (or document ends) per read
+_MAX_COMPARED = 1 << 22  # maximum number of different documents to compare; of a larger corpus, a sample is compared
+_COLLECTED = 1 << 20  # document hashes per block
 _EDGES = np.unique(np.ceil(2.0 ** (np.arange(64 * 41) / 64)).astype(np.int64))  # length bins: 1, 2, 3, … then 1 % apart
-_OPENING_TOKENS = 24  # first tokens of the longest document in the report
+_OPENING_TOKENS = 24  # tokens from the beginning of the longest document, for the report
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
 def measure(splits: Mapping[str, Corpus], tokenizer: Tokenizer) -> dict[str, JsonObject]:
-    """Returns the metrics of each split as JSON values. Lengths are in tokens and include the document separator."""
+    """Returns the metrics of each split, {split: {metric: JSON value}}.
+
+    Lengths of documents are in tokens and include the separator at the end of a document. In `splits`, later splits are
+    compared with earlier splits.
+    """
     metrics, digests = {}, {}
     for name, corpus in splits.items():
         digests[name] = DocumentHashes(_document_digests(corpus))
@@ -64,7 +68,7 @@ def _lengths(corpus: Corpus, tokenizer: Tokenizer) -> JsonObject:
     return {
         "length_mean": corpus.num_tokens / corpus.num_documents,
         "length_quantiles": {f"{q:g}": int(_EDGES[reached.searchsorted(q - 1e-12)]) for q in _QUANTILES},
-        "length_histogram": bars,  # [shortest length, documents]; bin edges grow by sqrt(2)
+        "length_histogram": bars,  # [lower edge of the bin, number of documents]; each edge is sqrt(2) times the last
         "longest": {"document": at, "tokens": longest, "opening": " ".join(opening.split())},
     }
 
@@ -79,9 +83,9 @@ def _vocabulary_use(counts: np.ndarray, tokenizer: Tokenizer) -> JsonObject:
     ranks = np.unique(np.geomspace(1, max(len(by_rank), 1), 200).round().astype(int))[: len(by_rank)]
     return {
         "vocabulary": vocabulary.size,
-        "pieces": len(pieces),  # ids that stand for text
+        "pieces": len(pieces),  # ids of text, which are all ids except special ids
         "pieces_used": len(by_rank),
-        "pieces_below_10": int((pieces < 10).sum()),  # occurrences; includes unused pieces
+        "pieces_below_10": int((pieces < 10).sum()),  # pieces with fewer than 10 occurrences, unused pieces included
         "counts_by_rank": [[int(rank), int(by_rank[rank - 1])] for rank in ranks],
         "unknown_share": unknown_share(counts, tokenizer),
     }
@@ -91,15 +95,16 @@ def _vocabulary_use(counts: np.ndarray, tokenizer: Tokenizer) -> JsonObject:
 
 
 class DocumentHashes:
-    """A set of document hashes that counts duplicates.
+    """A set of document hashes, from which the number of duplicates is estimated.
 
-    With more than `limit` different documents it samples: it keeps hashes that end in `level` zero bits and weights
-    each by 2^level (adaptive sampling, Flajolet 1990). A sample has all copies of a document or none, and every corpus
-    samples the same documents.
+    With at most `limit` different documents, `level` is 0 and the numbers are exact. With more documents, the set is a
+    sample: it contains only hashes that end in `level` zero bits, and each hash counts 2^level times (adaptive
+    sampling, Flajolet 1990). A sample contains all copies of a document or none. Samples of different corpora with the
+    same level contain the same documents.
     """
 
     def __init__(self, blocks: Iterator[np.ndarray], limit: int = _MAX_COMPARED):
-        """blocks: hashes, each block uint64 [documents]."""
+        """Builds the set from blocks of document hashes, each uint64 [documents]."""
         self.level = 0
         self._hashes, self._copies = np.empty(0, np.uint64), np.empty(0, np.int64)
         for block in blocks:
@@ -110,11 +115,14 @@ class DocumentHashes:
 
     @property
     def duplicates(self) -> int:
-        """The number of documents that equal an earlier document."""
+        """The number of documents that equal an earlier document of the corpus, estimated if `level` > 0."""
         return int(self._copies.sum() - len(self._hashes)) << self.level
 
     def among(self, others: "DocumentHashes") -> int:
-        """Returns the number of documents in this set that `others` contains."""
+        """Returns the number of documents of this corpus that the corpus of `others` also contains.
+
+        The number is an estimate if the level of one of the sets is greater than 0.
+        """
         level = max(self.level, others.level)
         is_shared = np.isin(self._hashes, others._hashes) & _ends_in_zeros(self._hashes, level)
         return int(self._copies[is_shared].sum()) << level
@@ -130,7 +138,7 @@ def _ends_in_zeros(hashes: np.ndarray, count: int) -> np.ndarray:
 
 
 def _document_digests(corpus: Corpus) -> Iterator[np.ndarray]:
-    """Yields the hashes of all documents in blocks, uint64 [about a million documents]."""
+    """Yields the 64-bit hashes of all documents in blocks, uint64 [about a million documents]."""
     digest, collected = hashlib.blake2b(digest_size=8), []
     for start in range(0, corpus.num_tokens, _BLOCK):
         block = corpus.tokens(start, min(_BLOCK, corpus.num_tokens - start))

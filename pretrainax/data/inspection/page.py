@@ -1,4 +1,7 @@
-"""An HTML page of the rows that a model will be trained on: one file, no scripts, light and dark themes, printable."""
+"""Renders an HTML page of the rows that a model will be trained on.
+
+The page is one file without scripts, has a light and a dark theme, and can be printed.
+"""
 
 import html
 from collections.abc import Iterator
@@ -60,11 +63,13 @@ svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
 
 
 def render(config: str, summary: str, measured: check.Measurement, views: list[View]) -> str:
-    """Returns the page as HTML.
+    """Returns the HTML page with the statistics of the first rows and with views of rows.
 
     Args:
-      config: the name of the config.
-      summary: a line about the corpus.
+      config: the name of the config, for the title.
+      summary: one line about the corpus, for the title.
+      measured: the statistics.
+      views: the rows to show.
     """
     parts = [
         f"<h1>What the model will see</h1><p class=soft><b>{_escape(config)}</b> · {_escape(summary)}</p>",
@@ -103,7 +108,7 @@ def _statistic(name: str, statistic: Statistic) -> str:
 
 
 def _histogram(fill: np.ndarray) -> str:
-    """Returns a histogram of the fill of the rows as SVG, with 20 bars."""
+    """Returns an SVG histogram with 20 bars: the share of each row's inputs that is not padding. fill: [rows]."""
     counts, _ = np.histogram(np.clip(fill, 0, 1), bins=20, range=(0, 1))
     bars = "".join(
         f'<rect x="{i * 12 + 1}" y="{96 - 88 * count / counts.max():.1f}" width="10" '
@@ -122,7 +127,7 @@ def _histogram(fill: np.ndarray) -> str:
 
 
 def _legend(views: list[View]) -> str:
-    """Returns a legend of the kinds of pieces in these views."""
+    """Returns an HTML legend of the kinds and marks of pieces that occur in `views`."""
     pieces = [piece for view in views for side in view.sides for piece in side.pieces]
     kinds = {piece.kind for piece in pieces if piece.tokens} - {"text"}
     items = [(f"<mark class={kind}>{kind}</mark>", KINDS[kind].partition(": ")[2]) for kind in KINDS if kind in kinds]
@@ -166,4 +171,4 @@ def _pieces(pieces: list[Piece]) -> Iterator[str]:
 
 
 def _escape(text: str) -> str:
-    return html.escape(text).replace("⏎", "<i>⏎</i>\n")  # shows the mark and breaks the line after it
+    return html.escape(text).replace("⏎", "<i>⏎</i>\n")  # keeps the sign ⏎ and breaks the line after it

@@ -1,4 +1,4 @@
-"""A readable view of a row of a batch: pieces of text, each with a mark for the change that the objective made."""
+"""Converts rows of a batch to readable views: pieces of text, each marked with the change that the objective made."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from pretrainax.data.objectives import ReplacedTokenDetection
 from pretrainax.data.pipeline import Batches
 from pretrainax.reporting.visible import visible
 
-# The kinds of a piece.
+# Kind of a piece -> description.
 KINDS = {
     "text": "unchanged text",
     "masked": "masked: the input is the mask token, the target is the word",
@@ -35,37 +35,37 @@ _CODE = {name: code for code, name in enumerate(_NAMES)}
 
 
 class Piece(NamedTuple):
-    text: str  # the input of the model
+    text: str  # the text of consecutive tokens; on the side of the inputs, the text that the model reads
     kind: str  # a key of KINDS
-    tokens: int  # the number of tokens
-    target: str = ""  # the target, if the view shows it next to the input
-    part: str = ""  # "A" | "B" of a sentence pair | "prefix": with bidirectional attention
-    new: bool = False  # the first piece of a document or of an example
-    dim: bool = False  # a target without loss
+    tokens: int  # the number of tokens; 0 for a gap between two pieces
+    target: str = ""  # the text of the target, if the view shows the target next to the input
+    part: str = ""  # "A" | "B": segments of a sentence pair; "prefix": bidirectional attention; "": none of them
+    new: bool = False  # True for the first piece of a document or of an example
+    dim: bool = False  # True for targets without loss
 
 
 class Side(NamedTuple):
-    name: str  # "encoder reads"
+    name: str  # for example "encoder reads" or "predicts"
     pieces: list[Piece]
 
 
 class View(NamedTuple):
-    """A row for display."""
+    """A row of a batch for display: a title, the inputs and targets (sides), and further lines of text (notes)."""
 
     title: str
     sides: list[Side]
-    notes: list[str]
+    notes: list[str]  # for example labels
 
 
 class TokenTexts:
-    """Decodes ids to text for display, with the space before each word."""
+    """Decodes ids to text for display. Unlike `Tokenizer.decode`, it preserves the space before the first word."""
 
     def __init__(self, tokenizer: Any):
         self.vocabulary, self._special = tokenizer.vocabulary, tokenizer.special_pieces
         self.spellings = tokenizer.spellings()
 
     def of(self, ids: np.ndarray) -> str:
-        """Returns the text of a run of ids, with visible signs for line breaks, tabs and control characters."""
+        """Returns the text of consecutive ids, with visible signs for line breaks, tabs and control characters."""
         runs = itertools.groupby(ids.tolist(), lambda i: i in self._special or i >= len(self.spellings))
         text = "".join(
             "".join(self._special.get(i, "\ufffd") for i in run)
@@ -77,7 +77,7 @@ class TokenTexts:
 
 
 def row_views(batches: Batches, words: TokenTexts, count: int, step: int = 0) -> list[View]:
-    """Returns views of the first `count` rows of a run after `step` updates."""
+    """Returns the views of the `count` rows that a run reads first after `step` updates."""
     views, first = [], step * batches.global_batch_size
     for number in range(first, first + count):
         objective, examples = batches.examples(number)
@@ -93,9 +93,11 @@ def row_views(batches: Batches, words: TokenTexts, count: int, step: int = 0) ->
 
 
 def view(row: Example, words: TokenTexts, title: str = "", notes: tuple[str, ...] = ()) -> View:
-    """Returns the view of a row: the inputs of the encoder and the decoder, and the targets.
+    """Returns the view of a row: the inputs of the encoder and the decoder, the targets and the labels.
 
-    row: one padded row of the arrays of a batch [B, ...], with one example or several.
+    Args:
+      row: one row of each array of a batch [B, ...], padded, with one or several examples.
+      notes: lines of text to append to the labels.
     """
     vocabulary, sides = words.vocabulary, []
     if is_encoder_decoder(row):
@@ -125,7 +127,7 @@ def view(row: Example, words: TokenTexts, title: str = "", notes: tuple[str, ...
 
 
 def _kinds(tokens: np.ndarray, segments: np.ndarray, vocabulary: Any) -> np.ndarray:
-    """Returns the code of each token's kind, [T], which depends only on the ids."""
+    """Returns the code (`_CODE`) of each token's kind, [T], without the kinds of masked rows, such as "random"."""
     kinds = np.where(np.isin(tokens, list(vocabulary.special_ids)), _CODE["special"], _CODE["text"])
     for name, ids in (("sentinel", vocabulary.sentinels), ("masked", vocabulary.mask), ("unknown", vocabulary.unk)):
         if ids is not None:
@@ -135,7 +137,7 @@ def _kinds(tokens: np.ndarray, segments: np.ndarray, vocabulary: Any) -> np.ndar
 
 
 def _parts(row: Example) -> np.ndarray:
-    """Returns the name of each token's part, [T]: "A", "B", "prefix" or ""."""
+    """Returns the part of each token for `Piece.part`, [T]: "A", "B", "prefix" or ""."""
     if has_pairs(row):
         return np.where(row["token_types"] == 0, "A", "B")
     if has_prefix(row):
@@ -144,7 +146,10 @@ def _parts(row: Example) -> np.ndarray:
 
 
 def _masked(row: Example, kinds: np.ndarray, parts: np.ndarray, words: TokenTexts) -> list[Side]:
-    """Returns two sides: the input with each target next to its position, and the targets alone."""
+    """Returns two sides of a masked row: the inputs, with each target at its position, and the targets alone.
+
+    Changes `kinds` [T] at the predicted positions to masked, random or kept.
+    """
     tokens, segments = row["tokens"], row["segment_ids"]
     is_loss = row["loss_weights"] > 0
     places, targets = row["masked_positions"][is_loss], row["targets"][is_loss]
@@ -166,10 +171,16 @@ def _masked(row: Example, kinds: np.ndarray, parts: np.ndarray, words: TokenText
 
 
 def _pieces(tokens, segments, kinds, words, parts=None, *, originals=None, dim=None, separates=True) -> list[Piece]:
-    """Returns runs of tokens with the same marks; each masked, random or kept token is a separate piece.
+    """Groups consecutive tokens with equal marks into pieces. Each predicted token of `originals` is its own piece.
 
-    originals: [T] target ids at the predicted positions, -1 elsewhere.
-    separates: True if the vocabulary's separator ends a document.
+    Args:
+      tokens, segments: [T] ids, and numbers of examples (0: padding).
+      kinds: [T] codes of `_CODE`.
+      words: decodes the ids.
+      parts: [T] values of `Piece.part`; None: "" for all tokens.
+      originals: [T] target ids at the predicted positions, -1 elsewhere; None: no predicted positions.
+      dim: [T] True for targets without loss; None: False for all tokens.
+      separates: True if the separator of the vocabulary ends a document.
     """
     n = len(tokens)
     parts = np.full(n, "") if parts is None else parts

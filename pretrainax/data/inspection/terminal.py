@@ -1,4 +1,4 @@
-"""Formats views of rows and their statistics for a terminal."""
+"""Formats views of rows and statistics of rows as text for a terminal."""
 
 import textwrap
 
@@ -6,15 +6,20 @@ from pretrainax.data.inspection.check import Measurement, format_statistic
 from pretrainax.data.inspection.row_view import Piece, View
 from pretrainax.reporting.tables import text_table
 
-_MAX_TOKENS = 240  # per side in the terminal; the HTML page shows all
+_MAX_TOKENS = 240  # maximum number of tokens per side; the HTML page shows all tokens
 
-# SGR colour codes of the kinds of pieces.
+# Kind of a piece -> colour code of a terminal (SGR parameters).
 _COLOURS = {"masked": "1;33", "random": "1;31", "kept": "1;32", "sentinel": "1;35", "special": "36", "unknown": "7"}
 _DIM = "2"
 
 
 def render(one: View, colours: bool, width: int) -> str:
-    """Returns a view as lines of text. Without `colours` it uses plain marks, such as [MASK→hairy]."""
+    """Returns a view of a row as lines of text.
+
+    Args:
+      colours: marks pieces by colours; False: by plain text, such as [MASK→hairy].
+      width: characters per line. With `colours`, lines are not wrapped.
+    """
     lines = [_painted(one.title, "1", colours), *(f"  ({note})" for note in one.notes)]
     for side in one.sides:
         text, part, left = "", "", _MAX_TOKENS
@@ -33,14 +38,14 @@ def render(one: View, colours: bool, width: int) -> str:
             text += f" … {over:,} tokens more"
         lines.append(f"  {side.name}")
         for paragraph in text.splitlines():
-            # Colour codes have no width, but textwrap counts them, so only plain text is wrapped.
+            # Colour codes have no width, but textwrap counts their characters, so only plain text is wrapped.
             wrapped = [paragraph] if colours else textwrap.wrap(paragraph, max(width - 4, 20), break_on_hyphens=False)
             lines += [f"    {line}" for line in wrapped]
     return "\n".join(lines)
 
 
 def table(measured: Measurement) -> str:
-    """Returns a table of the statistics with measured and expected values."""
+    """Returns a text table of all statistics of `measured`, with measured and expected values."""
     rows = [("", "measured", "expected", "")]
     for name, statistics in [(group.name, group.statistics) for group in measured.groups] + [
         ("rows", measured.statistics)
@@ -54,7 +59,7 @@ def table(measured: Measurement) -> str:
 
 
 def _cut(piece: Piece, room: int) -> Piece:
-    """Returns the piece cut to at most `room` tokens, with the same share of its text."""
+    """Returns a piece with at most `room` tokens. The text is shortened in the same proportion as the tokens."""
     if piece.tokens <= room:
         return piece
     return piece._replace(text=piece.text[: len(piece.text) * room // piece.tokens], tokens=room)

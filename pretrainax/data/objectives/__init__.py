@@ -1,6 +1,6 @@
-"""Pretraining objectives: each converts a window of token ids into a training example.
+"""Defines the pretraining objectives: each converts a sequence of token ids into a training example.
 
-NumPy only: loader workers never import JAX.
+The package uses only NumPy, because loader workers never import JAX.
 """
 
 from pretrainax.data.batch import Lengths

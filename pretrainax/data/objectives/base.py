@@ -1,4 +1,4 @@
-"""The base class of objectives: lengths and arrays of examples, their inverse, and checks of config and vocabulary."""
+"""Defines the base class of objectives: lengths and arrays of examples, their inverse, and checks of the config."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ class Text(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """A value measured over some examples, with the value that the config sets."""
+    """A value measured over some examples, with the expected value, which the config sets."""
 
     name: str  # "mask rate"
     measured: float
@@ -42,12 +42,12 @@ class Statistic(NamedTuple):
 
     @property
     def is_off(self) -> bool:
-        """Returns True if the deviation from `expected` exceeds the tolerance."""
+        """Returns True if there is an expected value and `measured` deviates from it by more than the tolerance."""
         return self.expected is not None and not math.fabs(self.measured - self.expected) <= self.tolerance
 
 
 def with_field_path(field: str, lines: Iterator[str]) -> Iterator[str]:
-    """Yields error lines of a nested objective, with `config.objective.<field>` as its path."""
+    """Yields error lines of a nested objective, with the path config.objective.<field> for config.objective."""
     for line in lines:
         yield line.replace("config.objective", f"config.objective.{field}")
 
@@ -76,10 +76,10 @@ class Objective(kinds.Objective):
     packs: ClassVar[bool] = True  # a row may contain several examples
     separates_rows: ClassVar[bool] = False  # an example contains several sequences that do not attend to each other
     is_likelihood: ClassVar[bool] = False  # the loss is a negative log-likelihood, so bits per byte are meaningful
-    watched: ClassVar[Optional[str]] = None  # the loss that is monitored for spikes; None: `select_by`
+    watched: ClassVar[Optional[str]] = None  # name of the loss that is monitored for spikes; None: `select_by`
     select_by: ClassVar[str] = "loss"  # the validation metric that selects the best checkpoint: a training loss
     head_metrics: ClassVar[tuple[str, ...]] = ()  # validation metrics of additional heads
-    static: bool = False  # a sequence gives the same example in each epoch
+    static: bool = False  # True: a sequence gives the same example in each epoch
 
     @property
     def part(self) -> str:
@@ -92,23 +92,29 @@ class Objective(kinds.Objective):
         return not self.separates_rows
 
     def lengths(self, sequence_length: int) -> Lengths:
-        """Returns the lengths of the longest example with at most `sequence_length` inputs."""
+        """Returns the lengths of the longest example that has at most `sequence_length` inputs."""
         raise NotImplementedError
 
     def places(self, sequence_length: int) -> int:
-        """Returns the number of positions in the longest example of a row with `sequence_length` inputs."""
+        """Returns the number of positions of the longest example in a row with `sequence_length` inputs."""
         return max(self.lengths(sequence_length)[1:])
 
     def measure(self, raw: int) -> Lengths:
-        """Returns the maximum lengths of an example of `raw` tokens; for pairs, see `measure_pairs`."""
+        """Returns the maximum lengths of an example of `raw` corpus tokens; for pairs, see `measure_pairs`."""
         raise NotImplementedError
 
     def max_pair_lengths(self, lengths: Lengths) -> tuple[int, int]:
-        """Returns the maximum tokens of source and target in an example of these lengths; pairs are truncated to it."""
+        """Returns the maximum numbers of source and target tokens in an example of these lengths.
+
+        Longer sources and targets are truncated.
+        """
         return lengths.inputs, lengths.targets
 
     def measure_pairs(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the numbers of inputs and targets, [n, 2], for n pairs; sizes: [n, 2] tokens of source and target."""
+        """Returns the numbers of inputs and targets of n pairs, [n, 2].
+
+        sizes: the numbers of source and target tokens, [n, 2].
+        """
         return sizes
 
     def is_cut(self, encoded: "Encoded") -> bool:
@@ -116,32 +122,40 @@ class Objective(kinds.Objective):
         raise NotImplementedError
 
     def between(self, begin: float, end: float) -> "Objective":
-        """Returns the objective for an interval of training progress (0 to 1), to compare its `statistics`."""
+        """Returns the objective with its settings in an interval of training progress (0 to 1).
+
+        The data check reads the `statistics` of this objective.
+        """
         return self
 
     def complete(self, experiment: Experiment) -> None:
         """Sets the `auto` fields of a config that follow from this objective, after all flags are parsed."""
 
     def adapted(self, experiment: Experiment) -> "Objective":
-        """Returns this objective with the settings that it needs from a config; they are no fields of the objective.
+        """Returns this objective with the settings that it takes from the rest of a config.
 
-        Only the examples of tasks depend on the model: on the framing of sequences and on the available length.
+        These settings are not fields of the objective. Only the examples of tasks depend on the model: on the special
+        tokens around sequences and on the available length.
         """
         return self
 
     def bind(self, tokenizer: "Tokenizer") -> "Objective":
         """Returns this objective bound to a tokenizer; the bound objective makes the examples.
 
-        Data of the tokenizer is stored outside of the fields, because it is not part of the config.
+        Data of the tokenizer is stored outside of the dataclass fields, because it is not part of the config.
         """
         return self
 
     def components(self, pairs: bool = False) -> list[tuple[float, "Objective"]]:
-        """Returns the weighted objectives of a mixture, without nesting, for a corpus of `pairs` or of documents."""
+        """Returns (weight, objective) for each objective of a mixture, without nesting.
+
+        An objective that is not a mixture returns itself with weight 1. pairs: True for a corpus of pairs, False for a
+        corpus of documents.
+        """
         return [(1.0, self)]
 
     def decoder_start(self, vocabulary: "Vocabulary") -> Optional[int]:
-        """Returns the start id of the decoder in an encoder-decoder."""
+        """Returns the id of the first decoder token in an encoder-decoder; None if the vocabulary has no such token."""
         return vocabulary.pad
 
     def example(self, text: Text, rng: np.random.Generator, vocabulary: "Vocabulary") -> Example:
@@ -152,14 +166,14 @@ class Objective(kinds.Objective):
         raise NotImplementedError
 
     def prompt(self, tokens: np.ndarray, vocabulary: "Vocabulary") -> Example:
-        """Returns the model input for a user's prompt: an example without targets.
+        """Returns the model input for the prompt of a user: an example without targets.
 
-        If there is an encoder, it reads the prompt, and `tokens` is the initial input of the decoder.
+        If the model has an encoder, the encoder reads the prompt, and `tokens` is the initial input of the decoder.
         """
         raise NotImplementedError
 
     def restore(self, example: Example, vocabulary: "Vocabulary") -> np.ndarray:
-        """Returns the original tokens of `example`, [raw] int32; no token is lost."""
+        """Returns the corpus tokens from which `example` was made, int32 [raw]; no token is lost."""
         raise NotImplementedError
 
     def statistics(self, examples: Sequence[Example], vocabulary: "Vocabulary") -> Iterator[Statistic]:
@@ -167,7 +181,7 @@ class Objective(kinds.Objective):
         yield from ()
 
     def validate(self, run: "Run", params: "Params") -> dict[str, float]:
-        """Returns the metrics of model parameters on the validation split of a run."""
+        """Returns the metrics of the parameters `params` on the validation split of a run, by name."""
         return run.validation.metrics(params)
 
     def save_assets(self, tokenizer_folder: str) -> None:
@@ -187,7 +201,7 @@ class Objective(kinds.Objective):
             )
 
     def field_problems(self) -> Iterator[str]:
-        """Yields one error line per field out of range."""
+        """Yields one error line per field that is out of range."""
         yield from ()
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -240,6 +254,7 @@ class Objective(kinds.Objective):
 
 
 def _kinds(base: type) -> Iterator[type]:
+    """Yields all direct and indirect subclasses of a class."""
     for kind in base.__subclasses__():
         yield kind
         yield from _kinds(kind)

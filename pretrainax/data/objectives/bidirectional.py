@@ -40,7 +40,7 @@ class BidirectionalLM(CausalLM):
         segment_ids        1    1    1    2
         positions          0    1    2    0
 
-    Targets outside of the window, or of the document, have weight 0.
+    A target outside of the window, or outside of the document, has weight 0.
     """
 
     families: ClassVar[tuple[str, ...]] = ("recurrent",)
@@ -57,7 +57,7 @@ class BidirectionalLM(CausalLM):
     def example(self, text, rng, vocabulary):
         tokens = text.tokens
         segments = text.segment_ids if self.mask_documents else np.ones_like(tokens)
-        same_document = (segments[1:] == segments[:-1]).astype(np.float32)  # 1: same document as the next token
+        same_document = (segments[1:] == segments[:-1]).astype(np.float32)  # 1: the next token is in the same document
         return {
             "tokens": tokens,
             "segment_ids": segments,

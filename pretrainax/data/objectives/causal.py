@@ -20,7 +20,10 @@ def positions_from_segments(segment_ids: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)  # most rows have one length; arrays of an example are read-only
 def _constant_arrays(length: int) -> Example:
-    """Returns the arrays that are equal for all sequences of a length if every token is predicted."""
+    """Returns the arrays that are equal for all sequences of `length` tokens if every token is predicted.
+
+    The arrays are cached and read-only.
+    """
     arrays = {
         "segment_ids": np.ones(length, np.int32),
         "positions": np.arange(length, dtype=np.int32),
@@ -51,7 +54,7 @@ class CausalLM(Objective):
         positions      0    1    2    0
 
     With config.data.packing, a sequence is part of one document, and several sequences share a row. They do not attend
-    to each other, even without `mask_documents`. A single token has no target.
+    to each other, even without `mask_documents`. A sequence of a single token has no target.
     """
 
     mask_documents: bool = False  # attention, positions and predictions stay inside one document

@@ -24,7 +24,8 @@ class SequentialDenoising(Denoiser):
         targets         party last week </s>
         tokens          <pad> party last week
 
-    [S2S] is `mode`, which may be several tokens. For a single token, the encoder reads it and the target is </s>.
+    [S2S] is `mode`, which may be several tokens. If the sequence is a single token, the encoder reads this token and
+    the only target is </s>.
     """
 
     noise_density: float = 0.25  # mean fraction of the tokens that the decoder predicts
@@ -44,7 +45,7 @@ class SequentialDenoising(Denoiser):
         return Lengths(raw, raw - min(most, 1) + 1 + self.room, most + 1)
 
     def _max_predicted(self, raw: int) -> int:
-        """Returns the maximum number of tokens that the decoder predicts."""
+        """Returns the maximum number of tokens of a sequence of `raw` tokens that the decoder predicts, without EOS."""
         return min(max(round(2 * self.noise_density * raw) - 1, 1), raw - 1)
 
     def example(self, text, rng, vocabulary):
@@ -71,6 +72,7 @@ class SequentialDenoising(Denoiser):
 
 
 def _ul2() -> tuple[Objective, ...]:
+    """Returns the seven denoisers of UL2."""
     return (
         SpanCorruption(0.15, 3.0, mode=R),
         SpanCorruption(0.15, 8.0, mode=R),
@@ -83,6 +85,7 @@ def _ul2() -> tuple[Objective, ...]:
 
 
 def _ul2r() -> tuple[Objective, ...]:
+    """Returns the denoisers of UL2R, in the order of the weights of UL2R."""
     return (
         SequentialDenoising(0.5, mode=S),
         SpanCorruption(0.15, 3.0, mode=R),
@@ -116,8 +119,9 @@ class UL2R(ObjectiveMixture):
     """UL2R's mixture for continued pretraining (Tay et al. 2022b, arXiv 2210.11399, section 2.3): half of the rows S, a
     quarter R, a quarter X.
 
-    A decoder uses this mixture inside DecoderOnly. The prefix of S ends at any position. R has spans of 3 tokens and
-    15 % of the text. X has, in equal parts, spans of 32 tokens and 15 % of the text, or spans of 3 tokens and 50 %.
+    A decoder uses this mixture inside DecoderOnly. The prefix of the S-denoiser ends at any position. The R-denoiser
+    drops spans of 3 tokens, 15 % of the text. There are two X-denoisers with equal weights. One drops spans of 32
+    tokens, 15 % of the text. The other drops spans of 3 tokens, 50 % of the text.
     """
 
     objectives: tuple[Objective, ...] = dataclasses.field(default_factory=_ul2r)

@@ -1,4 +1,4 @@
-"""BART's denoising: the encoder reads a corrupted text and the decoder predicts the original text."""
+"""BART's denoising: the encoder reads a corrupted sequence and the decoder predicts the original sequence."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from pretrainax.data.objectives.spans import encoder_decoder_example, encoder_de
 
 
 class Counts(NamedTuple):
-    """Numbers of infilled, masked and deleted tokens of a sequence."""
+    """The numbers of infilled, masked and deleted tokens of a sequence."""
 
     infilled: int
     masked: int
@@ -20,7 +20,10 @@ class Counts(NamedTuple):
 
 
 def permute_sentences(tokens: np.ndarray, ends: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """Permutes ceil(rate * count) random sentences among each other; ends: [count] ends of the sentences."""
+    """Returns the tokens after ceil(rate * count) random sentences were permuted among each other.
+
+    ends: the end of each of the `count` sentences, [count].
+    """
     sentences = np.split(tokens, ends[:-1])
     count = math.ceil(rate * len(sentences) - 1e-6)  # 0.07 * 100 is 7.000000000000001
     moved = rng.permutation(len(sentences))[:count]
@@ -30,11 +33,12 @@ def permute_sentences(tokens: np.ndarray, ends: np.ndarray, rate: float, rng: np
 
 
 def draw_spans(length: int, infilled: int, mean: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draws starts and lengths of spans with `infilled` tokens in total, both int64 [spans].
+    """Draws the starts and lengths of spans that have `infilled` tokens in total, both int64 [spans].
 
-    Lengths are drawn from a Poisson distribution until they add up to `infilled`; the last span is truncated. All
-    spans, including spans of length 0, are shuffled among the remaining tokens, every order equally likely. The number
-    of spans is at most `infilled`, so that the text does not grow; if these spans are too short, the last is extended.
+    Lengths are drawn from a Poisson distribution with mean `mean` until they add up to `infilled`; the last span is
+    truncated. All spans, including spans of length 0, are shuffled among the remaining tokens, with all orders equally
+    likely. The number of spans is at most `infilled`, so that the sequence does not grow. If these spans are too short,
+    the last span is extended.
     """
     lengths = rng.poisson(mean, infilled)
     total = lengths.cumsum()
@@ -49,9 +53,10 @@ def draw_spans(length: int, infilled: int, mean: float, rng: np.random.Generator
 
 
 def corrupt(tokens: np.ndarray, dropped: np.ndarray, masks: np.ndarray, mask: int) -> np.ndarray:
-    """Returns `tokens` without `dropped` tokens (bool), with a `mask` before each position in `masks` (sorted).
+    """Returns `tokens` without the `dropped` tokens ([n] bool), with the id `mask` before each position in `masks`.
 
     A masked token is dropped and has a mask at its position. An infilled span is dropped and has a mask at its start.
+    `masks` are sorted positions in `tokens`.
     """
     remaining = ~dropped
     before = np.zeros(len(tokens) + 1, np.int64)  # number of remaining tokens before each position
@@ -119,7 +124,7 @@ class Denoising(Objective):
 
     @property
     def _removed_rate(self) -> float:
-        """Returns the fraction of the tokens that the encoder does not read."""
+        """Returns the fraction of the tokens that the encoder does not read: infilled, masked and deleted tokens."""
         return self.infilling_rate + self.masking_rate + self.deletion_rate
 
     def lengths(self, sequence_length):
@@ -129,7 +134,7 @@ class Denoising(Objective):
         return Lengths(raw, raw + 2, raw + 2)
 
     def counts(self, length: int) -> Counts:
-        """Returns the numbers for `length` tokens, which exclude the end of the document."""
+        """Returns the numbers of infilled, masked and deleted tokens in `length` tokens of a document without EOS."""
         infilled = min(round(self.infilling_rate * length), length)
         masked = min(round(self.masking_rate * length), length - infilled)
         return Counts(infilled, masked, min(round(self.deletion_rate * length), length - infilled - masked))
@@ -152,6 +157,7 @@ class Denoising(Objective):
         return encoder_decoder_prompt(inputs, self.decoder_start(vocabulary))
 
     def _noised(self, tokens: np.ndarray, ends: Optional[np.ndarray], rng, mask: int) -> np.ndarray:
+        """Returns the tokens after all corruptions. ends: the ends of the sentences; only used to permute them."""
         length = len(tokens)
         if self.permutation_rate and length:
             ends = np.unique(np.minimum(ends, length))  # the end of a document may be a separate sentence
@@ -196,6 +202,6 @@ class Denoising(Objective):
 
 
 def _is_subsequence(some: np.ndarray, tokens: np.ndarray) -> bool:
-    """Returns True if `some` is a subsequence of `tokens`, in the same order."""
+    """Returns True if all tokens of `some` occur in `tokens` in the same order."""
     rest = iter(tokens.tolist())
     return all(token in rest for token in some.tolist())

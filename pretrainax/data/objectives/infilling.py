@@ -19,13 +19,13 @@ _PROBE = "a  b\nc "  # text that a tokenizer must reproduce
 
 
 class _Spelling(NamedTuple):
-    """Converts tokens to text and text to tokens, without loss."""
+    """Converts tokens to text and text to tokens; returns None if the conversion would lose information."""
 
     tokenizer: Tokenizer
     spellings: list[bytes]  # [V]
 
     def text(self, tokens: np.ndarray) -> Optional[str]:
-        """Returns the text of tokens; None if they begin or end inside a character, as a window may."""
+        """Returns the text of tokens; None if the tokens begin or end inside a character, as in a window."""
         try:
             return b"".join(map(self.spellings.__getitem__, tokens.tolist())).decode()
         except UnicodeDecodeError:
@@ -55,8 +55,8 @@ class FillInTheMiddle(CausalLM):
     the vocabulary, <eot> is its separator. A document that continues after the window has no <eot>.
 
     A row has room to split ceil(n / `tokens_per_document`) documents of its n original tokens. If more documents are
-    drawn, the others stay unsplit; a run does not start if this makes the rate too low. Rows with fewer splits end in
-    padding. A sequence of a single token stays unsplit.
+    drawn, the remaining drawn documents stay unsplit. A run does not start if this makes the rate too low. Rows with
+    fewer splits end in padding. A sequence of a single token stays unsplit.
 
     With split="characters", documents are split between any two characters and the three parts are tokenized
     separately, as in the paper and in Megatron-LM. A model then learns to complete words. The parts may have 8 tokens
@@ -125,7 +125,7 @@ class FillInTheMiddle(CausalLM):
         return _GROWTH if self.split == "characters" else 0
 
     def _max_splits(self, raw: int) -> int:
-        """Returns the maximum number of split documents in a sequence."""
+        """Returns the maximum number of documents that are split in a sequence of `raw` tokens."""
         return math.ceil(raw / self.tokens_per_document) if raw > 1 else 0
 
     def example(self, text, rng, vocabulary):
@@ -139,6 +139,7 @@ class FillInTheMiddle(CausalLM):
         return super().example(Text(np.concatenate(documents), numbers), rng, vocabulary)
 
     def _split_document(self, document: np.ndarray, rng: np.random.Generator, vocabulary) -> np.ndarray:
+        """Returns a document after a random split: its parts in PSM or SPM order, with sentinels."""
         length = len(document) - (document[-1] == vocabulary.separator)
         document, end = np.split(document, [length])
         prefix, middle, suffix = self._parts_by_characters(document, rng) or np.split(document, _positions(length, rng))
@@ -150,7 +151,10 @@ class FillInTheMiddle(CausalLM):
         return np.concatenate(parts)
 
     def _parts_by_characters(self, document: np.ndarray, rng: np.random.Generator) -> Optional[list[np.ndarray]]:
-        """Returns three separately tokenized parts of a document; None if it must be split between tokens."""
+        """Returns prefix, middle and suffix of a document, split between characters and tokenized separately.
+
+        The result is None if the document must be split between tokens.
+        """
         text = None if self._spelling is None else self._spelling.text(document)
         if text is None:
             return None
@@ -165,7 +169,10 @@ class FillInTheMiddle(CausalLM):
         return np.concatenate([part for parts in documents for part in self._joined(parts)])
 
     def _joined(self, parts: list[np.ndarray]) -> list[np.ndarray]:
-        """Returns a document in parts; the text of a document that was split between characters is tokenized again."""
+        """Returns arrays whose concatenation is the original document with the given parts.
+
+        The text of a document that was split between characters is tokenized again.
+        """
         if self._spelling is None or len(parts) == 1:
             return parts
         *parts, end = parts
@@ -192,7 +199,7 @@ class FillInTheMiddle(CausalLM):
         return parts
 
     def _split_positions(self, parts: list[np.ndarray]) -> int:
-        """Returns the number of positions where a document may be split."""
+        """Returns the number of positions at which the document with the given parts may be split."""
         document = np.concatenate(parts)
         text = None if self._spelling is None else self._spelling.text(document)
         return 1 + len(document if text is None else text)
@@ -232,5 +239,5 @@ class FillInTheMiddle(CausalLM):
 
 
 def _positions(length: int, rng: np.random.Generator) -> list[int]:
-    """Draws two positions from 0 to `length`, sorted."""
+    """Returns two positions, sorted, that are drawn uniformly from 0 to `length`."""
     return sorted(rng.integers(0, length + 1, 2).tolist())

@@ -1,4 +1,4 @@
-"""Masked language modelling: predicts some tokens from all other tokens."""
+"""Masked language modelling: predicts some tokens of a sequence from all other tokens."""
 
 import copy
 import dataclasses
@@ -18,7 +18,7 @@ from pretrainax.data.words import SimilarWords
 
 @functools.lru_cache(maxsize=8)
 def _ordinary(vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a mask of the ordinary (not special) ids, [V] bool, and these ids, [<= V] int32."""
+    """Returns the ids that are not special, as a mask [V] bool and as a list [<= V] int32."""
     is_ordinary = np.ones(vocabulary.size, bool)
     is_ordinary[list(vocabulary.special_ids)] = False
     return is_ordinary, np.flatnonzero(is_ordinary).astype(np.int32)
@@ -26,9 +26,10 @@ def _ordinary(vocabulary) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass
 class RateChange(Choice):
-    """Changes the rate linearly to `to` while the training goes from `begin` to `end`; at once if they are equal.
+    """Changes the mask rate linearly from `MaskedLM.rate` to `to`, between the training progress `begin` and `end`.
 
-    Ankner et al. 2023 (arXiv 2305.15096): from 30 % to 15 % over the whole training.
+    If `begin` equals `end`, the rate changes at once. Ankner et al. 2023 (arXiv 2305.15096) change it from 30 % to 15 %
+    over the whole training.
     """
 
     to: float = 0.15  # the final rate
@@ -40,10 +41,11 @@ class RateChange(Choice):
 class MaskedLM(Objective):
     """BERT's cloze task (Devlin et al. 2018, section 3.1), with a new mask each epoch (Liu et al. 2019, section 4.1).
 
-    The model predicts rate * n of the n ordinary tokens of a sequence, at least one. The number is rounded up or down
-    at random, so that its mean is exact. Each predicted token is replaced by [MASK] with probability `mask_fraction`,
-    by a uniformly drawn ordinary token with probability `random_fraction`, and otherwise stays unchanged. Special
-    tokens are neither predicted nor drawn. With a rate of 0.3, `my dog is hairy and it barks` may become
+    The model predicts rate * n of the n ordinary tokens (tokens that are not special) of a sequence, at least one. The
+    number is rounded up or down at random, so that its mean is exact. Each predicted token is replaced by [MASK] with
+    probability `mask_fraction`, by a uniformly drawn ordinary token with probability `random_fraction`, and otherwise
+    stays unchanged. Special tokens are neither predicted nor drawn. With a rate of 0.3, `my dog is hairy and it barks`
+    may become
 
         tokens             [CLS] my  dog  is  [MASK]  and  apple  barks  [SEP]
         masked_positions   4      6
@@ -58,7 +60,7 @@ class MaskedLM(Objective):
     by random tokens if there is no similar word (MacBERT: Cui et al. 2020, arXiv 2004.13922, section 3.2).
     """
 
-    rate: float = 0.15  # fraction of the ordinary tokens that are predicted
+    rate: float = 0.15  # fraction of the ordinary (not special) tokens that are predicted
     mask_fraction: float = 0.8  # fraction of the predicted tokens that are replaced by [MASK]
     random_fraction: float = 0.1  # fraction of the predicted tokens that are replaced by a random token
     mask_unit: MaskUnit = dataclasses.field(default_factory=Tokens)  # Tokens() | WholeWords() | NGrams() | Spans()
@@ -70,7 +72,7 @@ class MaskedLM(Objective):
     special_tokens: ClassVar[tuple[str, ...]] = ("mask", "cls", "sep")
     tokenizers: ClassVar[str] = "WordPiece, ByteBPE with special_pieces roberta or bert, or Unigram with albert"
     shortest: ClassVar[int] = 3  # [CLS], a token, [SEP]
-    replaced_tokens: ClassVar[bool] = False  # for a model with a replaced_token_head
+    replaced_tokens: ClassVar[bool] = False  # True: the objective requires a model with a replaced_token_head
 
     _similar: ClassVar[Optional[SimilarWords]] = None  # set by `bind`
 
@@ -101,6 +103,7 @@ class MaskedLM(Objective):
                 yield f"config.objective.similar_words is {self.similar_words!r}, which is not a file"
 
     def _rate_change_problems(self):
+        """Yields the error lines about `rate_change`."""
         change, path = self.rate_change, "config.objective.rate_change"
         if change is None:
             return
@@ -133,12 +136,12 @@ class MaskedLM(Objective):
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Returns the lowest and the highest rate."""
+        """Returns the lowest and the highest mask rate of the training."""
         last = self.rate if self.rate_change is None else self.rate_change.to
         return min(self.rate, last), max(self.rate, last)
 
     def rate_at(self, progress: float) -> float:
-        """Returns the rate at a training progress from 0 to 1."""
+        """Returns the mask rate at a training progress from 0 to 1."""
         change = self.rate_change
         if change is None or progress < change.begin:
             return self.rate
@@ -158,7 +161,7 @@ class MaskedLM(Objective):
         return Lengths(raw, inputs=raw + 2, targets=self._max_predicted(raw))
 
     def _max_predicted(self, tokens: int) -> int:
-        """Returns the maximum number of predicted tokens."""
+        """Returns the maximum number of predicted tokens in a sequence of `tokens` tokens, at the highest mask rate."""
         return max(math.ceil(self.rates[1] * tokens - 1e-6), 1)  # 0.07 * 100 is 7.000000000000001
 
     def example(self, text, rng, vocabulary):
@@ -173,7 +176,10 @@ class MaskedLM(Objective):
         }
 
     def mask(self, row: np.ndarray, rng: np.random.Generator, vocabulary, progress: float = 1.0) -> dict:
-        """Masks a row [n] int32, which includes special tokens; returns `tokens` and the arrays of predictions."""
+        """Masks a row [n] int32, which includes special tokens; returns its `tokens` and the arrays of predictions.
+
+        progress: training progress from 0 to 1, which determines the mask rate.
+        """
         is_ordinary, ordinary_ids = _ordinary(vocabulary)
         ordinary = is_ordinary.take(row)
         count = np.count_nonzero(ordinary)
@@ -193,7 +199,7 @@ class MaskedLM(Objective):
         }
 
     def _replaced(self, row, targets, chosen, rng, ordinary_ids, mask) -> np.ndarray:
-        """Draws the replacements of the chosen tokens, [k] int32."""
+        """Returns the ids that replace the chosen tokens in the input, [k] int32."""
         kind, draws = rng.random((2, len(targets)))
         words = None
         if self._similar is not None:
@@ -226,13 +232,14 @@ class MaskedLM(Objective):
 
 
 def _unmasked(example) -> np.ndarray:
+    """Returns the tokens of an example before masking."""
     row = example["tokens"].copy()
     row[example["masked_positions"]] = example["targets"]
     return row
 
 
 def _rate(objective, examples, vocabulary):
-    """Yields the statistic "mask rate": predicted tokens of all examples divided by their ordinary tokens."""
+    """Yields the statistic "mask rate": predicted tokens of all examples, divided by tokens that are not special."""
     is_ordinary, _ = _ordinary(vocabulary)
     low, high = objective.rates
     counts = np.array([np.count_nonzero(is_ordinary[_unmasked(e)]) for e in examples])
@@ -251,7 +258,7 @@ def _rate(objective, examples, vocabulary):
 
 
 def _sizes(objective, example, vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the numbers of ordinary and of predicted tokens in each word of an example, both [W] int64."""
+    """Returns two numbers for each word of an example, both [W] int64: its ordinary tokens and its predicted tokens."""
     is_ordinary, _ = _ordinary(vocabulary)
     row = _unmasked(example)
     starts = np.flatnonzero(objective.mask_unit.starts(row))
@@ -261,7 +268,7 @@ def _sizes(objective, example, vocabulary) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _replacements(objective, examples, vocabulary):
-    """Yields the fractions of the predicted tokens that are masked, random and unchanged."""
+    """Yields the fractions of the predicted tokens that are replaced by [MASK], replaced at random, or unchanged."""
     masked, unchanged, sizes = [], [], []  # per token, per token, per group with a common draw
     for example in examples:
         places, targets = example["masked_positions"], example["targets"]
@@ -296,7 +303,7 @@ def _replacements(objective, examples, vocabulary):
 
 
 def _words(objective, examples, vocabulary):
-    """Yields the fraction of words that are predicted whole, and the mean number of predicted words in a row."""
+    """Yields the fraction of words that are predicted whole, and the mean length of runs of predicted words."""
     words = [_sizes(objective, example, vocabulary) for example in examples]
     touched = sum(np.count_nonzero(taken) for _, taken in words)
     if touched:
@@ -307,7 +314,10 @@ def _words(objective, examples, vocabulary):
 
 
 def _run_length(unit: WholeWords, words: list[tuple[np.ndarray, np.ndarray]]) -> Statistic:
-    """Returns the mean number of predicted words in a row; its expected value includes the truncated last run."""
+    """Returns the statistic "words in a row": the mean number of words in a run of predicted words.
+
+    The expected value takes into account that the last run is truncated.
+    """
     if isinstance(unit, Runs):  # in nearly full sequences, runs cannot move
         words = [(sizes, taken) for sizes, taken in words if 5 * np.count_nonzero(taken) <= 2 * len(sizes)]
     touched = runs = more = fewer = expected = variance = 0

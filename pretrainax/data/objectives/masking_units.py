@@ -1,4 +1,4 @@
-"""Units of masking: single tokens, whole words, n-grams and spans."""
+"""Defines the units of masking: single tokens, whole words, n-grams and spans."""
 
 import copy
 import dataclasses
@@ -23,12 +23,12 @@ class Chosen(NamedTuple):
 
 
 class MaskUnit(Choice):
-    """Base class of masking units."""
+    """Base class of masking units, which choose the tokens that the model predicts."""
 
-    shares_replacement: ClassVar[bool] = False  # tokens of one draw are all masked, all random or all unchanged
+    shares_replacement: ClassVar[bool] = False  # True: tokens of one draw are all masked, all random or all unchanged
 
     def field_problems(self) -> Iterator[str]:
-        """Yields one error line per field out of range."""
+        """Yields one error line per field that is out of range."""
         yield from ()
 
     def bind(self, tokenizer: Tokenizer) -> "MaskUnit":
@@ -36,11 +36,11 @@ class MaskUnit(Choice):
         return self
 
     def choose(self, tokens: np.ndarray, ordinary: np.ndarray, budget: int, rng: np.random.Generator) -> Chosen:
-        """Draws the tokens that the model predicts.
+        """Draws the tokens of a sequence that the model predicts.
 
         Args:
-          tokens: [n] int32.
-          ordinary: [n] bool, the tokens that may be chosen.
+          tokens: [n] int32, the sequence.
+          ordinary: [n] bool, True for the tokens that may be chosen: tokens that are not special.
           budget: number of tokens to choose; at least 1, at most the number of ordinary tokens.
         """
         raise NotImplementedError
@@ -61,9 +61,9 @@ class Tokens(MaskUnit):
 class WholeWords(MaskUnit):
     """Chooses all tokens of a word or none (Devlin et al. 2019, README of the released code; Chinese: Cui et al. 2019).
 
-    Words are chosen in random order. Words that exceed the budget are skipped, and words that fit fill the rest. The
-    total may miss the budget by less than one word. If no word fits, which happens only in tiny sequences, the first
-    tokens of one word are chosen.
+    Words are chosen in random order. Words that exceed the budget are skipped, and words that fit fill the rest of the
+    budget. The total may be below the budget by less than one word. If no word fits, which happens only in tiny
+    sequences, the first tokens of one word are chosen.
 
     `Tokenizer.word_edges` defines the words, for any tokenizer. In Chinese, each character would be a word, so a list
     of words must define the segmentation.
@@ -83,7 +83,7 @@ class WholeWords(MaskUnit):
         return bound
 
     def starts(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns True for each token that starts a word, [n] bool."""
+        """Returns True for each token that starts a word, [n] int32 -> [n] bool."""
         assert self._words is not None, "the objective must be bound to its tokenizer to find the starts of words"
         return self._words.starts(tokens)
 
@@ -108,7 +108,11 @@ class WholeWords(MaskUnit):
         return Chosen(places, span_of[places])
 
     def _draw(self, sizes: np.ndarray, budget: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draws words in the order of choice, and the draw number of each word; the words may exceed the budget."""
+        """Draws words in the order of choice; returns the index of each word and the number of its draw.
+
+        sizes: [W], the number of tokens of each word; 0 for words that cannot be chosen. The drawn words may exceed the
+        budget.
+        """
         words = rng.permutation(np.flatnonzero(sizes))
         return words, words
 
@@ -127,7 +131,10 @@ class Runs(WholeWords):
         raise NotImplementedError
 
     def runs_of(self, words: int) -> tuple[float, float]:
-        """Returns mean and variance of the number of runs that contain `words` words, with the last run truncated."""
+        """Returns the mean and the variance of the number of runs that contain `words` words.
+
+        The last run may be truncated.
+        """
         mean, square = _runs(self.shares, 1 << max(words, 1).bit_length())
         return mean[words], square[words] - mean[words] ** 2
 
@@ -205,7 +212,10 @@ class Spans(Runs):
 
 @functools.lru_cache(maxsize=64)
 def _runs(shares: tuple[float, ...], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns means of the number of draws until they add up to 0, …, size - 1, and of its square; [size] float64."""
+    """Returns the mean number of draws until the lengths add up to n, and the mean of its square, for n < size.
+
+    Both are [size] float64. shares: the probability of each run length.
+    """
     mean, square, back = np.zeros(size), np.zeros(size), np.array(shares[::-1])
     for n in range(1, size):
         before, chances = slice(max(n - len(back), 0), n), back[max(len(back) - n, 0) :]
@@ -216,4 +226,5 @@ def _runs(shares: tuple[float, ...], size: int) -> tuple[np.ndarray, np.ndarray]
 
 @functools.lru_cache(maxsize=8)
 def _cumulative(shares: tuple[float, ...]) -> np.ndarray:
+    """Returns the cumulative sums of probabilities."""
     return np.cumsum(shares)

@@ -1,4 +1,4 @@
-"""A mixture of objectives in one run, each for a fixed share of the rows."""
+"""Defines a mixture of objectives in one run, each for a fixed share of the rows."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from pretrainax.data.objectives.base import Objective, with_field_path
 
 
 class _CommonFamilies:
-    """Descriptor for `families` of a mixture: the families that all its objectives support; empty on the class."""
+    """Descriptor for `families` of a mixture: the families that all its objectives support; () on the class."""
 
     def __get__(self, mixture, owner):
         if mixture is None or not mixture.objectives:
@@ -32,7 +32,7 @@ class ObjectiveMixture(Objective):
     example, and shorter examples are padded.
     """
 
-    objectives: tuple[Objective, ...] = ()  # each row has one of them
+    objectives: tuple[Objective, ...] = ()  # each row uses one of these objectives
     weights: tuple[float, ...] = ()  # one per objective, proportional to the number of rows; 0 disables an objective
 
     families = _CommonFamilies()
@@ -43,7 +43,7 @@ class ObjectiveMixture(Objective):
 
     @property
     def select_by(self) -> str:
-        """Returns the common `select_by` of all objectives, or the default if they differ."""
+        """Returns the common `select_by` of all used objectives; the default of the base class if they differ."""
         metrics = {objective.select_by for objective in self._used}
         return metrics.pop() if len(metrics) == 1 else super().select_by
 
@@ -74,6 +74,7 @@ class ObjectiveMixture(Objective):
 
     @property
     def _used(self) -> list[Objective]:
+        """Returns the objectives with a weight above 0."""
         return [objective for weight, objective in zip(self.weights, self.objectives, strict=False) if weight]
 
     def check_vocabulary(self, vocabulary, sequence_length):
@@ -110,4 +111,5 @@ class ObjectiveMixture(Objective):
 
 
 def _longest(lengths: Iterator[Lengths]) -> Lengths:
+    """Returns the maximum of each of the lengths."""
     return Lengths(*np.max(list(lengths), axis=0).tolist())

@@ -1,4 +1,7 @@
-"""Objectives for decoders with bidirectional attention over a prefix: prefix LMs and encoder-decoder objectives."""
+"""Defines objectives for decoders that attend to a prefix in both directions.
+
+These are prefix language models, and encoder-decoder objectives that are adapted to a decoder.
+"""
 
 import bisect
 import dataclasses
@@ -62,10 +65,10 @@ class PrefixLM(CausalLM):
 
 
 def _predictable(example: Example) -> np.ndarray:
-    """Returns the number of tokens per document that a causal LM would predict, [documents]."""
+    """Returns the number of tokens of each document that a causal LM would predict, [documents]."""
     segment_ids = example["segment_ids"]
     ends = np.flatnonzero(np.diff(segment_ids, append=0))
-    # A document does not predict the first token of the next document. In the last document, every token has a target.
+    # The last token of a document does not predict the next document; in the last document, every token has a target.
     return np.bincount(segment_ids)[1:] - (example["loss_weights"][ends] == 0)
 
 
@@ -185,7 +188,10 @@ class DecoderOnly(Objective):
 
 
 def to_decoder_example(both: Example) -> Example:
-    """Converts an encoder-decoder example to a decoder example: inputs with bidirectional attention, then targets."""
+    """Returns the decoder example of an encoder-decoder example: first its inputs, then its targets.
+
+    Attention over the inputs is bidirectional. Only the targets have loss weights.
+    """
     inputs, targets = both["encoder_tokens"], both["targets"]
     tokens = np.concatenate([inputs, targets])
     places = np.arange(len(tokens) - 1, dtype=np.int32)
@@ -200,7 +206,7 @@ def to_decoder_example(both: Example) -> Example:
 
 
 def _joined_length(objective: Objective, raw: int) -> int:
-    """Returns the maximum total length of inputs and targets, without the last target, which is not an input."""
+    """Returns the maximum number of inputs and targets for `raw` tokens, except the last target, which is no input."""
     _, inputs, targets = objective.measure(raw)
     if isinstance(objective, SequentialDenoising):  # its longest inputs and targets are in different examples
         return raw + objective.room + 1
@@ -208,19 +214,22 @@ def _joined_length(objective: Objective, raw: int) -> int:
 
 
 def _max_raw(objective: Objective, length: int) -> int:
-    """Returns the maximum number of raw tokens whose inputs and targets have a total length of at most `length`."""
+    """Returns the maximum number of raw tokens whose inputs and targets have at most `length` tokens in total."""
     if objective.unit == "pairs":
         return length + 1
     return bisect.bisect_right(range(1, length + 2), length, key=lambda raw: _joined_length(objective, raw))
 
 
 def _with_start(vocabulary):
-    """Returns a vocabulary with <pad>, the start token of encoder-decoder objectives; a decoder does not use it."""
+    """Returns a vocabulary that has <pad>, the start token of encoder-decoder objectives.
+
+    If the vocabulary has no <pad>, its eos is used. A decoder does not read this token.
+    """
     return vocabulary if vocabulary.pad is not None else dataclasses.replace(vocabulary, pad=vocabulary.eos)
 
 
 def _separated(example: Example, vocabulary) -> Example:
-    """Returns the encoder-decoder example of a DecoderOnly example: the inverse of `to_decoder_example`."""
+    """Returns the encoder-decoder example of a DecoderOnly example; inverts `to_decoder_example`."""
     inputs = int(example["prefix_mask"].sum())
     targets, weights = example["targets"][inputs - 1 :], example["loss_weights"][inputs - 1 :]
     both = encoder_decoder_example(example["tokens"][:inputs], targets, _with_start(vocabulary).pad)

@@ -8,7 +8,7 @@ from pretrainax.data.objectives.masked import MaskedLM
 
 @dataclasses.dataclass
 class ReplacedTokenDetection(MaskedLM):
-    """ELECTRA's task (Clark et al. 2020, arXiv 2003.10555, section 2 and figure 2), and DeBERTa v3's (He et al. 2021).
+    """The task of ELECTRA (Clark et al. 2020, arXiv 2003.10555, section 2, figure 2) and DeBERTa v3 (He et al. 2021).
 
     The examples are the examples of MaskedLM. The generator of the model predicts the masked tokens, and samples of its
     predictions replace them. The discriminator classifies each token as original or replaced. Sampling and both losses
@@ -33,7 +33,7 @@ class ReplacedTokenDetection(MaskedLM):
     random_fraction: float = 0.0  # fraction of the predicted tokens that are replaced by a random token
 
     replaced_tokens: ClassVar[bool] = True
-    select_by: ClassVar[str] = "replaced_loss"  # users get the discriminator; the generator's loss says little about it
+    select_by: ClassVar[str] = "replaced_loss"  # users get the discriminator, not the generator
     head_metrics: ClassVar[tuple[str, ...]] = (
         *("replaced_loss", "replaced_accuracy", "replaced_precision", "replaced_recall"),
     )

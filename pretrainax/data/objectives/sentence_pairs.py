@@ -1,4 +1,4 @@
-"""Sentence-pair objectives: masked language modelling and the classification of pairs of segments."""
+"""Defines sentence-pair objectives: masked language modelling and the classification of pairs of segments."""
 
 import copy
 import dataclasses
@@ -12,11 +12,12 @@ from pretrainax.data.objectives.base import Objective, Statistic, with_field_pat
 from pretrainax.data.objectives.masked import MaskedLM
 
 _FRAME = 3  # [CLS] and two [SEP]
-_TRIES = 10  # draws of a long enough segment from another document; shorter random pairs would reveal their label
+# Maximum draws until a segment of another document is long enough. Shorter random pairs would reveal their label.
+_TRIES = 10
 
 
 class Pair(NamedTuple):
-    """Two segments [a], [b] int32, in the order of the row, and their label."""
+    """Two segments [a], [b] int32, in the order of the row, and the label of the pair."""
 
     first: np.ndarray
     second: np.ndarray
@@ -42,12 +43,12 @@ class SentencePairs(Objective):
         return self.masking.static
 
     def pair(self, tokens: np.ndarray, ends: np.ndarray, elsewhere, rng, vocabulary) -> Pair:
-        """Returns two segments with a total of at most max(n, 2) tokens.
+        """Returns two segments with a total of at most max(n, 2) tokens, and their label.
 
         Args:
           tokens: [n] int32, tokens of one document.
           ends: [s] int64, ends of the sentences; the last is n.
-          elsewhere: Text.elsewhere.
+          elsewhere: Text.elsewhere, which draws a sequence from another document.
         """
         raise NotImplementedError
 
@@ -113,9 +114,10 @@ class SentencePairs(Objective):
 
 
 def _sentences(text, vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens and ends of sentences, without the separator of the document; a row has its own separators.
+    """Returns the tokens and the ends of the sentences of a text, without the separator of the document.
 
-    The separator stays if fewer than two tokens would remain, because a pair needs two.
+    A row has its own separators. The separator of the document stays if fewer than two tokens would remain, because a
+    pair needs two tokens.
     """
     tokens, ends = text.tokens, text.parts
     if len(tokens) > 2 and tokens[-1] == vocabulary.separator:
@@ -125,10 +127,10 @@ def _sentences(text, vocabulary) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _some_sentences(tokens, ends, min_tokens: int, min_sentences: int, rng) -> tuple[np.ndarray, np.ndarray]:
-    """Draws consecutive sentences, at least `min_sentences` with `min_tokens` tokens; returns their tokens and ends.
+    """Draws at least `min_sentences` consecutive sentences with at least `min_tokens` tokens; returns tokens and ends.
 
-    The first sentence is drawn from the sentences with enough tokens after their start. If there are none, all
-    sentences are returned.
+    The first sentence is drawn from the sentences with enough tokens after their start. If there are no such sentences,
+    all sentences are returned.
     """
     begins = np.append(0, ends[:-1])
     choices = min(int(np.searchsorted(begins, ends[-1] - min_tokens, "right")), len(ends) + 1 - min_sentences)
@@ -139,9 +141,10 @@ def _some_sentences(tokens, ends, min_tokens: int, min_sentences: int, rng) -> t
 
 
 def truncate_pair(first: np.ndarray, second: np.ndarray, room: int, rng) -> tuple[np.ndarray, np.ndarray]:
-    """Truncates a pair as BERT does: token by token from the longer segment, at its front or back with equal chances.
+    """Truncates a pair to `room` tokens as BERT does: token by token from the longer segment, at a random side.
 
-    If both are equally long, the second loses a token. One step suffices: the number removed in front is binomial.
+    Front and back have equal chances. If both segments are equally long, the second segment loses a token. One step
+    suffices, because the number of tokens that are removed in front has a binomial distribution.
     """
     keep_first = min(len(first), max(room - len(second), (room + 1) // 2))
     keep_second = min(len(second), room - keep_first)
@@ -149,6 +152,7 @@ def truncate_pair(first: np.ndarray, second: np.ndarray, room: int, rng) -> tupl
 
 
 def _cut(tokens: np.ndarray, keep: int, rng) -> np.ndarray:
+    """Returns `keep` consecutive tokens; the number of tokens removed in front is binomial."""
     front = int(rng.binomial(len(tokens) - keep, 0.5)) if len(tokens) > keep else 0
     return tokens[front : front + keep]
 
@@ -174,8 +178,8 @@ class NextSentencePrediction(SentencePairs):
     after a random number of sentences. B is the rest, or the same number of tokens from sentences of another document.
     Both kinds of pairs are then truncated token by token, from the longer segment, at a random end.
 
-    If a sequence is a single sentence, B is always from another document, as in BERT. Then more than half of the labels
-    are 1.
+    If a sequence is a single sentence, B is always from another document, as in BERT. With such sequences, more than
+    half of the labels are 1.
 
     NOTE BERT collects sentences until they are too long for a row and truncates the excess, half a sentence on average.
     Sequences are never too long here. Both kinds of pairs lose a random number of tokens, below the length of the last
@@ -233,7 +237,8 @@ class SentenceOrderPrediction(SentencePairs):
     A sequence is a run of sentences of one document that fits into a row. One in ten is shortened, as in
     NextSentencePrediction (section 4.1). It is split after a random number of sentences. A single sentence is split
     after a random number of tokens: it has an order too, so half of the labels are 1 for any corpus. (For a single
-    sentence, ALBERT's code takes B from another document and labels it as swapped.) A single token has no example.
+    sentence, ALBERT's code takes B from another document and labels it as swapped.) A sequence of a single token has no
+    example.
     """
 
     masking: MaskedLM = dataclasses.field(default_factory=MaskedLM)  # masked LM over both segments

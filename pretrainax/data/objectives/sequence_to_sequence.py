@@ -1,4 +1,4 @@
-"""Sequence to sequence: predicts a target from its source."""
+"""Sequence to sequence: predicts the target of a pair from its source."""
 
 import dataclasses
 from typing import ClassVar, Optional
@@ -30,7 +30,7 @@ class SequenceToSequence(Objective):
     families: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     special_tokens: ClassVar[tuple[str, ...]] = ("eos", "pad")
     tokenizers: ClassVar[str] = "Unigram, BPE with special_pieces t5, or ByteBPE with roberta"
-    shortest: ClassVar[int] = 2  # a token, the end
+    shortest: ClassVar[int] = 2  # a token and EOS
     unit: ClassVar[str] = "pairs"
 
     def field_problems(self):

@@ -1,4 +1,4 @@
-"""Span corruption: the encoder reads a text without some spans, and the decoder predicts these spans."""
+"""Span corruption: the encoder reads a sequence without some spans, and the decoder predicts these spans."""
 
 import copy
 import dataclasses
@@ -13,7 +13,7 @@ from pretrainax.data.objectives.base import Objective, Statistic
 
 
 class Noise(NamedTuple):
-    """Numbers of dropped tokens and of dropped spans in a sequence."""
+    """The numbers of dropped tokens and of dropped spans in a sequence."""
 
     tokens: int
     spans: int
@@ -21,20 +21,22 @@ class Noise(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def noise_counts(raw: int, density: float, mean_span_length: float) -> Noise:
-    """Returns the published counts (Raffel et al. 2020, section 3.1.4): 568 tokens, 0.15, 3.0 -> 85 in 28 spans.
+    """Returns the published numbers of dropped tokens and spans (Raffel et al. 2020, section 3.1.4).
 
-    At least one token is dropped and at least one remains. Text separates the spans, so the number of spans is at most
-    the number of remaining tokens. A single token is not dropped.
+    568 tokens with density 0.15 and mean span length 3.0 give 85 dropped tokens in 28 spans. At least one token is
+    dropped and at least one remains. Text separates the spans, so the number of spans is at most the number of
+    remaining tokens. In a sequence of a single token, no token is dropped.
     """
     tokens = min(max(round(raw * density), 1), raw - 1)
     return Noise(tokens, min(max(round(tokens / mean_span_length), 1), tokens, raw - tokens))
 
 
 def corrupted_lengths(raw: int, density: float, mean_span_length: float) -> Lengths:
-    """Returns the lengths of a corrupted sequence of `raw` tokens.
+    """Returns the lengths of a sequence of `raw` tokens after corruption.
 
-    Inputs are the remaining tokens, targets the dropped tokens, both with one sentinel per span and the end. A single
-    token has targets too, as in T5's code: the first sentinel, which marks that nothing follows, and the end.
+    The inputs contain the remaining tokens and the targets contain the dropped tokens. Both have one sentinel per span
+    and end with EOS. A sequence of one token also has targets, as in T5's code: the first sentinel, which marks that
+    nothing follows, and EOS.
     """
     noise = noise_counts(raw, density, mean_span_length)
     return Lengths(raw, raw - noise.tokens + noise.spans + 1, noise.tokens + max(noise.spans, 1) + 1)
@@ -44,7 +46,7 @@ def corrupted_lengths(raw: int, density: float, mean_span_length: float) -> Leng
 def span_lengths(sequence_length: int, density: float, mean_span_length: float) -> Lengths:
     """Returns the lengths of the longest sequence that fits after corruption: 512, 0.15, 3.0 -> (568, 512, 114).
 
-    Inputs fill the sequence length, or are one token shorter if a high density limits the number of spans.
+    The inputs fill `sequence_length`, or are one token shorter if a high density limits the number of spans.
     """
 
     raw = sequence_length - 1  # always fits: a sentinel is at most as long as its span
@@ -54,7 +56,7 @@ def span_lengths(sequence_length: int, density: float, mean_span_length: float) 
 
 
 def random_partition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws [parts] positive integers that add up to `total`, with all partitions equally likely."""
+    """Draws `parts` positive integers that add up to `total`, [parts], with all partitions equally likely."""
     last = np.empty(parts, np.int64)  # the last position of each part
     last[:-1] = rng.choice(total - 1, parts - 1, replace=False, shuffle=False)
     last[-1] = total - 1
@@ -65,7 +67,10 @@ def random_partition(total: int, parts: int, rng: np.random.Generator) -> np.nda
 
 
 def noise_mask(raw: int, density: float, mean_span_length: float, rng: np.random.Generator) -> np.ndarray:
-    """Draws a mask of dropped tokens, [raw] bool: text and noise alternate with random lengths, and text is first."""
+    """Draws the mask of the dropped tokens, [raw] bool.
+
+    Remaining and dropped tokens alternate in runs of random lengths. The first run remains.
+    """
     noise = noise_counts(raw, density, mean_span_length)
     if not noise.spans:
         return np.zeros(raw, bool)
@@ -78,7 +83,7 @@ def noise_mask(raw: int, density: float, mean_span_length: float, rng: np.random
 
 
 def _fold(tokens: np.ndarray, mask: np.ndarray, places: np.ndarray, sentinels: np.ndarray, end: int) -> np.ndarray:
-    """Returns the tokens under `mask`, with a sentinel at each of `places` outside of `mask`, and then `end`."""
+    """Returns the tokens under `mask`, with a sentinel at each of `places` outside of `mask`, and then the id `end`."""
     marked, selected = tokens.copy(), mask.copy()
     marked[places], selected[places] = sentinels[: len(places)], True
     marked = marked[selected]
@@ -88,10 +93,10 @@ def _fold(tokens: np.ndarray, mask: np.ndarray, places: np.ndarray, sentinels: n
 
 
 def corrupt(tokens: np.ndarray, mask: np.ndarray, vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Returns inputs and targets of a sequence without the tokens under `mask`; see SpanCorruption for an example.
+    """Splits a sequence into inputs (tokens outside `mask`) and targets (tokens under `mask`), with sentinels.
 
-    `mask` must not drop the first token. The n-th run of text then precedes the n-th span, so that inputs and targets
-    mark span n with sentinel n.
+    SpanCorruption has an example. `mask` must not drop the first token. The n-th run of text then precedes the n-th
+    span, so that inputs and targets mark span n with sentinel n.
     """
     assert not mask[0], "a span at the start would shift the sentinels of the targets"
     before = np.flatnonzero(mask[1:] > mask[:-1])  # the last token of text before each span
@@ -103,7 +108,7 @@ def corrupt(tokens: np.ndarray, mask: np.ndarray, vocabulary) -> tuple[np.ndarra
 
 
 def encoder_decoder_example(inputs: np.ndarray, targets: np.ndarray, start: int) -> Example:
-    """Returns an example: the encoder reads `inputs`, and the decoder reads `start` and all `targets` but the last."""
+    """Returns an example whose encoder reads `inputs` and whose decoder reads `start` and all but the last target."""
     decoder_tokens = np.empty_like(targets)
     decoder_tokens[0], decoder_tokens[1:] = start, targets[:-1]
     return {
@@ -119,7 +124,7 @@ def encoder_decoder_example(inputs: np.ndarray, targets: np.ndarray, start: int)
 
 
 def encoder_decoder_prompt(inputs: np.ndarray, start: int) -> Example:
-    """Returns an example without targets: the encoder reads `inputs`, and the decoder reads only `start`."""
+    """Returns an example without targets, whose encoder reads `inputs` and whose decoder reads only `start`."""
     example = encoder_decoder_example(inputs, np.array([start], np.int32), start)
     return {name: x for name, x in example.items() if name not in ("targets", "loss_weights")}
 
@@ -129,24 +134,24 @@ _LETTERS = {R: "R", S: "S", X: "X"}
 
 
 class Denoiser(Objective):
-    """Base class of objectives whose decoder predicts the tokens that the encoder input lacks; both end with </s>.
+    """Base class of objectives whose decoder predicts the tokens that the encoder input lacks.
 
-    `mode` is a word before the encoder input that identifies a denoiser in a mixture (Tay et al. 2022, section 3.1.3).
-    A denoiser with a mode can make and restore examples only after `bind`, which finds the ids of the mode. Lengths do
-    not depend on `bind`: they reserve one token per byte, the maximum of any tokenizer, and one for the space that some
-    tokenizers put before a text.
+    Encoder inputs and targets end with </s>. `mode` is a word before the encoder input that identifies a denoiser in a
+    mixture (Tay et al. 2022, section 3.1.3). A denoiser with a mode can make and restore examples only after `bind`,
+    which finds the token ids of the mode. Lengths do not depend on `bind`. They reserve one token per byte of the mode,
+    the maximum of any tokenizer, and one token for the space that some tokenizers put before a text.
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = ("eos", "pad")
     tokenizers: ClassVar[str] = "Unigram"
-    shortest: ClassVar[int] = 3  # a token, a sentinel, the end
+    shortest: ClassVar[int] = 3  # a token, a sentinel and EOS
     rates: ClassVar[tuple[str, ...]] = ("noise_density",)  # fields that identify the denoiser in metrics
     mode: str = ""
     _mode_ids: Optional[np.ndarray] = None
 
     @property
     def room(self) -> int:
-        """Returns the maximum number of tokens of the mode."""
+        """Returns the maximum number of tokens of the mode; 0 without a mode."""
         return len(self.mode.encode()) + 1 if self.mode else 0
 
     @property
@@ -174,7 +179,7 @@ class Denoiser(Objective):
         yield from super().problems(experiment)
 
     def read_first(self, inputs: np.ndarray) -> np.ndarray:
-        """Returns the ids of the mode, followed by `inputs`."""
+        """Returns encoder inputs with the token ids of the mode before them."""
         if not self.mode:
             return inputs
         assert self._mode_ids is not None, "a denoiser with a mode must be bound to a tokenizer to make examples"
@@ -187,6 +192,7 @@ class Denoiser(Objective):
         return encoder_decoder_prompt(inputs, self.decoder_start(vocabulary))
 
     def without_mode(self, inputs: np.ndarray) -> np.ndarray:
+        """Returns encoder inputs without the token ids of the mode."""
         return inputs if self._mode_ids is None else inputs[len(self._mode_ids) :]
 
 
@@ -243,7 +249,7 @@ class SpanCorruption(Denoiser):
         return encoder_decoder_example(self.read_first(inputs), targets, vocabulary.pad)
 
     def restore(self, example, vocabulary):
-        inputs = self.without_mode(example["encoder_tokens"])[:-1]  # without the end of sequence
+        inputs = self.without_mode(example["encoder_tokens"])[:-1]  # without EOS
         targets = example["targets"][:-1]
         starts = np.flatnonzero(np.isin(targets, vocabulary.sentinels))
         spans = {int(span[0]): span[1:] for span in np.split(targets, starts)[1:]}
@@ -254,7 +260,7 @@ class SpanCorruption(Denoiser):
         spans = sum(int(np.isin(example["encoder_tokens"], vocabulary.sentinels).sum()) for example in examples)
         dropped = sum(len(example["targets"]) - 1 for example in examples)
         dropped -= sum(int(np.isin(example["targets"], vocabulary.sentinels).sum()) for example in examples)
-        # The length of a sequence fixes both numbers, so they differ from the fields only by rounding.
+        # The length of a sequence determines both counts, so the rates differ from the fields only by rounding.
         rounded = np.sum([noise_counts(n, self.noise_density, self.mean_span_length) for n in raw.tolist()], axis=0)
         for name, measured, published, asked in (
             ("noise density", dropped / raw.sum(), rounded[0] / raw.sum(), self.noise_density),

@@ -1,4 +1,4 @@
-"""Text to text: every supervised task as source and target, mixed with an unsupervised objective."""
+"""Text to text: every supervised task is a source and a target, mixed with an unsupervised objective."""
 
 import dataclasses
 from typing import ClassVar
@@ -15,7 +15,7 @@ class TextToText(Objective):
 
     Data sources of pairs use SequenceToSequence, data sources of documents use `unsupervised`. A prefix of the source
     text identifies the task. SourceMixture sets the frequency of each task, here in proportion to its examples with a
-    limit. Alternatively, set `temperature` too, or only `weights`:
+    limit. Alternatively, set `limit` and `temperature`, or only `weights`:
 
         source=SourceMixture(
             sources=(

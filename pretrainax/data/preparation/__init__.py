@@ -1,1 +1,1 @@
-"""Prepares corpora: filters, deduplicates and tokenizes documents into token shards in the cache."""
+"""Prepares corpora: filters, deduplicates and tokenizes documents, and writes the token shards to the cache."""

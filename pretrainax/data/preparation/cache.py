@@ -1,4 +1,4 @@
-"""Opens the cache of tokenizers and corpora, and reports file errors in it as one-line messages."""
+"""Opens the cache of tokenizers and corpora, and converts file errors in the cache to UserErrors."""
 
 import contextlib
 import errno
@@ -9,12 +9,12 @@ from pretrainax.config import DataConfig, UserError
 from pretrainax.data.preparation.workers import Workers
 from pretrainax.storage.places import lazy_folder
 
-FORMAT = 2  # version of the files in the cache; a new version ignores older files
+FORMAT = 2  # version of the file formats in the cache; files of other versions are not used
 
 
 @contextlib.contextmanager
 def open_cache(data: DataConfig) -> Iterator[tuple[str, Workers]]:
-    """Yields the cache directory and worker processes, which end with the context."""
+    """Yields the path of the cache directory, and worker processes that end when the context exits."""
     with lazy_folder(data.cache_dir) as folder:
         cache = os.path.abspath(os.path.expanduser(folder))
         with _explained_errors(cache), Workers(data.prepare_workers) as workers:
@@ -23,7 +23,7 @@ def open_cache(data: DataConfig) -> Iterator[tuple[str, Workers]]:
 
 @contextlib.contextmanager
 def _explained_errors(cache: str) -> Iterator[None]:
-    """Raises UserError for a full disk, a read-only cache or an unreadable file."""
+    """Replaces an OSError in the context by a UserError, for a full disk, a read-only cache or an unreadable file."""
     try:
         yield
     except OSError as e:

@@ -1,8 +1,9 @@
-"""Removes duplicate documents: hashes documents during tokenization and copies the shards without the duplicates.
+"""Removes duplicate documents: hashes documents during tokenization, then copies the shards without the duplicates.
 
-Each machine tokenizes its shards in full and saves a hash of each document. When all shards are complete, the hashes
-are compared and the shards are copied without the tokens of duplicates. No machine waits for the hashes of another
-machine, and the result depends only on the order of the documents: the first copy stays.
+Each machine tokenizes all documents of its shards and saves a hash of each document. When all shards are complete, the
+hashes are compared, and the shards are copied without the tokens of the duplicates. No machine waits for the hashes of
+another machine. The result depends only on the order of the documents, because the first of several equal documents
+remains.
 """
 
 import collections
@@ -19,14 +20,14 @@ from pretrainax.data.preparation.shards import finish_shard, read_arrays, shard_
 from pretrainax.data.sources.base import Document, Record, texts_of
 from pretrainax.files.atomic_files import replacing, write_atomically
 
-_AT_A_TIME = 1 << 22  # hashes in memory at once: 100 MB
+_AT_A_TIME = 1 << 22  # number of hashes in memory at a time (100 MB)
 
 
 def write_hashes(documents: Iterable[Document], directory: str, shard: int) -> Iterator[Document]:
-    """Yields the documents and writes their sorted hashes to a file.
+    """Yields the documents unchanged, and writes their sorted hashes to the hash file of a shard at the end.
 
-    The file holds the first halves of all hashes, the second halves, the document numbers and a checksum. A hash is 128
-    bits of blake2b: the probability of a collision among 1e10 texts is 1e-19.
+    The file contains the first halves of all hashes, then the second halves, the document numbers and a checksum. A
+    hash is 128 bits of blake2b, so the probability of a collision among 1e10 documents is 1e-19.
     """
     digests = bytearray()
     for document in documents:
@@ -45,21 +46,25 @@ def _path(directory: str, shard: int) -> str:
 
 
 def document_hash(document: Document) -> bytes:
-    """Returns a 16-byte hash, which is equal for equal documents."""
+    """Returns a 16-byte hash of a document's text and, for records, of the metadata. Equal documents have equal hashes.
+
+    The str and the UTF-8 bytes of the same text have the same hash.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for text in texts_of(document):
         for piece in split_text(text):
             digest.update(piece.encode())
-        digest.update(b"\xff")  # never in UTF-8: ("ab", "c") differs from ("a", "bc")
+        digest.update(b"\xff")  # never occurs in UTF-8, so ("ab", "c") and ("a", "bc") have different hashes
     if isinstance(document, Record):  # records with equal texts may have different labels
         digest.update(json.dumps(document.note, sort_keys=True).encode())
     return digest.digest()
 
 
 def find_duplicates(directory: str, count: int) -> list[np.ndarray]:
-    """Returns for each of `count` shards the sorted numbers of documents that repeat an earlier one in any shard.
+    """Returns, for each of `count` shards, the sorted numbers of the documents that equal an earlier document.
 
-    It processes one range of hashes at a time and reads each range once from every shard.
+    The earlier document may be in any shard. To bound memory, the function compares one range of hashes at a time, for
+    which it reads the hash files of all shards.
     """
     sizes = [_checked_size(_path(directory, shard)) for shard in range(count)]
     duplicates = [[] for _ in range(count)]
@@ -77,7 +82,7 @@ def find_duplicates(directory: str, count: int) -> list[np.ndarray]:
 
 
 def _checked_size(path: str) -> int:
-    """Returns the number of hashes in a file; raises UserError if the checksum does not match."""
+    """Returns the number of hashes in a hash file; raises UserError if the checksum does not match."""
     with open(path, "rb") as f:
         content = f.read()
     size, checksum = len(content) // 24, checksums.new_hash()
@@ -88,7 +93,11 @@ def _checked_size(path: str) -> int:
 
 
 def _hashes_in(path: str, size: int, i: int, ranges: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the columns of a shard's hash file, for first halves in the i-th of `ranges` equal ranges."""
+    """Returns the hashes of a hash file in range `i` of `ranges` equal ranges of the first half of a hash.
+
+    Returns:
+      First halves of the hashes, second halves of the hashes, and document numbers, each [hashes in the range].
+    """
     if not size:
         return tuple(np.empty(0, dtype) for dtype in ("<u8", "<u8", "<i8"))
     high, low, documents = np.memmap(path, "<u8", mode="r", shape=(3, size))
@@ -98,7 +107,15 @@ def _hashes_in(path: str, size: int, i: int, ranges: int) -> tuple[np.ndarray, n
 
 
 def copy_shard_without(source: str, directory: str, shard: int, dropped: dict[str, np.ndarray], dtype: str) -> None:
-    """Copies a shard without some documents. dropped: reason -> document numbers, with one reason per document."""
+    """Copies a tokenized shard without the dropped documents.
+
+    Args:
+      source: directory of the original shard.
+      directory: directory of the copy.
+      shard: number of the shard.
+      dropped: reason -> numbers of the dropped documents; each document has only one reason.
+      dtype: dtype of the tokens.
+    """
     old, new = shard_path(source, shard), shard_path(directory, shard)
     totals = checksums.read_json(f"{old}.json")
     if totals.get("tokens_checksum") not in (None, checksums.file_checksum(f"{old}.tokens")):
@@ -112,12 +129,12 @@ def copy_shard_without(source: str, directory: str, shard: int, dropped: dict[st
     written, checksum = 0, checksums.new_hash()
     with replacing(f"{new}.tokens") as f:
         for start, end in [*_runs(~retained, starts, ends), (len(tokens), len(tokens))]:
-            f.write(tokens[written:start].data)  # the tokens between dropped documents
+            f.write(tokens[written:start].data)  # the tokens since the last dropped documents
             checksum.update(tokens[written:start].data)
             counts = counts - np.bincount(tokens[start:end], minlength=len(counts))
             written = end
     lengths = np.where(retained, ends - starts, 0)
-    removed = (ends - starts - lengths).cumsum()  # dropped tokens up to the end of each document
+    removed = (ends - starts - lengths).cumsum()  # [documents] number of dropped tokens before the end of each document
     new_arrays = {"ends": (ends - removed)[retained], "bytes": arrays["bytes"][retained], "counts": counts}
     if "part_ends" in arrays:
         owners = ends.searchsorted(arrays["part_ends"])
@@ -131,7 +148,12 @@ def copy_shard_without(source: str, directory: str, shard: int, dropped: dict[st
 
 
 def _runs(chosen: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yields the token range (start, end) of each run of chosen documents."""
+    """Yields the token range (start, end) of each run of consecutive chosen documents.
+
+    Args:
+      chosen: [documents] True for the chosen documents.
+      starts, ends: [documents] token offsets of each document.
+    """
     edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]])))
     for first, stop in edges.reshape(-1, 2).tolist():
         yield int(starts[first]), int(ends[stop - 1])

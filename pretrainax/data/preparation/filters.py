@@ -1,6 +1,7 @@
-"""Quality filters and near-duplicate removal, with the rules and signatures of datatrove.
+"""Implements quality filters and the removal of near-duplicates, with the rules and signatures of datatrove.
 
-datatrove is an extra (`pip install 'pretrainax[filters]'`), imported only for configs that use a filter.
+datatrove is an optional dependency (`pip install 'pretrainax[filters]'`). It is imported only for configs that use a
+filter.
 """
 
 import collections
@@ -22,9 +23,9 @@ _PACKAGES = ("datatrove", "spacy")
 
 
 class Filter(Choice):
-    """Base class of the document filters of a config."""
+    """Base class of the document filters that a config can select."""
 
-    language: str  # of datatrove's word tokenizer, as an ISO 639-3 code
+    language: str  # language of datatrove's word tokenizer, as an ISO 639-3 code
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
@@ -36,18 +37,19 @@ class Filter(Choice):
 
 @dataclasses.dataclass
 class QualityFilter(Filter, kinds.QualityFilter):
-    """Drops documents that break a heuristic for running text, and counts each under the first rule that it breaks.
+    """Drops documents that do not look like running text, by the heuristic rules of published datasets.
 
-    The rules see only the beginning of a document, at most 262,144 characters. Thresholds are those in the papers.
+    Each dropped document counts under the first rule that it violates. The rules see only the first 262,144 characters
+    of a document. The thresholds are the thresholds of the papers.
     """
 
     gopher_repetition: bool = True  # repeated lines, paragraphs and n-grams (Rae et al. 2021, table A1)
     gopher_quality: bool = True  # lengths, symbols, stop words, bullets (Rae et al. 2021, section A.1.1)
-    c4: bool = False  # sentences, "lorem ipsum", braces, policies (Raffel et al. 2020, section 2.2); all lines stay
+    c4: bool = False  # sentences, "lorem ipsum", braces, policies (Raffel et al. 2020, section 2.2); removes no lines
     fineweb: bool = (
         False  # short lines, lines without punctuation, repeated characters (Penedo et al. 2024, section 3.6)
     )
-    language: str = "eng"  # of datatrove's word tokenizer, as an ISO 639-3 code
+    language: str = "eng"  # language of datatrove's word tokenizer, as an ISO 639-3 code
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
@@ -55,6 +57,7 @@ class QualityFilter(Filter, kinds.QualityFilter):
             yield "config.data.quality enables no rules: set gopher_repetition, gopher_quality, c4 or fineweb"
 
     def kept(self, documents: Iterable[Document], skipped: collections.Counter) -> Iterator[Document]:
+        """Yields the documents that violate no rule; counts the other documents in `skipped`, by rule."""
         from datatrove.data import Document as DatatroveDocument
 
         rules = self._rules()
@@ -82,7 +85,7 @@ class QualityFilter(Filter, kinds.QualityFilter):
 
 
 def _reason(rule: Any, document: Any) -> str:
-    """Returns the reason for which `rule` drops the document, or "" if it accepts the document."""
+    """Returns the reason why `rule` drops a document, or "" if the rule accepts the document."""
     result = rule.filter(document)
     if isinstance(result, tuple):
         accepted, reason = result
@@ -92,18 +95,20 @@ def _reason(rule: Any, document: Any) -> str:
 
 @dataclasses.dataclass
 class NearDuplicates(Filter, kinds.NearDuplicates):
-    """Drops documents that share most n-grams, found by MinHash (Broder 1997; Lee et al. 2022, appendix A).
+    """Drops documents that share most n-grams with an earlier document, found by MinHash.
 
-    Two documents of Jaccard similarity s match with probability 1 - (1 - s^hashes)^buckets: by default 92 % at 0.8,
-    56 % at 0.7 and 5 % at 0.5. The first document of each connected group of matches stays. The comparison covers the
-    beginning of a document, at most 262,144 characters, and skips documents shorter than an n-gram. All numbers count
-    as equal.
+    Sources: Broder 1997; Lee et al. 2022, appendix A.
+
+    Two documents with Jaccard similarity s match with probability 1 - (1 - s^hashes)^buckets. With the default values,
+    this is 92 % for s = 0.8, 56 % for 0.7 and 5 % for 0.5. Documents that match directly or through other documents
+    form a group, and only the first document of a group remains. The comparison uses the first 262,144 characters of a
+    document. Documents shorter than an n-gram are never dropped. All numbers in a text count as equal.
     """
 
-    ngram: int = 5  # words
-    buckets: int = 14  # two documents match if one bucket is equal
-    hashes: int = 8  # per bucket
-    language: str = "eng"  # of datatrove's word tokenizer, as an ISO 639-3 code
+    ngram: int = 5  # words per n-gram
+    buckets: int = 14  # number of buckets; two documents match if all hashes of one bucket are equal
+    hashes: int = 8  # hashes per bucket
+    language: str = "eng"  # language of datatrove's word tokenizer, as an ISO 639-3 code
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
@@ -112,7 +117,7 @@ class NearDuplicates(Filter, kinds.NearDuplicates):
                 yield f"config.data.near_duplicates.{name} is {getattr(self, name)}, it must be at least 1"
 
     def sign(self, documents: Iterable[Document], directory: str, shard: int) -> None:
-        """Writes the MinHash signatures of a shard's documents."""
+        """Writes the MinHash signatures of the documents of a shard to `directory`."""
         from datatrove.data import Document as DatatroveDocument
         from datatrove.pipeline.dedup import MinhashDedupSignature
 
@@ -121,7 +126,11 @@ class NearDuplicates(Filter, kinds.NearDuplicates):
         step.run((DatatroveDocument(text=beginning(d), id=str(i)) for i, d in enumerate(documents)), rank=shard)
 
     def find(self, directory: str, count: int) -> list[np.ndarray]:
-        """Returns for each of `count` shards the sorted numbers of near-duplicates of earlier documents."""
+        """Returns, for each of `count` shards, the sorted numbers of the documents to drop.
+
+        These documents are near-duplicates of an earlier document in any shard. Reads the signatures that `sign` wrote
+        to `directory`.
+        """
         from datatrove.pipeline.dedup import MinhashDedupBuckets
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
@@ -129,7 +138,7 @@ class NearDuplicates(Filter, kinds.NearDuplicates):
         _silence_datatrove()
         resource.setrlimit(
             resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1:] * 2
-        )  # one file per shard
+        )  # datatrove opens one file per shard
         pairs = []
         for bucket in range(self.buckets):
             folder = os.path.join(directory, "pairs")
@@ -151,13 +160,13 @@ class NearDuplicates(Filter, kinds.NearDuplicates):
         from datatrove.pipeline.dedup.minhash import MinhashConfig
         from datatrove.utils.hashing import HashConfig
 
-        # Not the default xxhash: its version 4 rejects strings, which datatrove 0.10 passes.
+        # Not the default, xxhash: version 4 of xxhash raises an error for strings, which datatrove 0.10 passes to it.
         config = HashConfig(hash_fc="sha1")
         return MinhashConfig(self.ngram, self.buckets, self.hashes, hash_config=config)
 
 
 def _language_problem(language: str) -> str:
-    """Returns the reason why datatrove cannot split this language into words, or "" if it can."""
+    """Returns the reason why datatrove cannot split text in a language into words, or "" if it can."""
     from datatrove.utils.word_tokenizers import load_word_tokenizer
 
     try:
@@ -176,7 +185,10 @@ def _silence_datatrove() -> None:
 
 
 def beginning(document: Document) -> str:
-    """Returns the beginning of a document, which the filters evaluate."""
+    """Returns the first 262,144 characters (or UTF-8 bytes) of a document, which the filters evaluate.
+
+    The source and the target of a pair are joined by a line end.
+    """
     if isinstance(document, tuple):
         return "\n".join(document)[:BATCH]
     return next(split_text(document), "")

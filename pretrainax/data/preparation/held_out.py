@@ -1,4 +1,7 @@
-"""Holds out one document, or the end of the only document, if a split rule leaves train or validation empty."""
+"""Chooses a document for validation if the split rule of a source leaves the training or the validation split empty.
+
+If the source has only one document, the end of this document is used for validation.
+"""
 
 import collections
 import os
@@ -17,14 +20,20 @@ SPLITS = ("train", "valid")
 
 
 class HeldOut(Source):
-    """A source with a new split, for sources whose own rule leaves one split empty.
+    """Replaces the split of a source whose split rule leaves the training or the validation split empty.
 
-    The validation split is the document with the smallest hash. If all documents are equal, it is the last tenth of the
-    document. The split depends only on the documents, not on their distribution over files and shards.
+    The validation split is the document with the smallest hash. If all documents are equal, the validation split is the
+    last tenth of the document. The split depends only on the documents, not on their distribution over files and
+    shards.
     """
 
     def __init__(self, source: Source, chosen: str, is_only: bool):
-        """chosen: the hash of the held-out document; is_only: True if the source has no other document."""
+        """Stores the choice of the validation document.
+
+        Args:
+          chosen: the `document_hash` of the held-out document, as hexadecimal digits.
+          is_only: True if the source has no different document.
+        """
         self.source, self.chosen, self.is_only = source, chosen, is_only
 
     def __repr__(self) -> str:
@@ -56,7 +65,14 @@ class HeldOut(Source):
 def hold_out(
     source: Source, quality: Optional[QualityFilter], kept_in: str, workers: Workers, report: Callable
 ) -> HeldOut:
-    """Returns the source with one document held out. The file `kept_in` saves the choice."""
+    """Returns a `HeldOut` of the source with one held-out document.
+
+    Args:
+      quality: only documents that pass this filter can be held out; None: all documents.
+      kept_in: path of a JSON file with the choice. If the file exists, its choice is used; otherwise it is written.
+      workers: processes that hash the documents.
+      report: prints a message for the user.
+    """
     choice = checksums.read_json(kept_in)
     if choice is None:
         report("the split leaves train or validation empty: looking for a document to hold out")
@@ -73,7 +89,7 @@ def _all_shards(source: Source) -> list[Shard]:
 
 
 def _smallest_hashes(source: Source, shard: Shard, quality: Optional[QualityFilter]) -> set[str]:
-    """Returns the two smallest hashes of the non-empty documents of a shard, or fewer for fewer documents."""
+    """Returns the two smallest hashes of the documents of a shard that are not blank; fewer for fewer documents."""
     documents, smallest = until_stopped(source.read(shard, collections.Counter())), set()
     if quality is not None:
         documents = quality.kept(documents, collections.Counter())
@@ -84,13 +100,13 @@ def _smallest_hashes(source: Source, shard: Shard, quality: Optional[QualityFilt
 
 
 def _cut(text: Any) -> tuple[Any, Any]:
-    """Splits a text (str or UTF-8) into its first nine tenths and its last tenth, after white space if possible."""
+    """Splits a text (str or UTF-8 bytes) into about nine tenths and one tenth, after white space if possible."""
     line, space = (b"\n", b" ") if isinstance(text, bytearray) else ("\n", " ")
     text = text.rstrip()
     limit = len(text) * 9 // 10
     cut = max(text.rfind(line, 0, limit), text.rfind(space, 0, limit)) + 1
-    if cut < len(text) // 2:  # one long word
+    if cut < len(text) // 2:  # the text has a very long word
         cut = limit
-        while isinstance(text, bytearray) and text[cut] & 0xC0 == 0x80:  # inside a character
+        while isinstance(text, bytearray) and text[cut] & 0xC0 == 0x80:  # the cut is inside a character
             cut -= 1
     return text[:cut], text[cut:]

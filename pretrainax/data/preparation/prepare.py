@@ -29,7 +29,8 @@ from pretrainax.storage.places import with_urls
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import check_tokenizer
 
-TaskRunner = Callable[[Callable, list[tuple]], Iterator]  # calls a function for each task, possibly on other machines
+# Calls a function with the arguments of each task, possibly on other machines, and yields the results.
+TaskRunner = Callable[[Callable, list[tuple]], Iterator]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +38,14 @@ class Prepared:
     """The tokenizer and the corpora of a run."""
 
     tokenizer: Tokenizer
-    train: tuple[Corpus, ...]  # one per component of the source
-    valid: tuple[Corpus, ...]
-    summary: str  # one line on sizes and time
-    phases: tuple[tuple[Corpus, ...], ...] = ()  # the training corpora of each phase, for runs with phases
+    train: tuple[Corpus, ...]  # the training corpora, one per component of the source
+    valid: tuple[Corpus, ...]  # the validation corpora, one per component of the source
+    summary: str  # one line with the sizes of the corpora and the time of the preparation
+    phases: tuple[tuple[Corpus, ...], ...] = ()  # the training corpora of each phase; (): a run without phases
 
     @property
     def corpora(self) -> tuple[Corpus, ...]:
-        """All corpora of the run: train, valid, and further corpora of the phases."""
+        """All corpora of the run without repetitions: `train`, `valid`, and the further corpora of the phases."""
         main = (*self.train, *self.valid)
         known = {corpus.directory for corpus in main}
         others = {c.directory: c for phase in self.phases for c in phase if c.directory not in known}
@@ -52,36 +53,36 @@ class Prepared:
 
     @property
     def valid_first(self) -> tuple[Corpus, ...]:
-        """The same corpora, with the validation corpora first; each validation reads them in full."""
+        """The corpora of `corpora`, with the validation corpora first, because each validation reads all their rows."""
         return (*self.valid, *(corpus for corpus in self.corpora if corpus not in self.valid))
 
 
 class Recipe(NamedTuple):
-    """The inputs that determine a corpus, except its split."""
+    """All inputs of the preparation that determine a corpus, except the split."""
 
     source: Source
-    fingerprint: str  # of the source
-    tokenizer: str  # directory
-    parts: Optional[str]  # "sentences": marks sentence ends | "pairs" | "records" of a task | None: plain text
-    task: Optional[shards.Encoder]  # of records
+    fingerprint: str  # fingerprint of the source
+    tokenizer: str  # directory of the tokenizer
+    parts: Optional[str]  # "sentences": marks sentence ends | "pairs" | "records" of a task | None: plain documents
+    task: Optional[shards.Encoder]  # converts records to documents; None: no records
     quality: Optional[QualityFilter]
     drop_duplicates: bool
     near_duplicates: Optional[NearDuplicates]
     vocabulary_size: int
-    key: str  # digest of all inputs and of the text
-    cache: str  # directory
+    key: str  # digest of all inputs and of the source's fingerprint
+    cache: str  # directory of the cache
 
     @property
     def drops(self) -> bool:
-        """True if the recipe drops duplicates, which requires all shards."""
+        """True if duplicates or near-duplicates are dropped, which is possible only after all shards are tokenized."""
         return self.drop_duplicates or self.near_duplicates is not None
 
     def directory(self, split: str) -> str:
-        """Returns the folder of the finished corpus."""
+        """Returns the folder of the finished corpus of a split."""
         return os.path.join(self.cache, "corpora", self.key, split)
 
     def tokenized(self, split: str) -> str:
-        """Returns the folder of the tokenized shards, before duplicates are dropped."""
+        """Returns the folder of the tokenized shards of a split; with `drops`, of the shards before the removal."""
         return os.path.join(self.directory(split), "whole") if self.drops else self.directory(split)
 
 
@@ -93,7 +94,8 @@ def prepare(
     Replaces sizes of `experiment.model` that are `auto` with numbers.
 
     Args:
-      elsewhere: runs the tokenization tasks; None: in processes of this machine.
+      report: prints a message for the user.
+      elsewhere: runs the tokenization tasks, for example on other machines; None: processes of this machine run them.
 
     Raises:
       UserError: the preparation failed.
@@ -113,7 +115,10 @@ def prepare(
 
 
 def prepare_share(experiment: Experiment, index: int, count: int, report: Callable[[str], None] = print) -> str:
-    """Tokenizes the shards with number `index` modulo `count`; returns a message for the user."""
+    """Tokenizes one of `count` shares of the shards; returns a message for the user.
+
+    The share contains the shards whose number is `index` modulo `count`.
+    """
     with open_cache(experiment.data) as (cache, workers):
         recipes, of_phases, _ = _recipes(experiment, cache, workers, report)
         for split in SPLITS:
@@ -126,7 +131,10 @@ def prepare_share(experiment: Experiment, index: int, count: int, report: Callab
 def _recipes(
     experiment: Experiment, cache: str, workers: Workers, report: Callable
 ) -> tuple[list[Recipe], list[list[Recipe]], Tokenizer]:
-    """Returns the recipes of the source's components, the recipes of each phase, and the tokenizer."""
+    """Returns the recipes of the source's components, the recipes of each phase, and the tokenizer.
+
+    Trains the tokenizer if the cache lacks it, and replaces sizes of `experiment.model` that are `auto` with numbers.
+    """
     source = experiment.data.source
     sources = [source, *(phase.experiment.data.source for phase in phases_of(experiment))]
     components = {str(component): component for each in sources for component in each.components()}
@@ -148,7 +156,12 @@ def _recipes(
 def _components(
     experiment: Experiment, fingerprints: dict[str, str], tokenizer: Tokenizer, directory: str, cache: str
 ) -> list[Recipe]:
-    """Returns the recipes of the source's components, without phases."""
+    """Returns the recipes of the components of `experiment.data.source`. Ignores `experiment.phases`.
+
+    Args:
+      fingerprints: fingerprint of each component, by str(component).
+      directory: directory of the tokenizer.
+    """
     data, recipes = experiment.data, []
     filters = (data.quality, data.drop_duplicates, data.near_duplicates)
     by_sentence = any(objective.unit == "sentences" for _, objective in experiment.objective.components())
@@ -166,7 +179,7 @@ def _components(
 
 
 def _describe(corpora: dict[str, tuple[Corpus, ...]]) -> str:
-    """Returns a line with the sizes of the corpora and the counts of skipped items."""
+    """Returns a line with the sizes of the corpora of each split and the counts of skipped items."""
     sizes, skipped = [], collections.Counter()
     for split, several in corpora.items():
         for i, corpus in enumerate(several):
@@ -182,7 +195,10 @@ def _describe(corpora: dict[str, tuple[Corpus, ...]]) -> str:
 
 
 def _corpora(recipe: Recipe, workers: Workers, tokenizing: TaskRunner, report: Callable) -> list[Corpus]:
-    """Opens the corpora of both splits. Holds out a document if the source's split rule leaves one split empty."""
+    """Opens the training and the validation corpus of a recipe, after preparing them if the cache lacks them.
+
+    Holds out a document for validation if the split rule of the source leaves one of the splits empty.
+    """
     corpora = [_corpus(split, recipe, workers, tokenizing, report) for split in SPLITS]
     if recipe.source.holds_out and not all(corpus.num_documents for corpus in corpora):
         choice_path = os.path.join(recipe.cache, "corpora", recipe.key, "held_out.json")
@@ -201,7 +217,7 @@ def _corpora(recipe: Recipe, workers: Workers, tokenizing: TaskRunner, report: C
 
 
 def _corpus(split: str, recipe: Recipe, workers: Workers, tokenizing: TaskRunner, report: Callable) -> Corpus:
-    """Opens a corpus, after preparing it if the cache lacks it."""
+    """Opens the corpus of a split, after preparing the corpus if the cache lacks it."""
     directory, fingerprint = recipe.directory(split), f"{recipe.key}-{split}"
     if not shards.is_complete(directory, fingerprint):
         with locked(directory, report):
@@ -214,14 +230,15 @@ def _corpus(split: str, recipe: Recipe, workers: Workers, tokenizing: TaskRunner
                     _drop(split, recipe, count, workers, report)
                 shards.write_index(directory, count, recipe.vocabulary_size, fingerprint, recipe.parts)
     if recipe.drops:
-        shutil.rmtree(recipe.tokenized(split), ignore_errors=True)  # also leftovers of a run killed at this point
+        shutil.rmtree(recipe.tokenized(split), ignore_errors=True)  # also if a process was killed just before this line
     return Corpus(directory)
 
 
 def _tokenize(split: str, recipe: Recipe, run: TaskRunner, report: Callable, index: int = 0, count: int = 1) -> int:
-    """Writes the missing shards with number `index` modulo `count`.
+    """Tokenizes the documents of a split into the missing shards whose number is `index` modulo `count`.
 
-    Returns the total number of shards.
+    Returns:
+      The total number of shards of the split.
     """
     directory, descriptions = recipe.tokenized(split), recipe.source.shards(split)
     os.makedirs(directory, exist_ok=True)
@@ -234,13 +251,17 @@ def _tokenize(split: str, recipe: Recipe, run: TaskRunner, report: Callable, ind
     for _ in _progress(run(_write_shard, tasks), len(tasks), split, report):
         pass
     if tasks and recipe.source.fingerprint() != recipe.fingerprint:
-        shutil.rmtree(directory)  # some shards may hold the old text, others the new text
+        shutil.rmtree(directory)  # some shards may contain the old text and some the new text
         raise UserError("the text of config.data.source changed during tokenization: run the same command again")
     return len(descriptions)
 
 
 def _remove_unfinished(recipe: Recipe, split: str, only: Optional[list[int]]) -> None:
-    """Removes temporary files of killed runs. only: shards to clean, if other machines may be at work; None: all."""
+    """Removes the temporary files of killed processes from the folders of a split.
+
+    Args:
+      only: numbers of the shards to clean, if other machines may be writing other shards; None: all shards.
+    """
     names = None if only is None else {f"{i:05d}" for i in only}
     for directory in {recipe.tokenized(split), recipe.directory(split)}:
         for name in os.listdir(directory):
@@ -249,7 +270,7 @@ def _remove_unfinished(recipe: Recipe, split: str, only: Optional[list[int]]) ->
 
 
 def _write_shard(i: int, shard: Shard, recipe: Recipe, directory: str) -> None:
-    """Tokenizes one shard, and writes hashes and signatures for the removal of duplicates."""
+    """Filters and tokenizes the documents of shard `i`, and writes hashes and signatures for the duplicate removal."""
     skipped = collections.Counter()
     documents = until_stopped(recipe.source.read(shard, skipped))
     if recipe.quality is not None:
@@ -267,7 +288,7 @@ _load_once = functools.lru_cache(maxsize=1)(load_tokenizer)
 
 
 def _drop(split: str, recipe: Recipe, count: int, workers: Workers, report: Callable) -> None:
-    """Copies the tokenized shards without duplicates and near-duplicates."""
+    """Copies the `count` tokenized shards of a split without duplicates and near-duplicates."""
     report(f"looking for duplicates in {split}")
     source, directory = recipe.tokenized(split), recipe.directory(split)
     dropped = [{} for _ in range(count)]
@@ -283,7 +304,7 @@ def _drop(split: str, recipe: Recipe, count: int, workers: Workers, report: Call
 
 
 def _progress(results: Iterator, total: int, split: str, report: Callable) -> Iterator:
-    """Yields the results, with a progress bar on a terminal, otherwise a line every ten seconds."""
+    """Yields the results unchanged and reports progress: a bar on a terminal, otherwise a line every ten seconds."""
     if sys.stderr.isatty():
         yield from tqdm(results, desc=f"tokenizing {split}", total=total, unit="shard", leave=False)
         return

@@ -1,7 +1,8 @@
-"""Splits text into sentences, in scripts with spaces (Latin, Cyrillic) and without (Chinese, Japanese).
+"""Splits text into sentences, in scripts with spaces (Latin, Cyrillic) and without spaces (Chinese, Japanese).
 
-It applies rules, not a model, to the end mark, the text after it and the text before it. In doubt it does not split:
-half a sentence is the worse error for a model that learns from sentence pairs.
+The splitter has rules for the end mark of a sentence (such as a period), the text after the mark and the text before
+the mark. If the rules are uncertain, the text is not split, because for a model that learns from sentence pairs half a
+sentence is worse than two sentences in one.
 """
 
 import re
@@ -14,14 +15,14 @@ _END = re.compile(
     rf"(?<![.!?…])[.!?…]+[{_CLOSERS}]*(?=\s)"
     rf"|(?<![.!?…])[.!?]+[{_CLOSERS}]*(?=[{_WITHOUT_SPACES}])"
     rf"|(?:[。！？｡]+|．(?!\d))[{_CLOSERS}]*"
-    # before an empty line or a list item, after any character
+    # any character before an empty line or a list item
     r"|\S(?=[^\S\n]*\n\s*(?:\n|[-*•]\s|\d{1,2}[.)]\s))"
 )
 _PARAGRAPH = re.compile(r"[^\S\n]*\n\s*\n")
 _NEXT = re.compile(rf"\s*[{re.escape(_OPENERS)}]*(\S)")
 
-# Abbreviations whose period does not end a sentence, in English, German, French, Spanish, Portuguese and Italian:
-# before a name or a noun, and before a number.
+# Abbreviations whose period does not end a sentence, in English, German, French, Spanish, Portuguese and Italian. The
+# first list is for abbreviations before a name or a noun, the second list for abbreviations before a number.
 _BEFORE_NAMES = (
     "Adm Capt Cmdr Col Cpl Dr Drs Fr Gen Gov Hon Lt Maj Messrs Mr Mrs Ms Mx Prof Rep Rev Sen Sgt Sr St Ste Supt "
     "Hr Hrn Mgr Mlle Mme Mmes Dra Sra Srta Sto Sta Ud Uds Gral Lic Exmo Dott Dssa Sig "
@@ -32,19 +33,20 @@ _BEFORE_NUMBERS = (
     "Abb Art Bd Cap Ch Chap Ed Eq Eqs Est Env Fig Figs Kap No Nos Nr Op Pp Pt Sec Vol Vols"
 )
 _WORDS, _NUMBER_WORDS = (f"(?i:{'|'.join(words.split())})" for words in (_BEFORE_NAMES, _BEFORE_NUMBERS))
-# Also: an initial or a list letter (J. B.), letters with periods between them (e.g, U.S, z.B, Ph.D), the number of a
-# list item, or a German ordinal (3. Oktober).
+# The period also does not end a sentence after an initial or a list letter (J. B.), letters with periods between them
+# (e.g, U.S, z.B, Ph.D), the number of a list item, or a German ordinal (3. Oktober).
 _LETTERS = r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,3}|[^\W\d_]|\d{1,2}"
 _NO_END = re.compile(rf"(?<![\w.])(?:{_LETTERS}|{_WORDS})\Z")
 _NO_END_BEFORE_NUMBERS = re.compile(rf"(?<!\w){_NUMBER_WORDS}\Z")
-_CONTEXT = 12  # characters before a period that the rules see
+_CONTEXT = 12  # number of characters before a period that the rules use
 
 
 def split(text: str) -> list[str]:
-    """Returns the sentences of a text, whose concatenation is the text.
+    """Splits a text into sentences. The concatenation of the sentences is the text.
 
-    White space belongs to the following sentence, as in byte-level BPE and SentencePiece tokens; at the end of the text
-    it belongs to the last sentence. A single line end is white space; empty lines and list items are boundaries.
+    White space belongs to the following sentence, as in the tokens of byte-level BPE and SentencePiece. White space at
+    the end of the text belongs to the last sentence. A single line end is white space. Empty lines and list items are
+    sentence boundaries.
 
         Dr. No came. "Why?" he asked.   ->  [Dr. No came.] [ "Why?" he asked.]
         你好！我来了。                    ->  [你好！] [我来了。]

@@ -2,11 +2,12 @@
 
 Shard N in the folder of a split has three files:
 
-- `N.tokens`: raw uint16 or uint32.
-- `N.npz`: the ends of documents and their parts, the bytes of their text, the count of each id, and notes of records.
-- `N.json`: totals and checksums. It is written last, so a shard with this file is complete.
+- `N.tokens`: the token ids of all documents, as raw uint16 or uint32.
+- `N.npz`: the end offset of each document (and of its parts) in the tokens, the number of text bytes of each document,
+  the number of occurrences of each id, and the metadata of records (notes).
+- `N.json`: totals and checksums. This file is written last, so a shard with this file is complete.
 
-`index.json` holds the checksums of all files and is written after all shards.
+`index.json` contains the checksums of all files and is written after all shards.
 """
 
 import collections
@@ -26,20 +27,20 @@ from pretrainax.files.atomic_files import replacing
 from pretrainax.storage.places import complete
 from pretrainax.tokenization.base import Tokenizer
 
-BATCH = 1 << 18  # characters or bytes of text in one tokenizer call, which bounds memory
+BATCH = 1 << 18  # characters or bytes of text per call of the tokenizer, which bounds memory
 INDEX, ENDS, PARTS, COUNTS = "index.json", "documents.bin", "parts.bin", "counts.bin"
-NOTES, NOTE_ENDS = "notes.bin", "note_ends.bin"  # of records: concatenated JSON, and its ends
+NOTES, NOTE_ENDS = "notes.bin", "note_ends.bin"  # metadata of records as concatenated JSON, and its end offsets
 
 
 class Encoded(NamedTuple):
-    """A document that a task made of a record."""
+    """A tokenized document that a task created from a record."""
 
-    parts: list[np.ndarray]  # ids of each text, int32
-    note: Note  # further data for the task's examples and metrics; serializable as JSON
+    parts: list[np.ndarray]  # ids of each string of the record, int32
+    note: Note  # metadata for the examples and metrics of the task; JSON-serializable
 
 
 class Encoder(Protocol):
-    """The interface of a task (pretrainax.tasks) that converts records to documents."""
+    """Interface that tasks (pretrainax.tasks) implement: converts a record to tokenized documents."""
 
     def encode(self, record: Record, tokenizer: Tokenizer, /) -> Iterator[Encoded]: ...
 
@@ -53,12 +54,13 @@ def shard_path(directory: str, shard: int) -> str:
 
 
 def is_complete(directory: str, fingerprint: str) -> bool:
-    """Returns True if the directory holds a complete corpus.
+    """Returns True if the directory contains a complete corpus with the expected fingerprint.
 
-    For a corpus in an object store, downloads all files except the tokens. It downloads the tokens too if the corpus is
-    incomplete, or if it consists of records, because their plan reads every record.
+    For a corpus in an object store, this downloads all files except the tokens. The tokens are also downloaded if the
+    corpus has no index, or if it consists of records, because the row plan of records reads the tokens of every record.
 
-    fingerprint: the start of the expected fingerprint; an index of another split or text has another fingerprint.
+    Args:
+      fingerprint: prefix of the expected fingerprint, which identifies the split and the text.
     """
     complete(directory, lambda name: not name.endswith(".tokens"))
     index = checksums.read_json(os.path.join(directory, INDEX))
@@ -68,9 +70,9 @@ def is_complete(directory: str, fingerprint: str) -> bool:
 
 
 def missing_shards(directory: str, count: int, vocabulary_size: int) -> list[int]:
-    """Returns the numbers of missing or damaged shards below `count`.
+    """Returns the numbers of the missing or damaged shards among the shards 0, …, `count` - 1.
 
-    It does not read the tokens, which are most of the data; their checksums are verified later.
+    Does not read the tokens, which are most of the data. The checksums of the tokens are verified later.
     """
     itemsize = np.dtype(token_dtype(vocabulary_size)).itemsize
     missing = []
@@ -85,7 +87,12 @@ def missing_shards(directory: str, count: int, vocabulary_size: int) -> list[int
 
 
 def read_arrays(base: str, totals: dict[str, Any]) -> Optional[dict[str, np.ndarray]]:
-    """Returns the arrays of a shard's .npz file, or None if the file is damaged."""
+    """Returns the arrays of a shard's .npz file by name; None if the file is missing or damaged.
+
+    Args:
+      base: path of the shard without file name ending.
+      totals: content of the shard's .json file.
+    """
     try:
         with np.load(f"{base}.npz", allow_pickle=False) as arrays:
             arrays = dict(arrays)
@@ -95,7 +102,7 @@ def read_arrays(base: str, totals: dict[str, Any]) -> Optional[dict[str, np.ndar
 
 
 def _checksum_of(arrays: dict[str, np.ndarray]) -> str:
-    """Returns the checksum of the contents of arrays, since the .npz file itself may contain the time."""
+    """Returns a checksum of the names and contents of arrays. The .npz file itself may contain the current time."""
     checksum = checksums.new_hash()
     for name in sorted(arrays):
         checksum.update(name.encode() + arrays[name].tobytes())
@@ -103,13 +110,19 @@ def _checksum_of(arrays: dict[str, np.ndarray]) -> str:
 
 
 class ShardWriter:
-    """Tokenizes documents into one shard: `with ShardWriter(...) as writer: ... writer.write(documents, skipped)`.
+    """Tokenizes documents and writes them as one shard.
+
+        with ShardWriter(...) as writer:
+            for document in writer.write(documents, skipped): ...
 
     Args:
-      parts: None: plain documents | "sentences": also saves sentence ends | "pairs": documents are pairs of source and
-        target, with a separator after each of the two | "records": saves a JSON note, in which "parts" are the ends of
-        the record's texts, and no separator.
-      task: converts records to documents.
+      directory: folder of the shards of a split.
+      shard: number of the shard.
+      parts: None: plain documents, with a separator after each document | "sentences": the same, and the ends of
+        sentences are saved | "pairs": documents are pairs, with a separator after the source and after the target |
+        "records": documents are records of a task, without separators. The metadata (note) of each record is saved as
+        JSON. Its entry "parts" has the end offset of each string of the record.
+      task: converts records to tokenized documents; None: no records.
     """
 
     def __init__(
@@ -126,7 +139,7 @@ class ShardWriter:
         self._dtype = np.dtype(token_dtype(tokenizer.vocabulary.size))
         self._counts = np.zeros(tokenizer.vocabulary.size, np.int64)
         self._size, self._checksum = 0, checksums.new_hash()  # of the written tokens
-        self._ends, self._part_ends, self._bytes = [], [], []  # lists of arrays
+        self._ends, self._part_ends, self._bytes = [], [], []  # lists of arrays, to be concatenated
         self._skipped = collections.Counter()
         self._stack = contextlib.ExitStack()
 
@@ -148,7 +161,10 @@ class ShardWriter:
         finish_shard(self._base, arrays | {"counts": self._counts}, self._skipped, self._checksum.hexdigest())
 
     def write(self, documents: Iterable[Document], skipped: collections.Counter) -> Iterator[Document]:
-        """Writes documents and yields each written one. Skips documents that have no text or encode to no tokens."""
+        """Writes documents and yields each written document.
+
+        Blank documents and documents without tokens are not written, and `skipped` has their number.
+        """
         self._skipped, batch, size = skipped, [], 0
         for document in documents:
             length = sum(map(len, texts_of(document)))
@@ -170,7 +186,7 @@ class ShardWriter:
             yield from self._write_batch(batch)
 
     def _write_batch(self, documents: list[Document]) -> Iterator[Document]:
-        """Writes a batch of documents in one tokenizer call; `owners` is the document of each piece of text."""
+        """Tokenizes several documents in one call, writes them and yields the documents that have tokens."""
         pairs = self._parts == "pairs"
         if pairs:
             pieces, owners = [text for pair in documents for text in pair], np.arange(len(documents)).repeat(2)
@@ -178,13 +194,13 @@ class ShardWriter:
             split_texts = [self._split(d.decode() if isinstance(d, bytearray) else d) for d in documents]
             pieces = [piece for text in split_texts for piece in text]
             owners = np.arange(len(documents)).repeat([len(text) for text in split_texts])
-        encoded = self._encode(pieces)
+        encoded = self._encode(pieces)  # owners[i]: index of the document that contains pieces[i]
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         has_tokens = lengths > 0
-        if pairs:  # a pair needs both texts
+        if pairs:  # a pair is written only if source and target have tokens
             has_tokens &= ~np.isin(owners, owners[~has_tokens])
         lengths, owners = lengths[has_tokens], owners[has_tokens]
-        last = np.append(owners[1:] != owners[:-1], [True] * bool(len(owners)))  # the last piece of its document
+        last = np.append(owners[1:] != owners[:-1], [True] * bool(len(owners)))  # True for a document's last piece
         closed = (last | pairs) & (self._separator is not None)
         ends = (lengths + closed).cumsum()
         tokens = np.full(lengths.sum() + closed.sum(), self._separator or 0, self._dtype)
@@ -198,7 +214,7 @@ class ShardWriter:
         yield from written
 
     def _write_long(self, document: Union[str, bytearray]) -> Iterator[Document]:
-        """Writes one piece at a time, so memory never holds the whole text or all tokens."""
+        """Tokenizes and writes a long document in pieces, so memory never contains all its tokens; yields it."""
         start, part_ends = self._size, []
         for piece in split_text(document):
             encoded = [ids for ids in self._tokenizer.encode_batch(self._split(piece)) if len(ids)]
@@ -215,7 +231,11 @@ class ShardWriter:
         yield document
 
     def _write_record(self, record: Record) -> Iterator[Document]:
-        """Writes the documents that the task makes of a record; the first document counts all bytes of the record."""
+        """Writes the documents that the task creates from a record; yields the record once per written document.
+
+        The first written document counts all text bytes of the record, and the further documents (windows) count 0
+        bytes. The number of documents with bytes is therefore the number of records.
+        """
         assert self._task is not None  # records require a task
         size = num_bytes(record)
         for parts, note in self._task.encode(record, self._tokenizer):
@@ -227,7 +247,7 @@ class ShardWriter:
             self._notes.append(json.dumps({**note, "parts": ends.tolist()}, separators=(",", ":")).encode())
             self._ends.append(np.array([self._size]))
             self._bytes.append(np.array([size], np.int64))
-            size = 0  # for further windows of the record
+            size = 0  # for the further windows of the record
             yield record
 
     def _split(self, text: str) -> list[str]:
@@ -254,8 +274,10 @@ def finish_shard(base: str, arrays: dict[str, np.ndarray], skipped: dict[str, in
     """Writes the `.npz` and `.json` files of a shard.
 
     Args:
-      arrays: ends, bytes and counts; part_ends for a corpus with parts; notes and note_ends for records.
-      checksum: of the tokens.
+      base: path of the shard without file name ending.
+      arrays: "ends", "bytes" and "counts"; "part_ends" for sentences and pairs; "notes" and "note_ends" for records.
+      skipped: numbers of skipped items by reason.
+      checksum: checksum of the tokens.
     """
     with replacing(f"{base}.npz") as f:
         np.savez(f, **arrays)
@@ -270,7 +292,10 @@ def finish_shard(base: str, arrays: dict[str, np.ndarray], skipped: dict[str, in
 def write_index(
     directory: str, count: int, vocabulary_size: int, fingerprint: str, parts: Optional[str] = None
 ) -> None:
-    """Joins `count` finished shards into a corpus and writes its index."""
+    """Combines `count` finished shards into a corpus: joins their arrays in files and writes index.json.
+
+    The tokens stay in the files of the shards. `parts` is the argument of `ShardWriter`.
+    """
     totals = [checksums.read_json(f"{shard_path(directory, shard)}.json") for shard in range(count)]
     counts, offset = np.zeros(vocabulary_size, np.int64), 0
     with contextlib.ExitStack() as stack:
@@ -296,8 +321,8 @@ def write_index(
     index = {name: sum(t[name] for t in totals) for name in ("tokens", "documents", "bytes")}
     index["records"] = sum(t.get("records", t["documents"]) for t in totals)  # older shards lack "records"
     index["skipped"] = dict(sum((collections.Counter(t["skipped"]) for t in totals), collections.Counter()))
-    # Older versions did not remove these characters, so the same key may mean another text. The suffix keeps runs on
-    # that text from resuming here.
+    # Older versions did not remove these characters, so an older corpus with the same key may have different text. The
+    # suffix prevents that a run on the older corpus resumes on this corpus.
     suffix = "-plain" if {MARKS, RETURNS} & index["skipped"].keys() else ""
     index |= {
         "fingerprint": fingerprint + suffix,
@@ -318,7 +343,7 @@ def write_index(
 
 
 def num_bytes(document: Document) -> int:
-    """Returns the number of bytes of a document's text in UTF-8."""
+    """Returns the number of bytes of a document's text in UTF-8, without the metadata of a record."""
     if isinstance(document, (tuple, Record)):
         return sum(map(num_bytes, texts_of(document)))
     if isinstance(document, bytearray) or document.isascii():
@@ -327,7 +352,7 @@ def num_bytes(document: Document) -> int:
 
 
 def split_text(text: Union[str, bytearray]) -> Iterator[str]:
-    """Splits a long text into pieces of at most BATCH, after a line or before a space if possible."""
+    """Splits a text into pieces of at most BATCH characters (or bytes), after a line or before a space if possible."""
     line, space = (b"\n", b" ") if isinstance(text, bytearray) else ("\n", " ")
     start = 0
     while start < len(text):
@@ -340,7 +365,7 @@ def split_text(text: Union[str, bytearray]) -> Iterator[str]:
 
 
 def _boundary(text: Union[str, bytearray], end: int) -> int:
-    """Returns the last character boundary at or before `end`."""
+    """Returns the last position at or before `end` that is not inside a UTF-8 character; `end` for a str."""
     if isinstance(text, bytearray):
         while text[end] & 0xC0 == 0x80:
             end -= 1

@@ -1,4 +1,4 @@
-"""Provides the tokenizer of a config, from the cache or trained on a sample of the text."""
+"""Provides the tokenizer of a config: from the cache, from a file, or trained on a sample of the training text."""
 
 import collections
 import functools
@@ -24,12 +24,12 @@ from pretrainax.storage.places import complete
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 
-_CHECKSUMS = "checksums.json"  # of the other files in a tokenizer's folder
-_SAMPLED_SHARDS = 256  # per component, at most, to train a tokenizer
+_CHECKSUMS = "checksums.json"  # checksums of the other files in the folder of a tokenizer
+_SAMPLED_SHARDS = 256  # maximum number of shards per component in a sample of text
 
 
 def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = print) -> Tokenizer:
-    """Returns the tokenizer of a config, from the cache or newly trained, without preparing corpora."""
+    """Returns the tokenizer of a config, from the cache, loaded or newly trained. Does not prepare corpora."""
     source = experiment.data.source
     with open_cache(experiment.data) as (cache, workers):
         fingerprints = [component.fingerprint() for component in source.components()]
@@ -37,7 +37,10 @@ def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = pr
 
 
 def sample_split(experiment: Experiment, split: str, limit: int) -> list[str]:
-    """Returns about `limit` bytes of text of a split, in equal shares from the shards of each component."""
+    """Returns about `limit` bytes of the text of a split, as a list of strings.
+
+    Components contribute in proportion to their weights, and the shards of a component contribute equal shares.
+    """
     with open_cache(experiment.data) as (_, workers):
         return list(sample_texts(experiment.data.source, limit, workers, split))
 
@@ -47,7 +50,13 @@ def make_tokenizer(
 ) -> str:
     """Returns the cache directory of a config's tokenizer, after loading or training it if the cache lacks it.
 
-    It rebuilds a damaged tokenizer; training on the same text gives the same tokenizer.
+    A damaged tokenizer in the cache is rebuilt. Training on the same text gives the same tokenizer.
+
+    Args:
+      config: the config of the tokenizer.
+      source: the source of the training text.
+      fingerprints: the fingerprint of each component of the source.
+      cache: the directory of the cache.
     """
     loaded = None if config.path is None else config.load()
     weights = component_weights(source).tolist()
@@ -75,7 +84,10 @@ def _train(config: TokenizerConfig, texts: Iterable[str], directory: str) -> Non
 
 
 def _save(tokenizer: Tokenizer, directory: str) -> None:
-    """Writes the tokenizer's directory atomically; a faster machine may already have written the same content."""
+    """Writes a tokenizer and its checksums to a directory atomically.
+
+    Another machine may already have written the same content.
+    """
     with replacing_folder(directory) as folder:
         tokenizer.save(folder)
         sums = {name: checksums.file_checksum(os.path.join(folder, name)) for name in os.listdir(folder)}
@@ -83,7 +95,10 @@ def _save(tokenizer: Tokenizer, directory: str) -> None:
 
 
 def _is_intact(directory: str) -> bool:
-    """Returns True if a directory holds an undamaged tokenizer; without checksums (older versions), if it exists."""
+    """Returns True if a directory contains a tokenizer whose checksums match.
+
+    Older versions wrote no checksums. For a directory without checksums, returns True if the directory exists.
+    """
     if not os.path.exists(os.path.join(directory, _CHECKSUMS)):
         return os.path.isdir(directory)
     try:
@@ -95,7 +110,10 @@ def _is_intact(directory: str) -> bool:
 
 
 def component_weights(source: Source) -> np.ndarray:
-    """Returns the mean weight of each component over the training, as if all had the same size; they sum to 1."""
+    """Returns the mean mixture weight of each component over the training, [components], normalized to a sum of 1.
+
+    For weights that depend on the sizes of the components, all components count as equally large.
+    """
     stages = source.weight_stages([1] * len(source.components()))
     lengths = np.diff([start for start, _ in stages], append=1.0)
     weights = lengths @ np.array([weights for _, weights in stages], float)  # [stages] @ [stages, components]
@@ -103,9 +121,14 @@ def component_weights(source: Source) -> np.ndarray:
 
 
 def sample_texts(source: Source, limit: Optional[int], workers: Workers, split: str = "train") -> Iterable[str]:
-    """Returns `limit` bytes of text (None: all text), in equal shares from the shards of each component.
+    """Returns about `limit` bytes of the text of a split (None: all text).
 
-    If the split rule leaves no training text, returns validation text, because a new split follows later.
+    Components contribute in proportion to their weights, and the shards of a component contribute equal shares. If the
+    training split is empty and the source holds out validation data, returns text of the validation split. The
+    preparation replaces this split later.
+
+    Raises:
+      UserError: there is no text, and `limit` is not None.
     """
     for candidate in (split, *["valid"] * (split == "train" and any(c.holds_out for c in source.components()))):
         texts, consumed = iter(_texts_of_split(source, limit, workers, candidate)), []
@@ -113,7 +136,7 @@ def sample_texts(source: Source, limit: Optional[int], workers: Workers, split: 
             consumed.append(text)
             if text.strip():
                 return itertools.chain(consumed, texts)
-    if limit is None:  # blank text, which is enough for some tokenizers
+    if limit is None:  # there is only white space, which is enough for some tokenizers
         return consumed
     what = "text to train a tokenizer on" if split == "train" else "validation text"
     raise UserError(f"config.data.source holds no {what}: {source}")
@@ -140,7 +163,7 @@ def _texts_of_split(source: Source, limit: Optional[int], workers: Workers, spli
 
 
 def _sample_shard(i: int, source: Source, shard: Shard, limit: int) -> tuple[int, list[str]]:
-    """Returns `i` and the first `limit` bytes of a shard."""
+    """Returns `i` and about the first `limit` bytes of the text of a shard, as a list of strings."""
     sample = []
     for document in until_stopped(source.read(shard, collections.Counter())):
         for text in texts_of(document):

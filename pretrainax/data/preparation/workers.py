@@ -1,4 +1,4 @@
-"""Worker processes for tasks, and locks between the processes of one machine."""
+"""Provides worker processes for tasks, and locks between the processes of one machine."""
 
 import contextlib
 import fcntl
@@ -16,15 +16,22 @@ from pretrainax.config import UserError
 
 
 class Workers:
-    """Worker processes, started on demand for two or more tasks. They always end with this process."""
+    """A pool of worker processes, which start on demand for two or more tasks.
+
+    The workers also end if this process is killed. `worked` is True after the first task, in any process.
+    """
 
     def __init__(self, count: int):
-        """count: the number of processes; 0: one per core, 1: only this process."""
+        """Creates the pool without starting processes.
+
+        Args:
+          count: the number of processes; 0: one per core; 1: tasks run in this process.
+        """
         self._count = count or len(
             os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
         )
-        self._context = multiprocessing.get_context("spawn")  # no fork: JAX and tokenizers have threads
-        self._stop: Any = None  # tells workers to stop
+        self._context = multiprocessing.get_context("spawn")  # not fork, because JAX and tokenizers have threads
+        self._stop: Any = None  # event that stops the tasks in the workers
         self._pool: Optional[ProcessPoolExecutor] = None
         self.worked = False
 
@@ -37,7 +44,11 @@ class Workers:
             self._pool.shutdown(cancel_futures=True)
 
     def run(self, function: Callable, tasks: list[tuple]) -> Iterator:
-        """Yields function(*task) for each task, in order of completion."""
+        """Calls function(*task) for each task and yields the results in order of completion.
+
+        Raises:
+          UserError: a worker process was killed.
+        """
         self.worked = True
         if self._count == 1 or len(tasks) <= 1:
             yield from itertools.starmap(function, tasks)
@@ -56,7 +67,11 @@ class Workers:
             ) from e
 
     def apart(self, function: Callable, *arguments: Any) -> Any:
-        """Calls a function in a separate process with all threads, which frees its memory at the end."""
+        """Returns function(*arguments), computed in a separate process, so all its memory is freed at the end.
+
+        The library tokenizers uses several threads in this process. With a count of 1, the call runs in the current
+        process.
+        """
         self.worked = True
         if self._count == 1:
             return function(*arguments)
@@ -72,14 +87,14 @@ class Workers:
                 raise
 
 
-_stop: Any = None  # in a worker process: the event of its Workers
+_stop: Any = None  # in a worker process: the event `_stop` of the `Workers` object that started the process
 
 
 def _start_worker(stop: Any, threads: str) -> None:
     global _stop
     _stop = stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it too and handles it
-    os.environ["TOKENIZERS_PARALLELISM"] = threads  # "false": one thread per process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process also receives and handles SIGINT
+    os.environ["TOKENIZERS_PARALLELISM"] = threads  # "true": several threads | "false": one thread per process
 
     _end_after(multiprocessing.parent_process().join)
 
@@ -103,8 +118,9 @@ def check_shared_memory(field: str, count: int, alone: int) -> None:
     """Raises UserError if processes cannot share memory, as in a container without /dev/shm.
 
     Args:
-      field: the field of config.data with the number of processes, `count`.
-      alone: its value for work without worker processes.
+      field: the field of config.data that sets the number of processes.
+      count: the value of the field.
+      alone: the value of the field for work without worker processes.
     """
     try:
         multiprocessing.get_context("spawn").Lock()
@@ -116,7 +132,7 @@ def check_shared_memory(field: str, count: int, alone: int) -> None:
 
 
 def until_stopped(items: Iterator) -> Iterator:
-    """Yields the items; raises InterruptedError after the parent process sets the stop event."""
+    """Yields the items; raises InterruptedError once the parent process has set the stop event of this worker."""
     for item in items:
         if _stop is not None and _stop.is_set():
             raise InterruptedError("stopped by the parent process")
@@ -125,8 +141,17 @@ def until_stopped(items: Iterator) -> Iterator:
 
 @contextlib.contextmanager
 def locked(path: str, report: Callable[[str], None]) -> Iterator[None]:
-    """Holds the lock file `path`.lock, which the system releases when a process dies."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a worker would wait for its parent
+    """Holds the lock file `path`.lock in the context, and waits for it if another process holds it.
+
+    The operating system releases the lock when a process dies. On a file system without locks, nothing is locked.
+
+    Args:
+      report: prints a message for the user before waiting.
+
+    Raises:
+      UserError: this is a worker process that imports the main script, so it would wait for its parent forever.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise UserError("worker processes import the main script again: put its code under if __name__ == '__main__'")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(f"{path}.lock", "w") as f:
@@ -135,6 +160,6 @@ def locked(path: str, report: Callable[[str], None]) -> Iterator[None]:
         except BlockingIOError:
             report(f"waiting for another process that prepares {path}")
             fcntl.flock(f, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks
+        except OSError:  # the file system does not support locks
             pass
         yield

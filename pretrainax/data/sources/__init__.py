@@ -1,7 +1,8 @@
-"""Data sources. A source lists its shards, reads the documents of a shard, and has a fingerprint.
+"""Data sources: each source lists its shards, reads the documents of a shard, and has a fingerprint of its text.
 
-Shards are small picklable descriptions, so that processes can read different shards in parallel. Documents are plain
-text: "<s>" or "[MASK]" in a document is tokenized as letters, whereas transformers converts it to a special id.
+A shard is a small picklable description of a subset of the documents, so several processes can read different shards in
+parallel. Documents are plain text. A string such as "<s>" or "[MASK]" in a document is tokenized as ordinary
+characters, whereas transformers converts the string to a special id.
 """
 
 from pretrainax.data.sources.array_record import ArrayRecord

@@ -11,19 +11,22 @@ from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordFiles, equal_ranges, json_object, row_location, rows_per_chunk
 
-_BATCH_BYTES = 1 << 22  # of records in memory at a time, unless one record is larger
+_BATCH_BYTES = 1 << 22  # bytes of records in memory at a time; a single larger record is read alone
 
 
 @dataclasses.dataclass
 class ArrayRecord(RecordFiles, Source):
-    """ArrayRecord files whose records are UTF-8 text or, with a `text_field`, JSON objects.
+    """Reads ArrayRecord files whose records are UTF-8 text or, with `text_field`, JSON objects.
 
-    `path` is a file, a folder (every .array_record and .arrayrecord below it) or a glob. A shard is a range of
-    records. Without `valid_path`, a hash of the text selects `valid_fraction` of the documents for validation.
-    Records that were compressed together (`group_size` of the writer) are in memory together.
+    `path` is a file, a folder (all .array_record and .arrayrecord files in it and its subfolders) or a glob. A shard is
+    a range of records. Without `valid_path`, a hash of the text selects `valid_fraction` of the documents for
+    validation. ArrayRecord decompresses whole groups of records (`group_size` of the writer), so a whole group is in
+    memory at a time.
     """
 
-    text_field: Optional[str] = dataclasses.field(default=None, kw_only=True)  # of JSON; None: a record is plain text
+    text_field: Optional[str] = dataclasses.field(
+        default=None, kw_only=True
+    )  # JSON field with the text; None: the whole record is plain text
 
     endings: ClassVar[tuple[str, ...]] = (".array_record", ".arrayrecord")
 
@@ -45,7 +48,8 @@ class ArrayRecord(RecordFiles, Source):
 
 def _records(shard: files.FileShard) -> Iterator[tuple[int, bytes]]:
     path, start, stop, _ = shard
-    reader, first, rows = _opened(path), start, 1  # 1: the size on disk does not show the size in memory
+    # The first read has one record, because the size on disk does not show the size in memory.
+    reader, first, rows = _opened(path), start, 1
     while first < stop:
         last = min(first + rows, stop)
         try:
@@ -60,7 +64,7 @@ def _records(shard: files.FileShard) -> Iterator[tuple[int, bytes]]:
 def _opened(path: str) -> Any:
     from array_record.python import array_record_module
 
-    reader = array_record_module.ArrayRecordReader(path, "readahead_buffer_size:0")  # 0: reads ranges
-    if not reader.num_records():  # also 0 for truncated files: the index is at the end
+    reader = array_record_module.ArrayRecordReader(path, "readahead_buffer_size:0")  # 0: no read-ahead
+    if not reader.num_records():  # also 0 for truncated files, because the index is at the end of a file
         raise UserError(f"{path}: not an ArrayRecord file, damaged, or without records")
     return reader

@@ -1,4 +1,4 @@
-"""A data source that reads files of CoNLL shared tasks and of Universal Dependencies."""
+"""Implements a data source that reads files of CoNLL shared tasks and of Universal Dependencies."""
 
 import codecs
 import collections
@@ -11,16 +11,17 @@ from pretrainax.data import files, line_ends
 from pretrainax.data.sources.base import Document, Source, WordError
 from pretrainax.data.sources.records import RecordFiles
 
-_Lines = list[tuple[int, bytes]]  # numbered lines of a sentence; the first line of the file is 1
+_Lines = list[tuple[int, bytes]]  # lines of a sentence: (line number in the file from 1, content)
 
 
 @dataclasses.dataclass
 class ConllFiles(RecordFiles, Source):
-    """Sentences with one word and its tags per line, separated by blank lines; plain, .gz, .xz or .zst.
+    """Reads sentences with one word and its tags per line, separated by blank lines; plain, .gz, .xz or .zst.
 
-    A record has the "tokens" and the "tags" of a sentence, the numbers of their "lines", and the "text": the words,
-    joined by spaces. `path` is a file, a folder (every .conll, .conllu, .iob, .iob2 and .bio below it) or a glob. Lines
-    that begin with -DOCSTART- are skipped. To read CoNLL-U's parts of speech:
+    The fields of a record are "tokens" (the words of a sentence), "tags", "lines" (the line numbers of the words) and
+    "text" (the words, joined by spaces). `path` is a file, a folder (all .conll, .conllu, .iob, .iob2 and .bio files in
+    it and its subfolders) or a glob. Lines that begin with -DOCSTART- are skipped. To read the parts of speech of
+    CoNLL-U:
 
         ConllFiles(path='en-train.conllu', conllu=True, separator='tab', word_column=1, tag_column=3)
     """
@@ -28,7 +29,7 @@ class ConllFiles(RecordFiles, Source):
     word_column: int = 0  # index of the column of words, from 0; -1: the last column
     tag_column: int = -1  # index of the column of tags, from 0; -1: the last column
     separator: Literal["whitespace", "tab"] = "whitespace"  # between columns; with tabs, words may contain spaces
-    conllu: bool = False  # skips comments (#), ranges of words (1-2) and empty nodes (3.1)
+    conllu: bool = False  # skips the lines of comments (#), of ranges of words (1-2) and of empty nodes (3.1)
 
     endings: ClassVar[tuple[str, ...]] = files.with_archives(".conll", ".conllu", ".iob", ".iob2", ".bio")
     broken: ClassVar[str] = "broken sentences"
@@ -46,7 +47,7 @@ class ConllFiles(RecordFiles, Source):
         return self.documents(sentences, self._parse, lambda line: f"{shard.place}:{line}", shard.split, skipped)
 
     def _sentences(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[tuple[int, _Lines]]:
-        """Yields the lines of each sentence, with the number of its first line."""
+        """Yields (number of the first line, lines) of each sentence."""
         lines: _Lines = []
         with files.open_decompressed(shard.place) as f:
             for number, line in enumerate(f, start=1):
@@ -68,7 +69,11 @@ class ConllFiles(RecordFiles, Source):
         return self.conllu and (line.startswith(b"#") or not line.split(None, 1)[0].isdigit())
 
     def _parse(self, lines: _Lines) -> dict:
-        """Returns the record of a sentence; raises ValueError if a line lacks a column."""
+        """Returns the record of a sentence, with the fields that the class documents.
+
+        Raises:
+          ValueError: a line has too few columns.
+        """
         self.check_size(sum(len(line) for _, line in lines))
         cells = [self._cells(*numbered_line) for numbered_line in lines]
         words, tags = ([word_and_tag[i] for word_and_tag in cells] for i in (0, 1))

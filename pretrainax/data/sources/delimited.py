@@ -1,4 +1,4 @@
-"""Data sources that read text files with one record per line, in columns that tabs or commas separate."""
+"""Implements data sources for text files with one record per line, in columns separated by tabs or commas."""
 
 import codecs
 import collections
@@ -16,31 +16,31 @@ from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.json_lines import Line, lines_of
 from pretrainax.data.sources.records import RecordLines
 
-csv.field_size_limit(sys.maxsize)  # `max_record_bytes` limits records instead
+csv.field_size_limit(sys.maxsize)  # no limit here, because `max_record_bytes` limits the records
 
 
 class Row(NamedTuple):
-    """An unparsed record of a file, and the names of its columns."""
+    """An unparsed record of a file, and the column names of the file."""
 
     columns: tuple[str, ...]
-    line: Line  # several lines if a quoted field has line ends
+    line: Line  # contains several lines if a quoted field has line ends
 
 
 @dataclasses.dataclass
 class Tsv(RecordLines[Row], Source):
-    """One record per line, in columns separated by tabs, as in the files of GLUE; plain, .gz, .xz or .zst.
+    """Reads files with one record per line, in columns separated by tabs, such as GLUE; plain, .gz, .xz or .zst.
 
-    The first line of each file contains the names of the columns, unless `columns` is set. Columns are plain text, and
-    quotes are ordinary characters. With `quoting`, a field in double quotes may contain delimiters and line ends, and
-    two double quotes represent one (RFC 4180).
+    The first line of each file contains the names of the columns, unless `columns` is set. Without `quoting`, quotes
+    are ordinary characters. With `quoting`, a field in double quotes may contain delimiters and line ends, and two
+    consecutive double quotes in this field represent one double quote (RFC 4180).
 
-    `path` is a file, a folder (every .tsv below it, plain or compressed) or a glob. A file is one shard. Without
-    `valid_path`, a hash of the text selects `valid_fraction` of the records for validation.
+    `path` is a file, a folder (all .tsv files in it and its subfolders, plain or compressed) or a glob. A file is one
+    shard. Without `valid_path`, a hash of the text selects `valid_fraction` of the records for validation.
     """
 
-    columns: tuple[str, ...] = ()  # names of the columns, for files without a line of names
-    delimiter: str = "\t"  # between two columns: one character
-    quoting: bool = False  # double quotes around a field are not part of it
+    columns: tuple[str, ...] = ()  # names of the columns; (): the first line of each file contains the names
+    delimiter: str = "\t"  # the character between two columns
+    quoting: bool = False  # a field may be in double quotes, which are not part of its value
 
     endings: ClassVar[tuple[str, ...]] = files.with_archives(".tsv")
 
@@ -69,7 +69,10 @@ class Tsv(RecordLines[Row], Source):
                 columns = self._header(line, self.where(shard, number))
 
     def _joined_lines(self, lines: Iterator[Line]) -> Iterator[tuple[int, Line]]:
-        """Yields the number of the first line and the joined lines of each record, which has pairs of quotes."""
+        """Yields (number of the first line from 0, joined lines) of each record.
+
+        With `quoting`, a record ends at the first line end before which the number of double quotes is even.
+        """
         first, whole, quotes = 0, bytearray(), 0
         for number, line in enumerate(lines):
             if not whole:
@@ -117,7 +120,10 @@ class Tsv(RecordLines[Row], Source):
 
 @dataclasses.dataclass
 class Csv(Tsv):
-    """Like Tsv with commas; fields with commas, quotes or line ends are in double quotes (RFC 4180)."""
+    """Reads files like `Tsv`, with commas as delimiters.
+
+    Fields with commas, quotes or line ends are in double quotes (RFC 4180).
+    """
 
     delimiter: str = ","
     quoting: bool = True
@@ -126,5 +132,5 @@ class Csv(Tsv):
 
 
 def _duplicate(names: tuple[str, ...]) -> Optional[str]:
-    """Returns the first name that occurs more than once, or None."""
+    """Returns the first name that occurs more than once; None if all names are unique."""
     return next((name for name, count in collections.Counter(names).items() if count > 1), None)

@@ -1,4 +1,4 @@
-"""A data source that reads Hugging Face datasets."""
+"""Implements a data source that reads Hugging Face datasets."""
 
 import collections
 import contextlib
@@ -19,22 +19,22 @@ from pretrainax.storage import hub
 
 @dataclasses.dataclass
 class HuggingFace(RecordSets, Source):
-    """A dataset of the Hugging Face Hub or of this machine, through the package `datasets`.
+    """Reads a dataset from the Hugging Face Hub or from a local folder, with the package `datasets`.
 
     `path` is the argument of `datasets.load_dataset`: a name on the Hub ("wikimedia/wikipedia"), a folder (of data
-    files, or written by `save_to_disk`), or a file type ("parquet", "json", "text", "csv", "arrow") whose files are
-    `data_files`. Class labels are read as their names. Loading scripts of datasets are never run.
+    files, or written by `save_to_disk`), or a file type ("parquet", "json", "text", "csv", "arrow") for the files in
+    `data_files`. Class labels are converted from numbers to names. Loading scripts of datasets are never run.
 
-    With `streaming`, nothing is copied to the cache of `datasets`, and a shard is one file of the dataset. Without it,
-    a shard is a range of rows. `datasets` reads whole row groups of Parquet files into memory; the source Parquet does
-    not.
+    With `streaming`, nothing is copied to the cache of `datasets`, and a shard is one file of the dataset. Without
+    `streaming`, a shard is a range of rows. `datasets` reads whole row groups of Parquet files into memory. The source
+    `Parquet` needs less memory, because it reads a row group in parts.
     """
 
     path: str  # a name on the Hub, a folder, or a file type: "json", "parquet", "text", "csv", "arrow"
     name: Optional[str] = None  # configuration of the dataset, for example "20231101.en"
-    revision: Optional[str] = None  # commit, branch or tag on the Hub; None: the latest
+    revision: Optional[str] = None  # commit, branch or tag on the Hub; None: the latest commit
     data_files: tuple[str, ...] = ()  # names or globs; (): all files of the dataset
-    valid_data_files: tuple[str, ...] = ()  # files of the split "validation"
+    valid_data_files: tuple[str, ...] = ()  # names or globs of the files of the split "validation"
     streaming: bool = False  # streams the data, without a copy in the cache of `datasets`
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -48,10 +48,10 @@ class HuggingFace(RecordSets, Source):
             yield f"{self.config_path}.valid_data_files needs {self.config_path}.valid_split='validation'"
 
     def fingerprint(self) -> str:
-        """Returns a hash of the contents of local files and of the names of Hub files, which include the commit.
+        """Returns a hash of the contents of local files and of the URLs of Hub files, which include the commit.
 
-        If the Hub is not available, `datasets` knows only the commit of its cached copy. The hash is therefore saved
-        next to that copy.
+        If the Hub is not available, `datasets` knows only the commit of its cached copy and not the URLs. The hash is
+        therefore saved next to the cached copy.
         """
         with self._one_line_errors() as datasets:
             builder = datasets.load_dataset_builder(**self._arguments())

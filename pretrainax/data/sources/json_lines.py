@@ -1,4 +1,4 @@
-"""A data source that reads JSON Lines files."""
+"""Implements a data source that reads JSON Lines files."""
 
 import codecs
 import collections
@@ -17,10 +17,11 @@ Line = Union[bytes, bytearray]
 
 @dataclasses.dataclass
 class JsonLines(RecordLines[Line], Source):
-    """One JSON object per line, with the document in `text_field`; plain, .gz, .xz or .zst.
+    """Reads files with one JSON object per line, with the document in `text_field`; plain, .gz, .xz or .zst.
 
-    `path` is a file, a folder (every .jsonl below it, plain or compressed) or a glob. Without `valid_path`, a hash of
-    the text selects `valid_fraction` of the documents for validation, so that equal documents are in the same split.
+    `path` is a file, a folder (all .jsonl files in it and its subfolders, plain or compressed) or a glob. Without
+    `valid_path`, a hash of the text selects `valid_fraction` of the documents for validation, so equal documents are in
+    the same split.
     """
 
     endings: ClassVar[tuple[str, ...]] = files.with_archives(".jsonl")
@@ -53,7 +54,10 @@ class JsonLines(RecordLines[Line], Source):
 
 
 def lines_of(shard: files.FileShard, most: int) -> Iterator[Line]:
-    """Yields the lines of a shard; longer lines than `most` bytes are truncated, but stay longer than `most` bytes."""
+    """Yields the lines of a shard. A line of more than `most` bytes is truncated, but not to `most` bytes or less.
+
+    The caller can therefore detect a line that is too long by its length.
+    """
     with files.open_decompressed(shard.place) as f:
         if shard.stop is not None:
             f.seek(shard.start)

@@ -1,4 +1,4 @@
-"""A weighted mixture of data sources."""
+"""Implements a weighted mixture of data sources."""
 
 import copy
 import dataclasses
@@ -14,13 +14,14 @@ from pretrainax.data.sources.base import Source, WeightStages
 class SourceMixture(Source):
     """Mixes examples of several sources in proportion to weights; each source is prepared and shuffled separately.
 
-    Each source has separate held-out data. Weights count pairs for sources of pairs, although several pairs share a
-    row, and rows for sources of documents. Without `weights`, the weight of a source is its number of examples, at most
-    `limit`, to the power of 1 / `temperature` (Raffel et al. 2020, section 3.5.2). Temperature 1 is
-    examples-proportional mixing, and higher temperatures make the weights more equal (multilingual BERT: 1 / 0.7, mT5:
-    1 / 0.3). Equal weights are equal mixing.
+    Each source has separate validation data. For sources of pairs, the weights are proportional to numbers of pairs,
+    although a row may contain several pairs. For sources of documents, the weights are proportional to numbers of rows.
 
-    `stages` changes the weights during the training, for example to end it on the best data:
+    Without `weights`, the weight of a source is min(number of examples, `limit`) ^ (1 / `temperature`) (Raffel et al.
+    2020, section 3.5.2). Temperature 1 is examples-proportional mixing, and higher temperatures make the weights more
+    equal (multilingual BERT: 1 / 0.7, mT5: 1 / 0.3). Equal `weights` are equal mixing.
+
+    `stages` changes the weights during the training, for example to use the best data at the end:
 
         SourceMixture(
             sources=(Parquet(path="web"), JsonLines(path="books")),
@@ -28,13 +29,13 @@ class SourceMixture(Source):
             stages=((0.8, (0.2, 0.8)),),
         )
 
-    gives 1 example in 10 of books for 80 % of the steps, then 8 in 10.
+    In the first 80 % of the steps, 1 of 10 examples is from the books; after that, 8 of 10.
     """
 
     sources: tuple[Source, ...]  # each source has a separate corpus
-    weights: Optional[tuple[float, ...]] = None  # one per source; None: by the number of examples
+    weights: Optional[tuple[float, ...]] = None  # one per source; None: weights from the numbers of examples
     temperature: float = 1.0  # numbers of examples are raised to the power of 1 / temperature; only without weights
-    limit: Optional[int] = None  # maximum number of examples that counts for a source; only without weights
+    limit: Optional[int] = None  # upper bound on the number of examples in the weight of a source; only without weights
     stages: tuple[tuple[float, tuple[float, ...]], ...] = ()  # (start as training progress from 0 to 1, weights)
 
     @property
@@ -45,7 +46,13 @@ class SourceMixture(Source):
         return tuple(part for i in range(len(self.sources)) for part in self._with_path(i).components())
 
     def weight_stages(self, sizes: Sequence[int]) -> WeightStages:
-        """Returns the weights of the components by stage; a nested mixture divides its weight among its sources."""
+        """Returns the mixture weights of all components by training stage.
+
+        A nested mixture divides its weight among its sources.
+
+        Args:
+          sizes: number of examples of each component.
+        """
         sizes, parts, inner = list(sizes), [], []
         for source in self.sources:
             count = len(source.components())
@@ -60,7 +67,7 @@ class SourceMixture(Source):
 
     def _proportional(self, sizes: list[int]) -> tuple[float, ...]:
         counts = [min(size, self.limit or size) for size in sizes]
-        most = max(counts)  # counts / most is at most 1, so that the power cannot overflow
+        most = max(counts)  # counts / most is at most 1, so the power cannot overflow
         return tuple((count / most) ** (1 / self.temperature) for count in counts)
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -90,14 +97,14 @@ class SourceMixture(Source):
                 yield f"{path}.sources[{i}] is {type(source).__name__}, it must be a Source"
 
     def _with_path(self, i: int) -> Source:
-        """Returns source i, with the config path of its fields for error messages."""
+        """Returns a copy of source `i` that has its config path, for error messages."""
         source = copy.copy(self.sources[i])
         source.config_path = f"{self.config_path}.sources[{i}]"
         return source
 
 
 def _at(stages: WeightStages, progress: float) -> tuple[float, ...]:
-    """Returns the weights at a training progress, normalized to a sum of 1."""
+    """Returns the mixture weights at a training progress from 0 to 1, normalized to a sum of 1."""
     weights = [weights for start, weights in stages if start <= progress][-1]
     return tuple(weight / sum(weights) for weight in weights)
 

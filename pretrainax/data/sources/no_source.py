@@ -1,4 +1,4 @@
-"""A placeholder for configs without a data source."""
+"""Defines a placeholder for configs without a data source."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from pretrainax.data.sources.base import Source
 
 @dataclasses.dataclass
 class NoSource(Source):
-    """A placeholder until the user sets a source: an imported model comes without its training data."""
+    """Placeholder for a data source that the user must set, because an imported model has no training data."""
 
     def problems(self, experiment):
         yield (

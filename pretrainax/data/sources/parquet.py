@@ -1,4 +1,4 @@
-"""A data source that reads Parquet files."""
+"""Implements a data source that reads Parquet files."""
 
 import collections
 import contextlib
@@ -12,16 +12,17 @@ from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordFiles, row_location, rows_per_chunk
 
 _BATCH_BYTES = 1 << 22  # encoded size of the rows in memory at a time
-_DECODED_BYTES = 1 << 29  # limit of their decoded size, if each row is as large as all encoded rows together
+_DECODED_BYTES = 1 << 29  # limit of the decoded size of these rows, even if each row is as large as its row group
 _BATCH_ROWS = 1 << 10
 
 
 @dataclasses.dataclass
 class Parquet(RecordFiles, Source):
-    """Documents in one column of Parquet files; other columns are not read. Requires pyarrow.
+    """Reads documents or records from columns of Parquet files. Requires pyarrow.
 
-    `path` is a file, a folder (every .parquet below it) or a glob. A shard is one row group or several small groups.
-    Without `valid_path`, a hash of the text selects `valid_fraction` of the documents for validation.
+    Columns that are not needed are not read. `path` is a file, a folder (all .parquet files in it and its subfolders)
+    or a glob. A shard is one row group or several small row groups. Without `valid_path`, a hash of the text selects
+    `valid_fraction` of the documents for validation.
     """
 
     endings: ClassVar[tuple[str, ...]] = (".parquet",)
@@ -43,11 +44,12 @@ class Parquet(RecordFiles, Source):
             yield from self.documents(rows, self._record, row_location(shard.place), shard.split, skipped)
 
     def _rows(self, table: Any, columns: list[str], groups: range) -> Iterator[tuple[int, tuple[Any, int]]]:
-        """Yields (row number, (batch, index in the batch)) for each row of row groups."""
+        """Yields (row number in the file, (batch, index of the row in the batch)) for each row of some row groups."""
         number = sum(table.metadata.row_group(i).num_rows for i in range(groups.start))
         for group in groups:
             count, size = table.metadata.row_group(group).num_rows, _encoded_bytes(table, group, columns)
-            # A few bytes may refer to an earlier value: each row may be as large as all encoded rows together.
+            # In the dictionary encoding, a few bytes may refer to an earlier value. Each decoded row may therefore be
+            # as large as all encoded rows together.
             most = max(1, min(_BATCH_ROWS, _DECODED_BYTES // max(size, 1)))
             rows = min(rows_per_chunk(count, size, _BATCH_BYTES), most)
             for batch in table.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
@@ -62,7 +64,7 @@ class Parquet(RecordFiles, Source):
 
 
 def _encoded_bytes(table: Any, group: int, columns: list[str]) -> int:
-    """Returns the uncompressed size of columns of a row group, in bytes."""
+    """Returns the total size of `columns` in a row group in bytes: encoded, but not compressed."""
     chunks = (table.metadata.row_group(group).column(i) for i in range(table.metadata.num_columns))
     return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in columns)
 

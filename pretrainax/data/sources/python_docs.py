@@ -1,4 +1,4 @@
-"""A data source of Python documentation, which is installed on every machine."""
+"""Implements a data source of Python documentation, which is installed on every machine with PretrainAX."""
 
 import ast
 import collections
@@ -25,15 +25,15 @@ class Module(NamedTuple):
 
 @dataclasses.dataclass
 class PythonDocs(Source):
-    """Documentation that is installed on every machine with PretrainAX: about 12 MB of English, without a download.
+    """Reads Python documentation from the installed packages: about 12 MB of English text, without a download.
 
-    Docstrings of the Python standard library and of numpy, scipy, jax, flax and optax, one document per module, and
-    the topics of Python's language reference. Files are parsed, never imported or run. Tests are excluded. A hash of
-    the name selects about 3 % of the modules for validation.
+    The documents are the docstrings of the Python standard library and of numpy, scipy, jax, flax and optax (one
+    document per module), and the topics of Python's language reference. Files are parsed, never imported or run. Tests
+    are excluded. A hash of the module name selects about 3 % of the modules for validation.
     """
 
     def fingerprint(self) -> str:
-        # Versions, not contents: this runs at the start of every training run.
+        # The versions instead of the contents, because this function runs at the start of every training run.
         versions = {package: importlib.metadata.version(package) for package in _DOCUMENTED_PACKAGES}
         return files.digest("PythonDocs 1", list(sys.version_info), versions)
 
@@ -41,14 +41,14 @@ class PythonDocs(Source):
         modules = sorted({*_standard_library(), *(m for p in _DOCUMENTED_PACKAGES for m in _package(p))})
         chosen = [m for m in modules if (files.fraction(m.name.encode()) < 0.03) == (split == "valid")]
         megabytes = np.cumsum([os.path.getsize(m.path) for m in chosen]) >> 20
-        cuts = np.flatnonzero(np.diff(megabytes)) + 1  # a shard: about 1 MB of source
+        cuts = np.flatnonzero(np.diff(megabytes)) + 1  # about 1 MB of source code per shard
         return [chosen[i:j] for i, j in zip([0, *cuts], [*cuts, len(chosen)], strict=True)]
 
     def read(self, shard: list[Module], skipped: collections.Counter) -> Iterator[str]:
         for module in shard:
             with open(module.path, "rb") as f, warnings.catch_warnings():
-                warnings.simplefilter("ignore", SyntaxWarning)  # invalid escapes
-                warnings.simplefilter("ignore", DeprecationWarning)  # the same, before Python 3.12
+                warnings.simplefilter("ignore", SyntaxWarning)  # invalid escape sequences
+                warnings.simplefilter("ignore", DeprecationWarning)  # invalid escape sequences before Python 3.12
                 try:
                     tree = ast.parse(f.read())
                 except (SyntaxError, ValueError, RecursionError):
@@ -59,7 +59,7 @@ class PythonDocs(Source):
             else:
                 documents = "\n\n\n".join(f"{name}\n\n{doc}" for name, doc in _docstrings(tree, module.name))
                 if documents:
-                    yield documents.encode("utf-8", "replace").decode()  # a docstring may hold lone surrogates
+                    yield documents.encode("utf-8", "replace").decode()  # docstrings may have lone surrogates
 
 
 _DOCUMENTED_PACKAGES = ("numpy", "scipy", "jax", "flax", "optax")
@@ -88,7 +88,10 @@ def _module(relative: str, path: str) -> Iterator[Module]:
 
 
 def _docstrings(node: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Yields (qualified name, docstring) of a module or class and of its definitions, in the order of the file."""
+    """Yields (qualified name, docstring) of a module, class or function, then of the definitions inside it.
+
+    The order is the order in the file. Definitions inside functions are omitted.
+    """
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         docstring = ast.get_docstring(node)
         if docstring and docstring.strip():

@@ -1,4 +1,4 @@
-"""Base classes of data sources with records: fields of text, pairs, held-out data, and broken records."""
+"""Defines base classes of data sources with records: text fields, pairs, validation splits and broken records."""
 
 import collections
 import copy
@@ -14,22 +14,22 @@ from pretrainax.data.line_ends import normalize_line_ends
 from pretrainax.data.sources.base import Document, Reader, Record
 from pretrainax.files.json_files import JsonObject
 
-Row = TypeVar("Row")  # unparsed record of a file
+Row = TypeVar("Row")  # type of an unparsed record of a file
 
 
 @dataclasses.dataclass(kw_only=True)
 class Records:
-    """Common fields of data sources with records. "translation.de" is a nested field."""
+    """Base class of data sources with records. In the names of fields, "translation.de" is a nested field."""
 
     text_field: str = "text"  # field of a record that contains the text
-    target_field: Optional[str] = None  # field of the target: a record is a pair, and the text is its source
+    target_field: Optional[str] = None  # field with the target of a pair (source: text_field); None: no pairs
     prefix: str = ""  # prepended to the text, for example the task of a pair ("translate English to German: ")
     valid_fraction: float = 0.01  # fraction of the records for validation, if it has no separate files or split
-    on_error: str = "stop"  # action for a broken record: stop | skip (and count) it
-    max_record_bytes: int = files.MAX_RECORD_BYTES  # larger records are broken; memory use is a few times as much
+    on_error: str = "stop"  # what to do with a broken record: stop (raise an error) | skip (skip and count)
+    max_record_bytes: int = files.MAX_RECORD_BYTES  # larger records count as broken; memory use is a few times this
 
-    broken: ClassVar[str] = "broken records"  # their name in the counts
-    _task: ClassVar[Optional[Reader]] = None  # converts records to documents
+    broken: ClassVar[str] = "broken records"  # name of skipped broken records in the counts
+    _task: ClassVar[Optional[Reader]] = None  # converts records to documents; None: documents are plain text or pairs
 
     def reading(self, task: Reader) -> "Records":
         of_task = copy.copy(self)
@@ -52,7 +52,7 @@ class Records:
             yield f"{self.config_path}.max_record_bytes is {self.max_record_bytes}, it must be at least 1"
 
     def check_size(self, size: int) -> None:
-        """Raises ValueError if a record of `size` bytes is too large."""
+        """Raises ValueError if `size`, the size of a record in bytes, is greater than `max_record_bytes`."""
         if size > self.max_record_bytes:
             raise ValueError(
                 f"a record of {size:,} bytes or more, {self.config_path}.max_record_bytes is "
@@ -67,13 +67,17 @@ class Records:
         split: Optional[str],
         skipped: collections.Counter,
     ) -> Iterator[Document]:
-        """Yields the documents of numbered rows.
+        """Parses rows and yields their documents. Counts repairs and, with on_error="skip", broken rows in `skipped`.
 
         Args:
-          parse: returns the record of a row; raises ValueError if the row is broken.
-          where: returns the location of a row number for error messages.
-          split: yields only documents of this split; a hash of the text selects it, so that equal texts are in the same
-            split. None: yields all documents.
+          rows: (row number, unparsed row).
+          parse: converts a row to a record; raises ValueError if the row is broken.
+          where: converts a row number to a location for error messages.
+          split: yields only the documents of this split. A hash of the text selects the split of a document, so equal
+            texts are in the same split. None: yields all documents.
+
+        Raises:
+          UserError: a row is broken, and `on_error` is "stop".
         """
         for number, row in rows:
             repairs = collections.Counter()
@@ -91,14 +95,14 @@ class Records:
                 yield document
 
     def _document(self, record: Mapping, repairs: collections.Counter) -> tuple[Document, float]:
-        """Returns the document of a record, and a number in [0, 1) that decides its split; counts repairs of text."""
+        """Returns the document of a record, and a hash in [0, 1) that determines its split. Counts text repairs."""
         if self._task is not None:
             return self._record_of_task(self._task.read(record), repairs)
         text = normalize_line_ends(self._text(record, "text_field"), repairs)
         long = isinstance(text, bytearray)
         encoded = text if long else text.encode("utf-8")
         self.check_size(len(encoded))
-        # The source decides the split of a pair, so that all targets of a source are in the same split.
+        # The source text determines the split of a pair, so all targets of the same source are in the same split.
         fraction = files.fraction(encoded)
         if self.target_field is not None:
             target = normalize_line_ends(self._text(record, "target_field"), repairs)
@@ -113,7 +117,8 @@ class Records:
         repairs.update(record.mended)
         texts = tuple(normalize_line_ends(text, repairs) for text in record.texts)
         self.check_size(sum(len(text.encode("utf-8")) for text in texts))
-        # The first text decides the split, so that all questions about a passage, or premise, are in the same split.
+        # The first text that is not empty determines the split, so all questions about a passage (or all hypotheses
+        # for a premise) are in the same split.
         fraction = files.fraction(next(filter(None, texts), "").encode("utf-8"))
         return dataclasses.replace(record, texts=texts), fraction
 
@@ -121,7 +126,14 @@ class Records:
         return text_of(record, getattr(self, setting), f"{self.config_path}.{setting}")
 
     def columns_read(self, names: Iterable[str]) -> list[str]:
-        """Returns the columns of a table to read, without nested fields; raises UserError if a column is missing."""
+        """Returns the table columns that this source needs; for a nested field, its top-level column.
+
+        Args:
+          names: all columns of the table.
+
+        Raises:
+          UserError: the table lacks a needed column.
+        """
         columns, names = {}, list(names)
         fields = [(f"{self.config_path}.{name}", getattr(self, name)) for name in ("text_field", "target_field")]
         if self._task is not None:
@@ -137,12 +149,12 @@ class Records:
 
 @dataclasses.dataclass
 class RecordFiles(Records):
-    """Files of records. `path` is a file, a folder or a glob."""
+    """Base class of data sources that read records from files."""
 
     path: str  # a file, a folder or a glob
     valid_path: Optional[str] = None  # files for validation; None: a fraction of `path`
 
-    endings: ClassVar[tuple[str, ...]]  # of files in a folder
+    endings: ClassVar[tuple[str, ...]]  # file name endings of the files to read, if `path` is a folder
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from files.path_problems(self)
@@ -157,36 +169,51 @@ class RecordFiles(Records):
         return [files.FileShard(file, start, stop, selected) for file in paths for start, stop in self._cuts(file)]
 
     def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
-        """Yields (start, stop) of the shards of a file."""
+        """Yields the range (start, stop) of each shard of a file, in units of the subclass; stop None: end of file."""
         raise NotImplementedError
 
 
 class RecordLines(RecordFiles, Generic[Row]):
-    """Files whose records are one or several lines, so that they can be read as a stream."""
+    """Base class of data sources whose records are one or several lines of text, so files can be read as streams."""
 
     def rows(self, shard: files.FileShard) -> Iterator[tuple[int, Row]]:
-        """Yields (number, row) of each record of a shard: its first line, from 0, and the argument of `parse`."""
+        """Yields (number, row) of each record of a shard.
+
+        `number` is the line number of the record's first line in the shard, from 0. `row` is the argument of `parse`.
+        """
         raise NotImplementedError
 
     def parse(self, row: Row) -> JsonObject:
-        """Returns the record of a row; raises ValueError if the row is broken."""
+        """Converts a row to a record; raises ValueError if the row is broken."""
         raise NotImplementedError
 
     def where(self, shard: files.FileShard, number: int) -> str:
-        """Returns the file and the line of a line number in a shard, for error messages."""
+        """Returns "file:line" for error messages. number: the line number in the shard, from 0."""
         first = files.line_number(shard.place, shard.start) if shard.start else 1
         return f"{shard.place}:{first + number}"
 
 
 @dataclasses.dataclass(kw_only=True)
 class RecordSets(Records):
-    """Datasets with named splits."""
+    """Base class of data sources that read datasets with named splits."""
 
-    train_split: str = "train"  # split for training
-    valid_split: Optional[str] = None  # split for validation; None: valid_fraction of train_split is held out
+    train_split: str = "train"  # the dataset's split for training
+    valid_split: Optional[str] = None  # the dataset's split for validation; None: valid_fraction of train_split
 
     def named(self, split: str, names: Iterable[str]) -> tuple[str, Optional[str]]:
-        """Returns the dataset's name of a split, and the split that a hash selects from it, or None for all of it."""
+        """Returns the name of the dataset's split that contains `split`, and how to select the records.
+
+        Args:
+          split: "train" or "valid".
+          names: the splits of the dataset.
+
+        Returns:
+          The name of a split of the dataset, and `split` if a hash selects a fraction of its records, or None if all of
+          its records belong to `split`.
+
+        Raises:
+          UserError: the dataset has no split with the configured name.
+        """
         field = "train_split" if split == "train" or self.valid_split is None else "valid_split"
         name = getattr(self, field)
         if name not in names:
@@ -195,10 +222,11 @@ class RecordSets(Records):
 
 
 def value_of(record: Mapping, name: str, setting: str) -> object:
-    """Returns the value of a field of a record; "translation.de" is a nested field.
+    """Returns the value of a field of a record.
 
     Args:
-      setting: config field that contains `name`, for the error message.
+      name: name of the field; "translation.de" is a nested field.
+      setting: path of the config field that contains `name`, for the error message.
 
     Raises:
       ValueError: the record has no such field.
@@ -212,10 +240,12 @@ def value_of(record: Mapping, name: str, setting: str) -> object:
 
 
 def text_of(record: Mapping, name: str, setting: str) -> Union[str, bytearray]:
-    """Returns the text in a field of a record; a very long text as UTF-8 bytes. Arguments as in `value_of`.
+    """Returns the value of a field of a record as text. A very long text is returned as UTF-8 bytes.
+
+    The arguments are the same as for `value_of`. Whole numbers are converted to text.
 
     Raises:
-      ValueError: the record has no such field, or its value is not text.
+      ValueError: the record has no such field, or its value is neither text nor a whole number.
     """
     value = value_of(record, name, setting)
     if isinstance(value, bytes):
@@ -228,7 +258,11 @@ def text_of(record: Mapping, name: str, setting: str) -> Union[str, bytearray]:
 
 
 def json_object(line: Union[bytes, bytearray]) -> dict:
-    """Parses a line with a JSON object; long strings in a bytearray stay UTF-8 bytes. Raises ValueError if invalid."""
+    """Parses a line that contains a JSON object. If the line is a bytearray, its long strings remain UTF-8 bytes.
+
+    Raises:
+      ValueError: the line is not valid JSON, or its value is not an object.
+    """
     try:
         is_long = isinstance(line, bytearray)
         record = long_lines.parse(line) if is_long else json.loads(line.rstrip().decode("utf-8-sig"))
@@ -240,9 +274,13 @@ def json_object(line: Union[bytes, bytearray]) -> dict:
 
 
 def class_name_decoder(features: Mapping) -> Callable[[Mapping], dict]:
-    """Returns a function that replaces class numbers, also in lists, by the class names in a dataset's features."""
+    """Returns a function that replaces the class numbers in a record, also in lists, by class names.
+
+    Args:
+      features: the features of a `datasets` or TFDS dataset, by field name. Class labels have the method `int2str`.
+    """
     names = {name: feature.int2str for name, feature in features.items() if hasattr(feature, "int2str")}
-    inner = {name: getattr(feature, "feature", None) for name, feature in features.items()}  # of lists
+    inner = {name: getattr(feature, "feature", None) for name, feature in features.items()}  # elements of lists
     names |= {name: _of_each(feature.int2str) for name, feature in inner.items() if hasattr(feature, "int2str")}
 
     def parse(record: Mapping) -> dict:
@@ -256,14 +294,14 @@ def _of_each(name_of: Callable[[int], str]) -> Callable[[Iterable[int]], list[st
 
 
 def equal_ranges(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yields (start, stop) of ranges of `count` rows with a total of `size` bytes; about SHARD_BYTES per range."""
+    """Divides `count` rows into ranges (start, stop) of about SHARD_BYTES; all rows together have `size` bytes."""
     rows = rows_per_chunk(count, size, files.SHARD_BYTES)
     for start in range(0, count, rows):
         yield start, min(start + rows, count)
 
 
 def rows_per_chunk(count: int, size: int, wanted: int) -> int:
-    """Returns the number of rows, at least 1, in about `wanted` bytes; `count` rows have `size` bytes."""
+    """Returns the number of rows, at least 1, that have about `wanted` bytes if `count` rows have `size` bytes."""
     return max(1, count * wanted // max(size, 1))
 
 

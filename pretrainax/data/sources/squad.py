@@ -1,4 +1,4 @@
-"""A data source that reads SQuAD's released files: one JSON object of articles, their paragraphs and questions."""
+"""Implements a data source for SQuAD's released files: one JSON object with articles, paragraphs and questions."""
 
 import collections
 import dataclasses
@@ -14,10 +14,10 @@ from pretrainax.data.sources.records import RecordFiles
 
 @dataclasses.dataclass
 class SquadFiles(RecordFiles, Source):
-    """Questions of SQuAD files, for example train-v2.0.json; plain, .gz, .xz or .zst.
+    """Reads the questions of SQuAD files, for example train-v2.0.json; plain, .gz, .xz or .zst.
 
-    A record has the "id", the "question" and the "answers" of a question, and the "context" and "title" of its
-    paragraph. `path` is a file or a glob. A file is read as a whole.
+    A record is one question. Its fields are "id", "question", "answers", "context" (the text of the paragraph) and
+    "title" (the title of the article). `path` is a file or a glob. The whole file is read into memory.
     """
 
     def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
@@ -39,7 +39,7 @@ class SquadFiles(RecordFiles, Source):
 
 
 def _records(content: dict) -> Iterator[dict]:
-    """Yields one record per question."""
+    """Yields one record per question of a parsed SQuAD file, with the fields that `SquadFiles` documents."""
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             passage = {"title": article.get("title", ""), "context": paragraph["context"]}

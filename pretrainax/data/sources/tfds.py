@@ -1,4 +1,4 @@
-"""A data source that reads TensorFlow Datasets."""
+"""Implements a data source that reads TensorFlow Datasets."""
 
 import collections
 import contextlib
@@ -13,22 +13,25 @@ from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordSets, class_name_decoder, equal_ranges, row_location, rows_per_chunk
 
-_BATCH, _BATCH_BYTES = 100, 1 << 22  # maximum number and size of records per read
+_BATCH, _BATCH_BYTES = 100, 1 << 22  # maximum number and total size (bytes) of the records per read
 
 
 @dataclasses.dataclass
 class TFDS(RecordSets, Source):
-    """A prepared dataset of TensorFlow Datasets in a random-access format (array_record), read without TensorFlow.
+    """Reads a prepared dataset of TensorFlow Datasets (TFDS) in a random-access format (array_record).
 
-    Class labels are read as their names.
+    TensorFlow is not required. Class labels are converted from numbers to names.
     """
 
-    name: str  # "wikipedia/20230601.en", or with a version "my_set/config:1.0.0"
-    data_dir: Optional[str] = None  # folder of the prepared datasets; None: the default of TFDS
+    name: str  # for example "wikipedia/20230601.en"; with a version: "my_set/config:1.0.0"
+    data_dir: Optional[str] = None  # folder of the prepared datasets; None: the default folder of TFDS
     valid_split: Optional[str] = dataclasses.field(default="validation", kw_only=True)
 
     def fingerprint(self) -> str:
-        """Returns a hash of the version and the shard sizes: TFDS writes a version once, and stores no hashes of it."""
+        """Returns a hash of the dataset's version and shard sizes.
+
+        TFDS never changes a prepared version and stores no hashes of the contents.
+        """
         info = self._builder().info
         sizes = {name: [int(n) for n in split.shard_lengths] for name, split in info.splits.items()}
         bytes_ = {name: split.num_bytes for name, split in info.splits.items()}
@@ -62,7 +65,7 @@ class TFDS(RecordSets, Source):
                 builder = tfds.builder(self.name, data_dir=folder)
         except not_found as e:
             raise UserError(f"{self.config_path}.name is {self.name!r}: TFDS has no such dataset") from e
-        except ImportError:  # the code of the dataset imports TensorFlow; prepared files describe themselves
+        except ImportError:  # the code of the dataset imports TensorFlow; the prepared files suffice without this code
             name, options = tfds.core.naming.parse_builder_name_kwargs(self.name, data_dir=folder)
             with contextlib.suppress(not_found):
                 builder = tfds.core.read_only_builder.builder_from_files(str(name), **options)

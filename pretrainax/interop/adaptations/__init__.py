@@ -1,4 +1,7 @@
-"""Adaptations convert the parameters of a start to a model of another family or shape, with a rule per parameter."""
+"""Adaptations convert the parameters of a trained model to a model of a different family or shape.
+
+Each adaptation has a rule for each parameter.
+"""
 
 from collections.abc import Iterable
 
@@ -15,7 +18,11 @@ _KINDS = (*_FAMILIES, DenseToExperts, Layers, WiderVocabulary, LongerContext, Fu
 
 
 def suggested(theirs: ModelConfig, ours: ModelConfig, fields: Iterable[str]) -> list[Adaptation]:
-    """Returns adaptations that convert `theirs` to `ours`, which differ in these fields only; [] if there are none."""
+    """Returns the adaptations that convert `theirs` to `ours`; [] if they cannot convert all differing fields.
+
+    Args:
+      fields: the fields of ModelConfig that differ.
+    """
     kinds = [kind() for kind in _KINDS if kind.makes in (None, ours.family) and set(kind.fields) & set(fields)]
     changed = {field for kind in kinds if not list(kind.mismatches(ours, theirs)) for field in kind.fields}
     return kinds if set(fields) <= changed else []

@@ -1,4 +1,7 @@
-"""The interface of adaptations: the model before the adaptation, and the rule of each parameter."""
+"""The interface of adaptations, which convert the parameters of a model to a model of a different shape.
+
+An adaptation defines the model config before the conversion, and a rule for each parameter of the new model.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, NamedTuple, Optional
@@ -10,20 +13,27 @@ from pretrainax.config import Experiment, ModelConfig, kinds
 
 
 class Operation(NamedTuple):
-    """One operation on a parameter."""
+    """One operation in the conversion of a parameter."""
 
-    how: str  # for messages: "8 copies"
+    how: str  # description for messages: "8 copies"
     function: Callable[[jax.Array], jax.Array]
 
 
 class ParameterRule(NamedTuple):
-    """The rule of a parameter: its source and the operations on it."""
+    """The rule that creates a parameter of the new model: its source, and the operations on the source."""
 
-    source: Optional[str]  # path in the start; None: no source, the parameter is initialized
-    made: tuple[Operation, ...] = ()  # in this order; (): the parameter is copied
+    source: Optional[str]  # path in the model before the conversion; None: the parameter is initialized
+    made: tuple[Operation, ...] = ()  # applied in this order; (): the parameter is copied
 
     def after(self, earlier: Mapping[str, "ParameterRule"]) -> Optional["ParameterRule"]:
-        """Composes this rule with the `earlier` rules of its source; None if they do not create the source."""
+        """Returns the composition of this rule with an earlier rule that creates its source.
+
+        Args:
+          earlier: rules of the earlier adaptations, by path.
+
+        Returns:
+          The rule from the first model to this parameter; None if `earlier` has no rule for the source.
+        """
         if self.source is None:
             return self
         first = earlier.get(self.source)
@@ -31,37 +41,52 @@ class ParameterRule(NamedTuple):
 
     @property
     def how(self) -> str:
-        """Returns a description of the operations; "" for a copy."""
+        """Returns a description of the operations for messages; "" if there are no operations."""
         return ", then ".join(making.how for making in self.made)
 
     def applied(self, x: jax.Array) -> jax.Array:
-        """Applies the operations to the source; always returns a new array."""
+        """Returns the parameter that this rule creates from its source `x`; always a new array."""
         for making in self.made:
             x = making.function(x)
-        return jnp.copy(x)  # two rules may share a source, but a step with a donated state needs separate arrays
+        return jnp.copy(x)  # two rules may have the same source, but donated arrays must be separate
 
 
 class Adaptation(kinds.Adaptation):
-    """Base of adaptations. `ours` is the model that the adaptation creates, `theirs` the model of the start."""
+    """Base class of adaptations.
+
+    In all methods, `ours` is the model config that the adaptation creates. `theirs` is the model config of the trained
+    model whose parameters are converted.
+    """
 
     fields: ClassVar[tuple[str, ...]]  # fields of ModelConfig that the adaptation changes
-    makes: ClassVar[Optional[str]] = None  # family of the created model; None: unchanged
+    makes: ClassVar[Optional[str]] = None  # family of the created model; None: the family is unchanged
 
     def before(self, ours: ModelConfig, theirs: ModelConfig) -> ModelConfig:
-        """Returns the model that the adaptation converts to `ours`."""
+        """Returns the config of the model that this adaptation converts to `ours`."""
         raise NotImplementedError
 
     def mismatches(self, ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
-        """Yields a message for each reason that prevents the conversion: value, allowed values, field to set."""
+        """Yields a message for each reason that prevents the conversion of `theirs` to `ours`.
+
+        A message has the value of a field, the allowed values and the field to set.
+        """
         yield from ()
 
     def parameter_rule(self, path: str, before: ModelConfig, ours: ModelConfig) -> ParameterRule:
-        """Returns the rule of a parameter of `ours`; `before` is the result of `before()`."""
+        """Returns the rule that creates the parameter `path` of `ours`.
+
+        Args:
+          before: the result of the method `before`.
+        """
         del before, ours
         return ParameterRule(path)
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
-        """Describes the effect on the function of the model, for messages."""
+        """Returns a description of how the adaptation changes the function of the model, for messages.
+
+        Args:
+          before: the result of the method `before`.
+        """
         raise NotImplementedError
 
     def problems(self, experiment: Experiment) -> Iterator[str]:

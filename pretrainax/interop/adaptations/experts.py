@@ -18,9 +18,10 @@ _EXPERTS = re.compile(r"/mlp/experts_(up|gate|down)/")
 
 @dataclasses.dataclass
 class DenseToExperts(Adaptation):
-    """Copies the dense feed-forward to each expert; initializes the router (Komatsuzaki et al. 2022, section 3).
+    """Copies each dense feed-forward layer to all experts, and initializes the routers.
 
-    A feed-forward layer after the experts (`dense_after`) is also initialized, with an output projection of zero.
+    Source: Komatsuzaki et al. 2022, section 3. A feed-forward layer after the experts (`dense_after`) is initialized,
+    with an output projection of zero.
     """
 
     fields = ("experts",)
@@ -67,7 +68,7 @@ class DenseToExperts(Adaptation):
             return ParameterRule(None)
         experts, made = ours.experts.num_experts, []
         plain, _ = layer_groups(ours, ours.num_layers)
-        if plain.numbers and (stack := stack_of(path)):  # one stack becomes two
+        if plain.numbers and (stack := stack_of(path)):  # the layers with and without experts become two stacks
             _, part = part_of(stack)
 
             def select(x: jax.Array) -> jax.Array:
@@ -80,7 +81,7 @@ class DenseToExperts(Adaptation):
             # [L, D, F] -> [L, E, D, F]
             made.append(Operation(f"{experts} copies", lambda x: jnp.repeat(x[:, None], experts, axis=1)))
         if (width := ours.experts.dense_after) is not None and "/mlp_after/" in path:
-            # [L, F, D] -> [L, W, D]; a bias stays [L, D]
+            # [L, F, D] -> [L, W, D]; a bias remains [L, D]
             made.append(
                 Operation("zero", lambda x: jnp.zeros((len(x), *(width,) * (x.ndim - 2), x.shape[-1]), x.dtype))
             )
@@ -93,7 +94,7 @@ class DenseToExperts(Adaptation):
         effects = []
         scale = settings.scale or 1.0
         if not settings.normalized or scale != 1.0:
-            # scores of a uniform router, whose logits are all 0
+            # score of each expert from a router whose logits are all 0
             score = 1 / settings.num_experts if settings.scores == "softmax" else 1 / 2
             total = scale * (1.0 if settings.normalized else settings.top_k * score)
             effects.append(
@@ -108,6 +109,6 @@ class DenseToExperts(Adaptation):
 
 
 def _width(model: ModelConfig) -> int:
-    """Returns the width of an expert; of a model without experts, which `problems` rejects, its default width."""
+    """Returns the width of the experts; for a model without experts, the default width `d_ff`."""
     own = model.experts and model.experts.d_ff
     return own or model.d_ff

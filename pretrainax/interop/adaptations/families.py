@@ -11,7 +11,7 @@ from pretrainax.interop.adaptations.base import Adaptation, Operation, Parameter
 
 
 class _FromDecoder(Adaptation):
-    """Base of adaptations that start from a decoder."""
+    """Base class of adaptations that convert a decoder to a different family."""
 
     fields = ("family",)
 
@@ -30,7 +30,7 @@ class _FromDecoder(Adaptation):
 
 @dataclasses.dataclass
 class DecoderToEncoder(_FromDecoder):
-    """Makes the attention of a decoder bidirectional (BehnamGhader et al. 2024, section 2.1)."""
+    """Converts a decoder to an encoder: attention becomes bidirectional (BehnamGhader et al. 2024, section 2.1)."""
 
     makes = "encoder"
 
@@ -43,10 +43,13 @@ class DecoderToEncoder(_FromDecoder):
 
 @dataclasses.dataclass
 class DecoderToEncoderDecoder(_FromDecoder):
-    """Copies a decoder to both stacks; the encoder is bidirectional (T5Gemma: Zhang et al. 2025, section 3)."""
+    """Copies a decoder to both stacks of an encoder-decoder (T5Gemma: Zhang et al. 2025, section 3).
+
+    The attention of the encoder becomes bidirectional.
+    """
 
     makes = "encoder_decoder"
-    # its initial values. self: a copy of self-attention in the same layer | zero: a copy with an output of zero
+    # initial values. self: a copy of self-attention in the same layer | zero: this copy, with an output of zero
     cross_attention: Literal["self", "zero"] = "self"
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -72,7 +75,7 @@ class DecoderToEncoderDecoder(_FromDecoder):
             )
 
     def parameter_rule(self, path: str, before: ModelConfig, ours: ModelConfig) -> ParameterRule:
-        # Parameters of the decoder outside its stack: positions, an embedding norm, or token embeddings.
+        # The prefix decoder_ is for parameters outside the stack: positions, an embedding norm, or token embeddings.
         source = _in_decoder(path.removeprefix("decoder_"))
         if "/cross_attention" not in path:
             return ParameterRule(source)
@@ -89,6 +92,6 @@ class DecoderToEncoderDecoder(_FromDecoder):
 
 
 def _in_decoder(path: str) -> str:
-    """Returns the path in a decoder of a parameter of the first stack."""
+    """Returns the path in a decoder for a parameter of an encoder; other paths are unchanged."""
     stack, slash, rest = path.partition("/")
     return f"decoder{slash}{rest}" if stack == "encoder" else path

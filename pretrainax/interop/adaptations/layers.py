@@ -1,4 +1,4 @@
-"""Removes or repeats layers."""
+"""Removes or repeats layers of a trained model."""
 
 import dataclasses
 import re
@@ -14,19 +14,19 @@ from pretrainax.interop.adaptations.base import Adaptation, Operation, Parameter
 from pretrainax.layers.feed_forward import LayerGroup, layer_groups
 from pretrainax.sharding.param_paths import part_of, stack_of
 
-# The output projection of a sublayer, whose result is added to the residual stream.
+# Paths of the output projections of sublayers, whose results are added to the residual stream.
 _LAST_MAP = re.compile(r"blocks/(\w+_attention/out|mlp(_after)?/(experts_|shared_)?down)/")
 
 
 @dataclasses.dataclass
 class Layers(Adaptation):
-    """Selects or repeats layers of the start, such as every second layer (Sanh et al. 2019, section 3)."""
+    """Selects or repeats layers of a trained model, such as every second layer (Sanh et al. 2019, section 3)."""
 
     fields = ("num_layers", "num_decoder_layers")
-    # numbers from 0, one for each layer. evenly: 0, 2, 4, … to halve the layers, 0, 0, 1, 1, … to double them |
+    # number of the source of each layer, from 0. evenly: 0, 2, 4, … halves the layers, 0, 0, 1, 1, … doubles them |
     # stacked: 0, 1, 2, …, 0, 1, 2, … (Gong et al. 2019)
     layers: Annotated[tuple[int, ...], "evenly", "stacked"] = "evenly"
-    # repeated layers start with output projections of zero (LLaMA Pro: Wu et al. 2024, section 3.2)
+    # repeated layers are initialized with output projections of zero (LLaMA Pro: Wu et al. 2024, section 3.2)
     zero_init: bool = False
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -66,7 +66,7 @@ class Layers(Adaptation):
             )
 
     def _mixed(self, stack: str, before: ModelConfig, ours: ModelConfig) -> Iterator[str]:
-        """Yields a message if a layer with experts would come from a layer without experts, or vice versa."""
+        """Yields a message if the source of a layer with experts is a layer without experts, or vice versa."""
         here, there = (_kinds(model, stack)[0].numbers for model in (ours, before))
         mixed = [i for i, n in enumerate(self._numbers(stack, before, ours)) if (i in here) != (n in there)]
         if mixed:
@@ -77,7 +77,7 @@ class Layers(Adaptation):
             )
 
     def _numbers(self, stack: str, before: ModelConfig, ours: ModelConfig) -> list[int]:
-        """Returns the number of the source layer in the start for each layer of a stack."""
+        """Returns the number of the source layer for each layer of a stack."""
         if isinstance(self.layers, tuple):
             return list(self.layers)
         count, there = (model.stacks[stack].num_layers for model in (ours, before))
@@ -88,7 +88,7 @@ class Layers(Adaptation):
         if stack is None:
             return ParameterRule(path)
         name, part = part_of(stack)
-        # In a stack of two parts, layers come from the same part.
+        # If a stack is stored in two parts (layers with and without experts), the source layers are in the same part.
         here, there = (
             next(kind.numbers for kind in _kinds(model, name) if kind.part == part) for model in (ours, before)
         )
@@ -114,7 +114,7 @@ class Layers(Adaptation):
                 "with another attention than in the start (local, global, without rotation): "
                 f"{_listed(other)} of these {len(numbers)}"
             ] * bool(other)
-            first = {number: i for i, number in reversed(list(enumerate(numbers)))}  # the others are silent
+            first = {number: i for i, number in reversed(list(enumerate(numbers)))}  # further copies add zero
             in_order = sorted(first, key=first.__getitem__) == list(range(there))
             is_unchanged = is_unchanged and in_order and not set(other) & set(first.values())
         return "; ".join([*effects, *["the initial function is unchanged"] * is_unchanged])
@@ -125,13 +125,13 @@ def _kinds(model: ModelConfig, stack: str) -> tuple[LayerGroup, LayerGroup]:
 
 
 def _attention_of(number: int, model: ModelConfig) -> tuple[str, bool]:
-    """Returns the attention kind of a layer, local or global, and True if it uses rotary positions."""
+    """Returns the kind of attention of a layer, such as "local" or "global", and True if it has rotary positions."""
     every, pattern = getattr(model.position, "no_rotation_every", None), model.layer_pattern
     return pattern[number % len(pattern)], every is None or (number + 1) % every != 0
 
 
 def _zeroing(layers: list[bool]) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function that sets some layers of x [L, …] to zero."""
+    """Returns a function that sets the layers of an array [L, …] to zero for which `layers` is True."""
     # [L] -> [L, 1, …]
     return lambda x: jnp.where(np.array(layers).reshape(-1, *(1,) * (x.ndim - 1)), 0.0, x)
 

@@ -1,4 +1,4 @@
-"""Converts full attention to sparse attention, whose cost is linear in the length."""
+"""Converts full attention to sparse attention, whose cost is linear in the sequence length."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,7 +11,10 @@ _FIELDS = ("sparse_attention", "layer_pattern", "window")
 
 @dataclasses.dataclass
 class FullToSparse(Adaptation):
-    """Makes attention sparse; projections of global tokens start as copies (Beltagy et al. 2020, section 5)."""
+    """Makes attention sparse.
+
+    Projections for global tokens are initialized as copies of the other projections (Beltagy et al. 2020, section 5).
+    """
 
     fields = _FIELDS
 

@@ -1,4 +1,4 @@
-"""Extends tables to more tokens or positions."""
+"""Extends the tables of embeddings to more tokens or more positions."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import numpy as np
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.interop.adaptations.base import Adaptation, Operation, ParameterRule
 
-# Parameters with an entry for each token of the vocabulary -> axis.
+# Parameters with an entry for each token of the vocabulary -> the axis of the tokens.
 _TOKEN_AXES = {
     "token_embedding/embedding": 0,
     "decoder_token_embedding/embedding": 0,
@@ -19,15 +19,15 @@ _TOKEN_AXES = {
     "unembedding/bias": 0,
 }
 _POSITION_TABLES = ("position_embedding/embedding", "decoder_position_embedding/embedding")
-_CHANGEABLE = ("max_length", "theta", "scaling")  # fields of positions that a longer context may change
+_CHANGEABLE = ("max_length", "theta", "scaling")  # fields of config.model.position that LongerContext may change
 
 
 @dataclasses.dataclass
 class WiderVocabulary(Adaptation):
-    """Initializes new rows of embeddings and output with the mean of the old rows (Hewitt 2021)."""
+    """Adds rows to the embeddings and the output; new rows are the mean of the old rows (Hewitt 2021)."""
 
     fields = ("vocab_size",)
-    # number of ids in the tokenizer of the start; later rows are padding and are replaced. None: all rows are tokens
+    # number of ids in the old tokenizer. Later rows are padding and are replaced. None: all old rows are tokens
     tokens: Optional[int] = None
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -62,13 +62,16 @@ class WiderVocabulary(Adaptation):
         return f"the {old:,} old tokens keep their logits, the {ours.vocab_size - old:,} new tokens get their mean"
 
     def _old(self, before: ModelConfig) -> int:
-        """Returns the number of old rows."""
+        """Returns the number of tokens before the conversion, whose rows are retained."""
         return before.vocab_size if self.tokens is None else self.tokens
 
 
 @dataclasses.dataclass
 class LongerContext(Adaptation):
-    """Extends learned positions; rotary positions may change `scaling` and `theta`."""
+    """Extends the context length: adds rows to learned positions, and changes the settings of other positions.
+
+    For rotary positions, `scaling` and `theta` may differ from the settings of the trained model.
+    """
 
     fields = ("position",)
     # repeat: copies the old rows repeatedly (Beltagy et al. 2020, section 5) | interpolate: linear interpolation
@@ -108,7 +111,7 @@ class LongerContext(Adaptation):
         unused, old, new = (getattr(ours.position, "offset", 0), *_lengths(before, ours))
         how = f"{old:,} positions repeated" if self.rows == "repeat" else f"{old:,} positions interpolated"
         lengthen = _repeated if self.rows == "repeat" else _interpolated
-        # [offset + T, D] -> [offset + T', D]; the unused rows stay at the start
+        # [offset + T, D] -> [offset + T', D]; the first `offset` rows are unused and unchanged
         rows = Operation(how, lambda x: jnp.concatenate([x[:unused], lengthen(x[unused:], new)]))
         return ParameterRule(path, (rows,))
 
@@ -120,13 +123,13 @@ class LongerContext(Adaptation):
         return "; ".join(said) or "the number of positions is unchanged"
 
     def _changed(self, a: ModelConfig, b: ModelConfig) -> list[str]:
-        """Returns the position fields that differ and that this adaptation may change."""
+        """Returns the position fields that differ between two models and that this adaptation may change."""
         known = (name for name in _CHANGEABLE if name in vars(a.position))
         return [name for name in known if getattr(a.position, name) != getattr(b.position, name)]
 
 
 def _with_mean(x: jax.Array, old: int, new: int, axis: int) -> jax.Array:
-    """Returns the first `old` entries of x along an axis, padded to `new` entries with their mean."""
+    """Returns the first `old` entries of an array along an axis, extended to `new` entries with their mean."""
     old_entries = jax.lax.slice_in_dim(x, 0, old, axis=axis)
     mean = old_entries.mean(axis=axis, keepdims=True)
     return jnp.concatenate([old_entries, jnp.repeat(mean, new - old, axis=axis)], axis=axis)
@@ -134,7 +137,7 @@ def _with_mean(x: jax.Array, old: int, new: int, axis: int) -> jax.Array:
 
 def _lengths(before: ModelConfig, ours: ModelConfig) -> tuple[int, int]:
     old, new = before.position.max_length, ours.position.max_length
-    assert isinstance(old, int) and isinstance(new, int)  # "auto" values are resolved before
+    assert isinstance(old, int) and isinstance(new, int)  # "auto" values were replaced earlier
     return old, new
 
 
@@ -144,7 +147,7 @@ def _repeated(x: jax.Array, rows: int) -> jax.Array:
 
 
 def _interpolated(x: jax.Array, rows: int) -> jax.Array:
-    """Interpolates x [T, D] linearly to `rows` rows; the first and last rows stay at the ends."""
+    """Returns a table x [T, D], interpolated linearly to `rows` rows; the first and the last row are unchanged."""
     positions = np.linspace(0, len(x) - 1, rows)
     left = np.minimum(positions.astype(int), max(len(x) - 2, 0))
     right, share = np.minimum(left + 1, len(x) - 1), (positions - left)[:, None].astype(np.float32)

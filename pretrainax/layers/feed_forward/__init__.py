@@ -1,4 +1,4 @@
-"""The feed-forward variants of a block, one class each; `config.model` selects the variant."""
+"""The feed-forward classes of a block; `config.model` selects the class."""
 
 from pretrainax.layers.feed_forward.base import (
     ACTIVATIONS,

@@ -1,4 +1,4 @@
-"""The interface of feed-forward layers, and the choice of the feed-forward of each layer."""
+"""The base class of feed-forward layers, and the selection of the feed-forwards of each layer."""
 
 import dataclasses
 import math
@@ -16,10 +16,14 @@ from pretrainax.sharding.param_paths import BETWEEN, FIRST, split_layers
 from pretrainax.sharding.rules import add_partition_rules
 
 
-# For bfloat16, both GELUs use float32 and operations that a GPU computes in one kernel. For an erfc, which is a
-# polynomial with many uses, or a tanh, XLA writes an intermediate array in the forward and in the backward.
+# For inputs in bfloat16, both GELUs compute in float32, with operations that a GPU computes in one kernel. With erfc (a
+# polynomial that is used several times) or tanh, XLA would write an intermediate array to memory in the forward and in
+# the backward.
 def _gelu(x: jax.Array) -> jax.Array:
-    """Computes x Φ(x), with Φ of the normal distribution (Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2)."""
+    """Computes the exact GELU, x Φ(x) (Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2).
+
+    Φ is the cumulative distribution function of the normal distribution.
+    """
     if x.dtype == jnp.float32:
         return jax.nn.gelu(x, approximate=False)
     wide = x.astype(jnp.float32)
@@ -27,7 +31,10 @@ def _gelu(x: jax.Array) -> jax.Array:
 
 
 def _gelu_tanh(x: jax.Array) -> jax.Array:
-    """Computes the tanh approximation of GELU (ibidem); 0.5 (1 + tanh(z)) is sigmoid(2 z)."""
+    """Computes the tanh approximation of GELU (Hendrycks and Gimpel 2016, section 2).
+
+    For bfloat16, 0.5 (1 + tanh(z)) is computed as sigmoid(2 z), which is equal.
+    """
     if x.dtype == jnp.float32:
         return jax.nn.gelu(x, approximate=True)
     wide = x.astype(jnp.float32)
@@ -44,10 +51,10 @@ ACTIVATIONS = {
 
 
 def gated_activation(config: ModelConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Returns the function of (gate, up), each [..., F], that a gated feed-forward computes.
+    """Returns the activation function of a gated feed-forward, which takes (gate, up), [..., F] each.
 
-    It is activation(gate) · up (Shazeer 2020). With a `gate_limit` it is activation(min(gate, limit)) · (clip(up) + 1),
-    as in the released code of gpt-oss.
+    The function is activation(gate) · up (Shazeer 2020). With a `gate_limit` it is activation(min(gate, limit)) ·
+    (clip(up, -limit, limit) + 1), as in the released code of gpt-oss.
     """
     activation, limit = ACTIVATIONS[config.activation], config.gate_limit
     if limit is None:
@@ -56,30 +63,30 @@ def gated_activation(config: ModelConfig) -> Callable[[jax.Array, jax.Array], ja
 
 
 class FeedForward(nn.Module):
-    """A feed-forward layer, [B, T, D] -> [B, T, D], and sums for the model's outputs.
+    """The base class of feed-forward layers, [B, T, D] -> [B, T, D].
 
-    Sums whose names end in "_loss" are minimised too.
+    A call also returns sums of losses and metrics. Sums whose names end in "_loss" are added to the objective.
     """
 
     config: ModelConfig
 
-    partition_rules: ClassVar[tuple[tuple[str, str], ...]] = ()  # rows for sharding.rules.PARTITION_RULES
+    partition_rules: ClassVar[tuple[tuple[str, str], ...]] = ()  # rows of sharding.rules.PARTITION_RULES
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
-        """Returns True if the blocks of a model use this class."""
+        """Returns True if the blocks of this model use this class."""
         raise NotImplementedError
 
     @staticmethod
     def flops(config: ModelConfig, length: int) -> int:
-        """Returns the floating-point operations of one example's forward pass."""
+        """Returns the floating-point operations of the forward pass for one sequence of `length` tokens."""
         raise NotImplementedError
 
     def __call__(self, x: jax.Array, real: Optional[jax.Array] = None) -> tuple[jax.Array, Sums]:
-        """Returns the update of the residual stream, and the sums.
+        """Returns the output that is added to the residual stream, and the sums of losses and metrics.
 
         Args:
-          real: [B, T], True at tokens that are not padding; None: all tokens.
+          real: [B, T], True at tokens that are not padding; None: no token is padding.
         """
         raise NotImplementedError
 
@@ -88,22 +95,31 @@ FEED_FORWARDS: list[type[FeedForward]] = []
 
 
 def register_feed_forward(cls: type[FeedForward]) -> type[FeedForward]:
-    """Registers a class, with precedence over earlier classes, and its partition rules."""
+    """Registers a feed-forward class and its partition rules, and returns the class.
+
+    If several classes fit a config, the class that was registered last is used.
+    """
     FEED_FORWARDS.insert(0, cls)
     add_partition_rules(cls.partition_rules)
     return cls
 
 
 class LayerGroup(NamedTuple):
-    """The layers of a stack whose parameters have the same shapes."""
+    """A group of layers of a stack whose parameters have the same shapes and are stacked together."""
 
-    config: ModelConfig  # of a model with only these layers
+    config: ModelConfig  # config of a model with only these layers
     numbers: Sequence[int]  # indices of these layers in the stack, from 0
-    part: str = ""  # name of the parameter group that has their "blocks"; "": the stack itself
+    part: str = ""  # name of the parameter group that contains their "blocks"; "": the group of the stack itself
 
 
 def layer_groups(config: ModelConfig, layers: int) -> tuple[LayerGroup, LayerGroup]:
-    """Returns the dense layers of a stack that has experts in other layers (often none), and all other layers."""
+    """Returns two groups of a stack's layers: the layers without experts in a model with experts, and all other layers.
+
+    The first group is often empty.
+
+    Args:
+      layers: number of layers of the stack.
+    """
     first, every = (config.experts.first_dense, config.experts.every) if config.experts else (None, None)
     dense, others = split_layers(layers, first or 0, every or 1)
     plain = dataclasses.replace(config, experts=None)
@@ -111,15 +127,15 @@ def layer_groups(config: ModelConfig, layers: int) -> tuple[LayerGroup, LayerGro
 
 
 class SubLayer(NamedTuple):
-    """One of the feed-forwards of a block."""
+    """The name, the class and the config of one of the feed-forwards of a block."""
 
-    name: str  # of its parameter group
+    name: str  # name of its parameter group
     kind: type[FeedForward]
-    config: ModelConfig  # of a model whose blocks have only this feed-forward
+    config: ModelConfig  # config of a model whose blocks have only this feed-forward
 
 
 def feed_forwards_of(config: ModelConfig) -> list[SubLayer]:
-    """Returns the feed-forwards of a model's blocks, in order."""
+    """Returns the feed-forwards of a model's blocks, in the order in which a block applies them."""
     parts = [("mlp", config)]
     if config.experts is not None and config.experts.dense_after is not None:
         parts.append(("mlp_after", dataclasses.replace(config, experts=None, d_ff=config.experts.dense_after)))

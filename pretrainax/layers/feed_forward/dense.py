@@ -1,4 +1,4 @@
-"""The dense feed-forward, which processes every token."""
+"""The dense feed-forward, whose parameters are all used for every token."""
 
 from typing import Optional
 
@@ -14,7 +14,7 @@ from pretrainax.layers.sums import Sums
 
 @register_feed_forward
 class Dense(FeedForward):
-    """down(activation(up(x))), or down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
+    """The dense feed-forward: down(activation(up(x))), or down(activation(gate(x)) * up(x)) if gated (Shazeer 2020)."""
 
     partition_rules = (
         (r"blocks/mlp(_after)?/(shared_)?(up|gate)/kernel", "layers d_model d_ff"),
@@ -37,9 +37,12 @@ class Dense(FeedForward):
 
 
 def dense_feed_forward(config: ModelConfig, x: jax.Array, width: int, prefix: str = "") -> jax.Array:
-    """Applies a feed-forward of this width to all tokens, [B, T, D] -> [B, T, D].
+    """Applies a feed-forward with the hidden size `width` to all tokens, [B, T, D] -> [B, T, D].
 
-    It must be called inside the module that has its linear maps; the names of the maps begin with `prefix`.
+    It must be called inside a module, which then has the linear layers as parameters.
+
+    Args:
+      prefix: beginning of the names of the linear layers.
     """
 
     def expanded(name: str) -> jax.Array:

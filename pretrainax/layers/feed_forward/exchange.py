@@ -1,10 +1,11 @@
-"""Exchanges tokens between devices with different experts, by two all-to-alls along the mesh axis `expert`.
+"""Exchanges tokens between devices that have different experts, by two all-to-alls along the mesh axis `expert`.
 
 Source: GShard (Lepikhin et al. 2020, arXiv 2006.16668, section 3.2).
 
-With a fixed room per expert, devices exchange blocks of one size. Without it, the number of tokens for each device is
-known at run time only, and devices use a ragged all-to-all. Its result has room for the worst case, in which all tokens
-of all devices go to one device. A CPU has no ragged all-to-all and uses an all-to-all of blocks.
+With a fixed number of rows per expert, devices exchange blocks of equal size. Otherwise, the number of tokens for each
+device is known only at run time, and devices use a ragged all-to-all. The result of the ragged all-to-all has room for
+the worst case, in which all tokens of all devices go to one device. XLA for CPUs has no ragged all-to-all and uses an
+all-to-all of blocks.
 """
 
 import functools
@@ -19,24 +20,29 @@ from pretrainax.sharding.mesh import axis_size, platform
 
 
 class Route(NamedTuple):
-    """The rows that one device sends and receives; each [P] for P devices."""
+    """The rows that one device sends to and receives from each of P devices, [P] each."""
 
-    starts: jax.Array  # first row for each device
-    sizes: jax.Array  # number of rows for each device
-    starts_there: jax.Array  # first row in the result of each device
-    sizes_here: jax.Array  # number of rows from each device
+    starts: jax.Array  # index of the first row for each device
+    sizes: jax.Array  # number of rows that are sent to each device
+    starts_there: jax.Array  # index of this device's first row in the result of each device
+    sizes_here: jax.Array  # number of rows that are received from each device
 
 
 class Exchange:
-    """Sends the rows of all devices to the devices that have their experts, and back."""
+    """Sends the rows of this device to the devices that have the rows' experts, and returns the processed rows.
+
+    `sizes` and `room` describe the rows that this device receives: the number of rows for each of its own experts, and
+    the fixed number of rows per expert, or None.
+    """
 
     def __init__(self, sizes: jax.Array, rows: int, room: Optional[int]):
-        """Computes the routes of the rows.
+        """Computes the routes of the rows; must be called inside a `jax.shard_map`.
 
         Args:
-          sizes: [E], rows that this device has for each of all experts.
+          sizes: [E], the number of rows that this device has for each of the E experts.
           rows: number of rows of this device, with empty rows.
-          room: rows per expert; None: rows are contiguous, with `sizes` rows per expert.
+          room: fixed number of rows per expert; None: rows are contiguous, and an expert has as many rows as `sizes`
+            states.
         """
         self.parts, self._rows, self._room = axis_size(EXPERT_AXIS), rows, room
         own = len(sizes) // self.parts  # experts per device
@@ -52,14 +58,14 @@ class Exchange:
         self._route_back = Route(starts_there[:, device], between[:, device], starts[:, device], between[device])
         received = table[:, device]  # [source, own]
         self.sizes = received.sum(axis=0)
-        # Received rows are sorted by source, then by expert: [P · rows]; `own` marks empty rows.
+        # Received rows are sorted by source device, then by expert: [P · rows]. Empty rows get the expert number `own`.
         group = jnp.searchsorted(jnp.cumsum(received.reshape(-1)), jnp.arange(self.parts * rows), side="right")
         expert = jnp.where(group < received.size, group % own, own)
         self._order = jnp.argsort(expert, stable=True)
         self._inverse = jnp.argsort(self._order)
 
     def dispatch(self, rows: jax.Array) -> jax.Array:
-        """Sends rows [S, D] for all experts; returns the rows [S', D] for this device's experts, by expert."""
+        """Sends this device's rows [S, D], and returns the rows [S', D] for this device's experts, sorted by expert."""
         if self._room is None:
             received = _ragged(self._route_there, self._route_back, self.parts * self._rows, rows)
             return gather_rows(received, self._order, self._inverse)
@@ -68,7 +74,7 @@ class Exchange:
         return blocks.swapaxes(0, 1).reshape(-1, rows.shape[1])
 
     def combine(self, rows: jax.Array) -> jax.Array:
-        """Returns processed rows to the devices that sent them, [S', D] -> [S, D]."""
+        """Sends processed rows [S', D] back to the devices they came from, and returns this device's rows [S, D]."""
         if self._room is None:
             return _ragged(
                 self._route_back, self._route_there, self._rows, gather_rows(rows, self._inverse, self._order)
@@ -82,13 +88,18 @@ def _all_to_all(blocks: jax.Array) -> jax.Array:
 
 
 def _before(sizes: jax.Array, axis: int) -> jax.Array:
-    """Returns the exclusive cumulative sum along an axis."""
+    """Returns the exclusive cumulative sum along an axis: for each element, the sum of the elements before it."""
     return jnp.cumsum(sizes, axis) - sizes
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _ragged(there: Route, back: Route, count: int, rows: jax.Array) -> jax.Array:
-    """Returns the rows that all devices send to this device, concatenated: [count, D]; empty rows are 0."""
+    """Returns the rows that all devices send to this device, concatenated: [count, D]; empty rows are 0.
+
+    Args:
+      there: the route of the rows.
+      back: the reverse route, which the backward uses.
+    """
     return _send(there, count, rows)
 
 
@@ -109,8 +120,8 @@ def _send(route: Route, count: int, rows: jax.Array) -> jax.Array:
         empty = jnp.zeros((count, rows.shape[1]), rows.dtype)
         sizes = (x.astype(jnp.int32) for x in route)
         return jax.lax.ragged_all_to_all(rows, empty, *sizes, axis_name=EXPERT_AXIS)
-    # One block per device, large enough for all rows: [P, R, D], with R the most rows that one device can get from
-    # another.
+    # Each device gets one block, which is large enough for all rows: [P, R, D]. R is the maximum number of rows that a
+    # device can receive from one device.
     most = min(len(rows), count)
     within = jnp.arange(most)[None]
     index = jnp.where(within < route.sizes[:, None], route.starts[:, None] + within, len(rows))

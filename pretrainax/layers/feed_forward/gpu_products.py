@@ -1,9 +1,9 @@
-"""Grouped matrix products on a GPU: rows, sorted by expert, times each expert's matrix.
+"""Grouped matrix products on a GPU: rows that are sorted by expert, times the matrix of each row's expert.
 
-They are Pallas kernels for Triton, in the design of MegaBlocks (Gale et al. 2022, arXiv 2211.15841, section 5).
+These are Pallas kernels for Triton, in the design of MegaBlocks (Gale et al. 2022, arXiv 2211.15841, section 5).
 
-A program of a kernel computes one tile of the result. The rows of each expert are split into blocks, the last of which
-may be partly empty. A program reads the start and the end of its block, and its expert.
+Each program of a kernel computes one tile of the result. The rows of each expert are split into blocks, the last of
+which may be partly empty. A program reads the first row, the last row and the expert of its block.
 """
 
 import functools
@@ -15,21 +15,22 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 _OUTER = 128  # rows and columns of a tile
-_INNER_BYTES = 128  # of the summed axis per step: 64 numbers of bfloat16, 32 of float32
+_INNER_BYTES = 128  # size of a step along the summed axis: 64 numbers in bfloat16, 32 in float32
 
 
 class Blocks(NamedTuple):
-    """The rows that each program computes, and their expert: [J] each."""
+    """The first row, the last row and the expert of each block, [J] each."""
 
     first: jax.Array
-    last: jax.Array  # one after the last row; equal to `first` in an empty block
-    expert: jax.Array  # the number of experts marks rows without an expert
+    last: jax.Array  # index after the last row; equal to `first` for an empty block
+    expert: jax.Array  # E (the number of experts) for a block of rows without an expert
 
 
 def blocks_of(sizes: jax.Array, rows: int) -> Blocks:
-    """Splits `rows` rows into blocks of one expert each.
+    """Splits `rows` rows into blocks with rows of one expert each.
 
-    The experts have `sizes` [E] rows each, in order; the remaining rows have no expert.
+    Args:
+      sizes: [E], the number of rows of each expert, in order. The rows after them have no expert.
     """
     ends = jnp.append(jnp.cumsum(sizes), rows)
     starts = jnp.append(0, ends[:-1])
@@ -44,7 +45,9 @@ def blocks_of(sizes: jax.Array, rows: int) -> Blocks:
 def product(x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool = False) -> jax.Array:
     """Multiplies each row of x [S, D] by its expert's matrix: [S, F] in x's dtype.
 
-    The kernel is [E, D, F] or, if transposed, [E, F, D]. Rows after the experts' rows (`sizes` [E]) give 0.
+    Args:
+      kernel: [E, D, F], or [E, F, D] if transposed.
+      sizes: [E], the number of rows of each expert, in order. The rows after them have no expert and give 0.
     """
     rows, columns = len(x), kernel.shape[1 if transposed else 2]
     blocks = blocks_of(sizes, rows)
@@ -54,9 +57,9 @@ def product(x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool 
 
 
 def summed_over_rows(x: jax.Array, gradient: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Returns the gradient of the kernel, [E, D, F] float32.
+    """Returns the gradient of the kernel of `product`, [E, D, F] float32.
 
-    It is the sum of the outer products of each expert's rows, of x [S, D] and gradient [S, F].
+    For each expert, this is the sum of the outer products of x [S, D] and gradient [S, F] over the rows of the expert.
     """
     ends = jnp.cumsum(sizes)
     shape = (len(sizes), x.shape[1], gradient.shape[1])
@@ -71,7 +74,7 @@ def _call(kernel, name: str, grid: tuple[int, ...], shape: tuple[int, ...], dtyp
 
 
 def _multiply(transposed, first, last, expert, x, kernel, y):
-    """Computes a tile of y [S, F]: some columns of the rows of one block."""
+    """Computes one tile of y [S, F]: the rows of one block, and some columns."""
     block, tile = pl.program_id(0), pl.program_id(1)
     start, end, owner = first[block], last[block], expert[block]
     step = _INNER_BYTES // x.dtype.itemsize
@@ -93,7 +96,7 @@ def _multiply(transposed, first, last, expert, x, kernel, y):
 
 
 def _sum(starts, ends, x, gradient, total):
-    """Computes a tile of one expert's matrix in total [E, D, F]."""
+    """Computes one tile of total [E, D, F], in the matrix of one expert."""
     outer, tile, expert = (pl.program_id(i) for i in range(3))
     start, end = starts[expert], ends[expert]
     step = _INNER_BYTES // x.dtype.itemsize
@@ -111,5 +114,5 @@ def _sum(starts, ends, x, gradient, total):
 
 
 def _load(ref, is_line, is_column):
-    """Loads a tile, with 0 outside the array."""
+    """Loads a tile of an array; elements outside the array are 0."""
     return triton.load(ref, mask=is_line[:, None] & is_column[None], other=0.0)

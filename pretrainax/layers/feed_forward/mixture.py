@@ -1,10 +1,10 @@
-"""A mixture of experts instead of a feed-forward: each token uses a few of many experts.
+"""A mixture of experts in place of a feed-forward: each token uses a few of many experts.
 
 Sources: Shazeer et al. 2017; Jiang et al. 2024, arXiv 2401.04088.
 
-On a mesh, each device sends its own tokens to the experts. A device has some of the experts (axis `expert`; `exchange`
-sends tokens to other devices) and a part of the width of each expert (axis `tensor`). Parameters that `fsdp` splits are
-gathered per layer, like every other matrix.
+On a mesh, each device sends its own tokens to the experts. A device has some of the experts (mesh axis `expert`;
+`exchange` sends tokens to other devices) and a part of the hidden size of each expert (mesh axis `tensor`). Parameters
+that `fsdp` splits are gathered for each layer, like every other matrix.
 """
 
 import functools
@@ -32,14 +32,14 @@ from pretrainax.sharding.mesh import axis_size, platform
 
 
 class Maps(NamedTuple):
-    """One linear map of all experts."""
+    """The parameters of one linear layer of every expert."""
 
     kernel: jax.Array  # [E, D, F]
     bias: Optional[jax.Array]  # [E, F]; None: no bias
 
 
 class Kernels(NamedTuple):
-    """The linear maps of all experts."""
+    """The parameters of all linear layers of the experts."""
 
     up: Maps
     down: Maps
@@ -48,9 +48,10 @@ class Kernels(NamedTuple):
 
 @register_feed_forward
 class Mixture(FeedForward):
-    """The sum of weight · feed-forward over a token's experts.
+    """The mixture of experts: the sum of weight · feed-forward over the experts of a token.
 
-    Shared experts (Dai et al. 2024, arXiv 2401.06066, section 3.2) are one wide feed-forward with weight 1.
+    Shared experts (Dai et al. 2024, arXiv 2401.06066, section 3.2) process every token. They are computed as one wide
+    feed-forward with weight 1.
     """
 
     partition_rules = (
@@ -94,7 +95,7 @@ class Mixture(FeedForward):
 
 
 class ExpertMaps(nn.Module):
-    """One linear map per expert, in float32."""
+    """The parameters of one linear layer for each expert, in float32."""
 
     shape: tuple[int, int, int]  # [E, D, F]
     kernel_init: jax.nn.initializers.Initializer
@@ -110,7 +111,7 @@ class ExpertMaps(nn.Module):
 
 
 def describe_routing(config: ModelConfig) -> str:
-    """Describes the products and the token capacity of the experts on the platform of `jax.set_mesh`."""
+    """Returns a description of the experts' capacity or of their matrix products, on the platform of `jax.set_mesh`."""
     assert config.experts is not None
     if (capacity := config.experts.capacity) is not None:
         return f"each has room for {capacity:g} times an even share; further tokens are dropped"
@@ -119,7 +120,7 @@ def describe_routing(config: ModelConfig) -> str:
 
 
 def _width(config: ModelConfig) -> int:
-    """Returns the hidden size of an expert."""
+    """Returns the hidden size of one expert."""
     assert config.experts is not None
     return config.experts.d_ff or config.d_ff
 
@@ -127,8 +128,11 @@ def _width(config: ModelConfig) -> int:
 def _on_each_device(config: ModelConfig, shape: tuple[int, ...]):
     """Returns the function (x, routing, kernels) -> (y, number of dropped assignments, number of assignments).
 
-    It runs under the mesh of `jax.set_mesh`; shape: of x. If the mesh does not divide the rows, every device computes
-    all rows.
+    The function runs under the mesh of `jax.set_mesh`. If the mesh does not divide the rows, every device computes all
+    rows.
+
+    Args:
+      shape: the shape of x.
     """
     run = functools.partial(_mixed, config)
     if jax.sharding.get_abstract_mesh().size in (0, 1):  # no mesh, or a single device
@@ -146,15 +150,15 @@ def _on_each_device(config: ModelConfig, shape: tuple[int, ...]):
         on_device,
         in_specs=(tokens, Routing(tokens, tokens), Kernels(wide, down, wide if config.gated else None)),
         out_specs=(tokens, P(), P()),
-        check_vma=False,  # the backward of expert_product does not say which axes its results vary over
+        check_vma=False,  # the backward of expert_product does not declare which axes its results vary over
     )
 
 
 def _mixed(config: ModelConfig, x: jax.Array, routing: Routing, kernels: Kernels) -> tuple[jax.Array, ...]:
-    """Computes the experts' output for the tokens of a device [b, t, D].
+    """Computes the output of the experts for the tokens x [b, t, D] of one device.
 
     Returns:
-      The output, the number of dropped assignments, and the number of assignments.
+      The output [b, t, D], the number of dropped assignments, and the number of assignments.
     """
     settings = config.experts
     assert settings is not None
@@ -172,10 +176,12 @@ def _mixed(config: ModelConfig, x: jax.Array, routing: Routing, kernels: Kernels
 
 
 def _by_experts(config: ModelConfig, rows: jax.Array, kernels: Kernels, slots: Slots, room: Optional[int]) -> jax.Array:
-    """Computes the experts' output for the rows [S, D] of a device, exchanging rows with other devices.
+    """Computes the output of the experts for the rows [S, D] of one device.
+
+    If devices have different experts, they exchange rows.
 
     Args:
-      room: rows per expert.
+      room: fixed number of rows per expert; None: `slots.sizes` contains the numbers.
     """
     if axis_size(EXPERT_AXIS) == 1:
         return _feed_forward(config, rows, kernels, slots.sizes, room)
@@ -186,7 +192,12 @@ def _by_experts(config: ModelConfig, rows: jax.Array, kernels: Kernels, slots: S
 def _feed_forward(
     config: ModelConfig, rows: jax.Array, kernels: Kernels, sizes: jax.Array, room: Optional[int]
 ) -> jax.Array:
-    """Applies each row's expert to rows [S, D] -> [S, D]; room: rows per expert, None: as in `sizes`."""
+    """Applies the feed-forward of each row's expert to the rows, [S, D] -> [S, D].
+
+    Args:
+      sizes: [E], number of rows per expert.
+      room: fixed number of rows per expert; None: an expert has as many rows as `sizes` states.
+    """
     wide, narrow = Layout(room, split=1), Layout(room, split=2)
     up = _mapped(wide, rows, kernels.up, sizes)
     if kernels.gate is None:
@@ -197,16 +208,16 @@ def _feed_forward(
 
 
 def _mapped(layout: Layout, rows: jax.Array, maps: Maps, sizes: jax.Array) -> jax.Array:
-    """Multiplies each row by the map of its expert, [S, D] -> [S, F]."""
+    """Applies the linear layer (kernel and bias) of each row's expert to the rows, [S, D] -> [S, F]."""
     y = expert_product(layout, rows, maps.kernel, sizes)
     if maps.bias is None:
         return y
     bias = maps.bias.astype(y.dtype)
-    if layout.split == 2:  # devices along `tensor` sum their results, and each adds the bias
+    if layout.split == 2:  # the results of devices along `tensor` are summed, and each contains the bias
         bias /= axis_size(TENSOR_AXIS)
     if layout.room is not None:
         # [S, F] -> [E, S/E, F] -> [S, F]
         return (y.reshape(len(bias), -1, y.shape[1]) + bias[:, None]).reshape(y.shape)
     expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(len(y)), side="right")
-    # A product, so that the gradient is not a scatter. Rows without an expert get 0.
+    # The bias is selected by a product, so that the gradient is not a scatter. Rows without an expert get 0.
     return y + jax.nn.one_hot(expert, len(bias), dtype=y.dtype) @ bias

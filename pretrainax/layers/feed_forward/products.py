@@ -1,10 +1,16 @@
-"""Grouped matrix products: rows, sorted by expert, times the matrix of each expert, which `fsdp` may split.
+"""Grouped matrix products: rows that are sorted by expert, times the matrix of each row's expert.
 
-With equal room for each expert, this is one batched product. Without a limit per expert, TPUs use `jax.lax.ragged_dot`.
-On other platforms, XLA would multiply all rows by all matrices for it. GPUs use one kernel (`gpu_products`). CPUs
-multiply blocks of rows one after the other, each by the matrix of its expert. Rows of a group that fill no block are
-padded. On a GPU, the blocks would copy each matrix and each result once more and start four kernels per block: a step
-of one layer of OLMoE moved 125 GB for 8,192 tokens.
+If each expert has the same fixed number of rows, this is one batched product. Otherwise, the method depends on the
+platform:
+
+- TPUs use `jax.lax.ragged_dot`. On other platforms, XLA would compute `ragged_dot` by multiplying all rows by all
+  matrices.
+- GPUs use one kernel (`gpu_products`).
+- CPUs multiply blocks of rows one after the other, each by the matrix of its expert. An expert's last block is padded.
+  On a GPU, such blocks would copy each matrix and each result once more and start four kernels per block: a step of one
+  layer of OLMoE moved 125 GB for 8,192 tokens.
+
+The mesh axis `fsdp` may split the matrices.
 """
 
 import functools
@@ -17,14 +23,14 @@ from pretrainax.layers.rematerialization import cast_kernel
 from pretrainax.sharding.axes import FSDP_AXIS
 from pretrainax.sharding.mesh import GPUS, axis_size, platform
 
-_BLOCK = 64  # rows per block; smaller blocks are slower products, larger blocks have more padding
+_BLOCK = 64  # rows per block; smaller blocks are multiplied more slowly, larger blocks have more padding
 _SUM_OVER_ROWS = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
 
 
 class Layout(NamedTuple):
-    """The layout of the experts' rows, and of a device's shard of a kernel."""
+    """The layout of the experts' rows, and of the device's shard of the kernel."""
 
-    room: Optional[int]  # rows per expert; None: `sizes` contains them
+    room: Optional[int]  # fixed number of rows per expert; None: `sizes` contains the numbers
     split: int  # the axis of the kernel [E, D, F] that `fsdp` splits
 
 
@@ -32,12 +38,12 @@ class Layout(NamedTuple):
 def expert_product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array) -> jax.Array:
     """Multiplies each row of x [S, D] by its expert's matrix: [S, F] in x's dtype. Rows without an expert give 0.
 
-    The backward is explicit for two reasons. It gathers kernels that `fsdp` splits once more instead of saving them,
-    and it sums the gradient of the kernel in float32.
+    The backward is explicit for two reasons. First, if `fsdp` splits the kernel, the backward gathers it a second time,
+    so that the gathered kernel is not saved. Second, the backward sums the gradient of the kernel in float32.
 
     Args:
-      kernel: [E, D, F] float32; a device may have a shard of it.
-      sizes: [E], rows per expert, in order.
+      kernel: [E, D, F] float32, of which a device may have a shard.
+      sizes: [E], number of rows of each expert, in order. The rows after them have no expert.
     """
     return _product(layout, x, _whole(layout, kernel, x.dtype), sizes)
 
@@ -60,7 +66,7 @@ expert_product.defvjp(_forward, _backward)
 
 
 def _whole(layout: Layout, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Returns a kernel in the dtype of the products, gathered along `fsdp`."""
+    """Casts a kernel to `dtype` and all-gathers its shards along `fsdp`."""
     kernel = kernel.astype(dtype)
     if axis_size(FSDP_AXIS) == 1:
         return kernel
@@ -68,9 +74,12 @@ def _whole(layout: Layout, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def _product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool = False) -> jax.Array:
-    """Returns [S, F] from x [S, D] and a kernel [E, D, F]; if transposed, [S, D] from x [S, F] and that kernel."""
+    """Returns the product [S, F] of x [S, D] and a kernel [E, D, F].
+
+    If transposed, x is [S, F] and the result is [S, D], for the same kernel.
+    """
     if layout.room is None and platform() in GPUS:
-        from pretrainax.layers.feed_forward import gpu_products  # imports Pallas, which nothing else needs
+        from pretrainax.layers.feed_forward import gpu_products  # imports Pallas, which only this branch needs
 
         return gpu_products.product(x, kernel, sizes, transposed)
     kernel = kernel.swapaxes(1, 2) if transposed else kernel
@@ -88,9 +97,9 @@ def _product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array, 
 
 
 def _summed_over_rows(layout: Layout, x: jax.Array, gradient: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Returns the gradient of the kernel, [E, D, F] float32.
+    """Returns the gradient of the kernel of `expert_product`, [E, D, F] float32.
 
-    It is the sum of the outer products of each expert's rows.
+    For each expert, this is the sum of the outer products of x and gradient over the rows of the expert.
     """
     if layout.room is not None:
         by_expert = (a.reshape(len(sizes), layout.room, -1) for a in (x, gradient))
@@ -111,22 +120,26 @@ def _summed_over_rows(layout: Layout, x: jax.Array, gradient: jax.Array, sizes: 
 
 
 def _rows(x: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns the rows of x at `index`, with 0 where `index` is out of range."""
+    """Returns the rows of x at the indices `index`, with 0 where an index is out of range."""
     return x.at[index].get(mode="fill", fill_value=0)
 
 
 def _blocks(sizes: jax.Array, rows: int) -> tuple[jax.Array, ...]:
-    """Arranges groups of rows in blocks of one expert each.
+    """Arranges rows that are sorted by expert in blocks with rows of one expert each.
+
+    Args:
+      sizes: [E], number of rows of each expert.
+      rows: number of all rows.
 
     Returns:
-      The row at each position of the blocks [J, block] (`rows` at empty positions), the position of each row [rows],
-        the expert of each block [J], and the number of blocks in use.
+      The row at each position of the blocks [J, block] (`rows` at empty positions); the position of each row in the
+        flattened blocks [rows]; the expert of each block [J]; the number of blocks in use.
     """
     experts, count = len(sizes), rows // _BLOCK + len(sizes)  # maximum number of blocks for any sizes
     ends, blocks = jnp.cumsum(sizes), -(-sizes // _BLOCK)
     starts, block_starts = ends - sizes, jnp.cumsum(blocks) - blocks
     expert = jnp.searchsorted(jnp.cumsum(blocks), jnp.arange(count), side="right").clip(max=experts - 1)
-    # Index within its group
+    # Index of the row within the rows of its expert
     within = (jnp.arange(count) - block_starts[expert])[:, None] * _BLOCK + jnp.arange(_BLOCK)[None]
     source = jnp.where(within < sizes[expert][:, None], starts[expert][:, None] + within, rows)
     row = jnp.arange(rows)

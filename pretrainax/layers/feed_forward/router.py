@@ -1,4 +1,4 @@
-"""The router: selects the experts of each token and their weights, and measures the balance of the load."""
+"""The router, which selects the experts of each token and their weights, and measures the balance of the load."""
 
 from typing import NamedTuple, Optional
 
@@ -23,23 +23,27 @@ declare(
 
 
 class Routing(NamedTuple):
-    """The k experts of each token."""
+    """The k experts of each token, and their weights."""
 
-    experts: jax.Array  # [B, T, k] int32, the best first
-    weights: jax.Array  # [B, T, k] float32
+    experts: jax.Array  # [B, T, k] int32, the expert with the largest score first
+    weights: jax.Array  # [B, T, k] float32, factors of the experts' outputs
 
 
 class Router(nn.Module):
-    """A linear map to one logit per expert.
+    """A linear layer that computes one logit per expert for each token.
 
-    It uses float32 for any compute dtype (Fedus et al. 2021, section 2.4).
+    It computes in float32 for any compute dtype (Fedus et al. 2021, section 2.4).
     """
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, x: jax.Array, real: Optional[jax.Array]) -> tuple[Routing, Sums]:
-        """Returns the routing of the tokens x [B, T, D], and the sums of `balance`; real: as in FeedForward."""
+        """Returns the routing of the tokens x [B, T, D], and the losses and metrics that `balance` returns.
+
+        Args:
+          real: [B, T], True at tokens that are not padding; None: no token is padding.
+        """
         settings = self.config.experts
         assert settings is not None
         shape = (self.config.d_model, settings.num_experts)
@@ -57,10 +61,13 @@ class Router(nn.Module):
 
 
 def route(settings: MixtureOfExperts, logits: jax.Array, bias: Optional[jax.Array] = None) -> Routing:
-    """Returns the experts with the largest scores, [B, T, E] -> [B, T, k].
+    """Returns the k experts with the largest scores for each token, and their weights: [B, T, E] -> [B, T, k] each.
+
+    The scores are computed from the logits by a softmax or a sigmoid. The weights are the scores, optionally normalized
+    and scaled.
 
     Args:
-      bias: [E], added to the scores for the choice of experts, but not to their weights.
+      bias: [E], added to the scores for the choice of experts, but not to the weights; None: no bias.
     """
     scores = _scores(settings, logits)
     ranking = scores if bias is None else scores + bias[None, None]
@@ -69,7 +76,7 @@ def route(settings: MixtureOfExperts, logits: jax.Array, bias: Optional[jax.Arra
     _, experts = jax.lax.top_k(ranking, settings.top_k)
     weights = jnp.take_along_axis(scores, experts, axis=-1)
     if settings.normalized:
-        weights /= weights.sum(axis=-1, keepdims=True) + 1e-20  # sigmoids may all be zero
+        weights /= weights.sum(axis=-1, keepdims=True) + 1e-20  # with sigmoids, all scores may be 0
     return Routing(experts, weights if settings.scale is None else settings.scale * weights)
 
 
@@ -78,7 +85,10 @@ def _scores(settings: MixtureOfExperts, logits: jax.Array) -> jax.Array:
 
 
 def _in_best_groups(settings: MixtureOfExperts, scores: jax.Array) -> jax.Array:
-    """Returns a mask of the experts in the groups with the largest scores, [B, T, E] bool."""
+    """Returns a mask of the experts in the best groups of experts, [B, T, E] bool.
+
+    `top_groups` groups are selected, by the best score of a group or by the sum of its two best scores (`group_score`).
+    """
     assert settings.groups is not None and settings.top_groups is not None
     # [B, T, E] -> [B, T, G, E/G] -> [B, T, G]
     grouped = scores.reshape(*scores.shape[:-1], settings.groups, -1)
@@ -90,17 +100,17 @@ def _in_best_groups(settings: MixtureOfExperts, scores: jax.Array) -> jax.Array:
 
 
 def balance(settings: MixtureOfExperts, logits: jax.Array, routing: Routing, counted: jax.Array) -> Sums:
-    """Returns the losses of a layer's router, and metrics of its load.
+    """Returns the losses of a layer's router, and metrics of the load of its experts.
 
-    The balance loss is E · sum over experts of f · P. f is the share of assignments that an expert gets, and P is its
-    mean probability (Fedus et al. 2021, equations 4 to 6). The loss is 1 if both are uniform. Sigmoids are scaled to
-    add up to 1 per token (DeepSeek-V3, equations 17 to 20). The loss is the mean over rows and over layers; rows are
-    weighted by their tokens.
+    The balance loss is E · sum over experts of f · P. f is the fraction of assignments that an expert gets, and P is
+    its mean probability (Fedus et al. 2021, equations 4 to 6). The loss is 1 if both are uniform. Sigmoids are scaled
+    to add up to 1 per token (DeepSeek-V3, equations 17 to 20). The loss is a mean over rows, weighted by their tokens,
+    and a mean over layers. With `balance_over` "batch", the batch counts as one row.
 
     NOTE In transformers, f is k times as large, and f and P are computed over all layers together.
 
     Args:
-      counted: [B, T], 1 at tokens that are not padding. Padding is routed but not counted.
+      counted: [B, T] float32, 1 at tokens that are not padding. Padding is routed but not counted.
     """
     scores = _scores(settings, logits)
     probabilities = scores if settings.scores == "softmax" else scores / (scores.sum(-1, keepdims=True) + 1e-20)

@@ -1,8 +1,8 @@
-"""Assigns tokens to rows of experts (slots), and moves rows to the slots and back.
+"""Assigns tokens to rows of experts (slots), and moves the vectors of tokens to the slots and back.
 
 An assignment is one of the k experts of a token: assignment n · k + i is the i-th expert of token n. A slot is a row
-that an expert processes. Each assignment has one slot, or none if its expert is full. Moving rows to slots and back are
-therefore gathers, and so are both gradients. Nothing is scattered, and sums are bitwise reproducible.
+that an expert processes. Each assignment has one slot, or none if its expert is full. Because of this, both moves and
+both of their gradients are gathers. Nothing is scattered, and sums are bitwise reproducible.
 """
 
 import math
@@ -13,23 +13,26 @@ import jax.numpy as jnp
 
 
 class Slots(NamedTuple):
-    """The mapping between assignments and slots. Slots are sorted by expert."""
+    """The mapping between assignments and slots, in both directions. Slots are sorted by expert."""
 
-    of_assignment: jax.Array  # [N · k], slot of each assignment; the number of slots if it has none
+    of_assignment: jax.Array  # [N · k], slot of each assignment; S (the number of slots) if it has none
     assignment: jax.Array  # [S], assignment in each slot; N · k in an empty slot
     sizes: jax.Array  # [E], number of assignments of each expert, with and without a slot
 
 
 def assign(chosen: jax.Array, num_experts: int, room: Optional[int]) -> Slots:
-    """Gives slots to the assignments, first choices before second choices (Lepikhin et al. 2020, section 2.2).
+    """Returns the slots of the assignments.
+
+    First choices get slots before second choices (Lepikhin et al. 2020, section 2.2).
 
     Args:
-      chosen: [N, k], the experts of each token.
-      room: slots per expert; None: N · k slots in all, with a slot for each assignment.
+      chosen: [N, k], the experts of each token, the first choice first.
+      room: slots per expert; an expert with more assignments drops the last ones. None: N · k slots, one for each
+        assignment.
     """
     tokens, choices = chosen.shape
     count = chosen.size
-    # [N, k] -> [k · N], all first choices before the second choices; a stable sort keeps this order
+    # [N, k] -> [k · N], all first choices before all second choices; a stable sort keeps this order for each expert
     order = jnp.argsort(chosen.T.reshape(-1), stable=True)
     order = (order % tokens) * choices + order // tokens
     rank = jnp.zeros(count, jnp.int32).at[order].set(jnp.arange(count, dtype=jnp.int32), unique_indices=True)
@@ -48,17 +51,21 @@ def assign(chosen: jax.Array, num_experts: int, room: Optional[int]) -> Slots:
 
 
 def slots_per_expert(capacity: float, assignments: int, num_experts: int) -> int:
-    """Returns the number of slots per expert: `capacity` times an even share, rounded up."""
+    """Returns the number of slots per expert: `capacity` times an even share of the assignments, rounded up."""
     return math.ceil(capacity * assignments / num_experts)
 
 
 def to_slots(x: jax.Array, slots: Slots) -> jax.Array:
-    """Gathers the rows of x [N, D] into slots, [S, D]; empty slots are 0."""
+    """Returns the vector of x [N, D] for the token in each slot, [S, D]; empty slots are 0."""
     return gather_rows(_repeated(x, len(slots.of_assignment) // len(x)), slots.assignment, slots.of_assignment)
 
 
 def from_slots(y: jax.Array, slots: Slots, weights: jax.Array) -> jax.Array:
-    """Returns for each token the sum over its slots of y [S, D], weighted by `weights` [N, k]: [N, D] float32."""
+    """Returns for each token the weighted sum of the rows y [S, D] of its slots, [N, D] float32.
+
+    Args:
+      weights: [N, k], the weights of the experts of each token. An assignment without a slot adds 0.
+    """
     rows = gather_rows(y, slots.of_assignment, slots.assignment).reshape(*weights.shape, -1)
     # [N, k, D] -> [N, D]
     return jnp.einsum("NKD,NK->ND", rows, weights.astype(rows.dtype), preferred_element_type=jnp.float32)
@@ -71,9 +78,11 @@ def _repeated(x: jax.Array, times: int) -> jax.Array:
 
 @jax.custom_vjp
 def gather_rows(x: jax.Array, index: jax.Array, back: jax.Array) -> jax.Array:
-    """Returns x[index], with 0 where `index` is out of range.
+    """Returns the rows of x at the indices `index`, with 0 where an index is out of range.
 
-    `back` is the inverse of `index`, which the backward uses. No index occurs twice.
+    Args:
+      index: indices of rows; no row occurs twice.
+      back: the inverse of `index`, which the backward uses.
     """
     return x.at[index].get(mode="fill", fill_value=0)
 

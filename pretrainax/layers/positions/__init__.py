@@ -1,7 +1,7 @@
-"""Position encodings, one file each.
+"""Position encodings, with one file for each encoding.
 
-A new position encoding is a dataclass of fields (`config.positions.Position`), a file here with its behaviour
-(`base.Positions`, `base.PositionTerms`), and its name in the import below.
+A new position encoding consists of a dataclass with its fields (`config.positions.Position`), a file in this folder
+with its computation (subclasses of `base.Positions` and `base.PositionTerms`), and an import of this file below.
 """
 
 from pretrainax.layers.positions import disentangled, learned, none, relative_buckets, rotary, sinusoidal

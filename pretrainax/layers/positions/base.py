@@ -1,4 +1,4 @@
-"""The base classes of position encodings, which change the embeddings, the logits, or queries and keys."""
+"""The base classes of position encodings, which change the embeddings, the attention logits, or queries and keys."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,55 +16,61 @@ from pretrainax.sharding.rules import add_partition_rules
 
 
 class AttentionPositions(NamedTuple):
-    """The positions of the queries and keys of a self-attention."""
+    """The positions of the queries and keys of self-attention."""
 
-    queries: jax.Array  # positions [B, T]
-    before: int = 0  # number of cached tokens right before the first query; the other keys are the queries' tokens
-    reach: Optional[int] = None  # maximum length of the segments, in tokens; None: no segment grows
+    queries: jax.Array  # positions of the queries in their segments, [B, T]
+    before: int = 0  # number of cached tokens directly before the first query; the other keys are those of the T tokens
+    reach: Optional[int] = None  # generation: maximum length of a segment, in tokens; None: segments do not grow
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Returns T and S, the numbers of queries and keys."""
+        """Returns the numbers of queries and keys, T and S."""
         tokens = self.queries.shape[1]
         return tokens, self.before + tokens
 
 
 @flax.struct.dataclass
 class PositionTerms:
-    """The part of a position encoding inside self-attention, computed once for all blocks of a stack.
+    """The part of a position encoding that self-attention applies, computed once for all blocks of a stack.
 
-    This base class does nothing.
+    This base class changes nothing.
     """
 
-    logit_terms: ClassVar[int] = 1  # terms of a logit, each of the size of q · k
-    has_row_bias: ClassVar[bool] = False  # the bias differs between the rows of the batch
+    logit_terms: ClassVar[int] = 1  # number of terms of a logit that are about as large as q · k
+    has_row_bias: ClassVar[bool] = False  # True: the bias differs between the rows of the batch
 
     def in_block(
         self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
     ) -> "PositionTerms":
-        """Returns the terms of one block; called inside it. `is_local` is [] bool, `number` is [] int32, from 0."""
+        """Returns the terms of one block; a block calls this method with its flags.
+
+        Args:
+          is_local: [] bool, True in a layer with a window.
+          number: [] int32, layer number from 0.
+          deterministic: True disables dropout.
+        """
         return self
 
     def bias(
         self, config: ModelConfig, q: jax.Array, k: jax.Array, to_query: nn.Module, to_key: nn.Module, scale: float
     ) -> Optional[jax.Array]:
-        """Returns the bias of the scaled logits, [1 or B, H, T, S] float32, or None.
+        """Returns the bias that is added to the scaled logits, [1 or B, H, T, S] float32, or None if there is no bias.
 
         Args:
           q: [B, T, H, K]; k: [B, S, G, K], before norm and rotation.
-          to_query, to_key: the maps that compute them.
-          scale: of the logits.
+          to_query, to_key: the linear layers that compute q and k.
+          scale: the factor of the logits.
         """
         return None
 
     def rotate(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns queries [B, T, H, K] and keys [B, S, G, K] rotated by their positions."""
+        """Returns the queries [B, T, H, K] and the keys [B, S, G, K], rotated by their positions."""
         return q, k
 
 
 @dataclasses.dataclass(frozen=True)
 class Positions:
-    """The position encoding of a model. A subclass overrides the methods it needs; this base class does nothing."""
+    """The position encoding of a model. This base class changes nothing; a subclass overrides the methods it needs."""
 
     config: ModelConfig
 
@@ -73,32 +79,34 @@ class Positions:
 
     @property
     def logit_gain(self) -> float:
-        """Returns the factor of the attention logits."""
+        """Returns the factor by which this encoding multiplies the attention logits."""
         return 1.0
 
     def embedding(self) -> Optional[nn.Module]:
-        """Returns the `position_embedding` table that the encoder and the decoder each have, or None."""
+        """Returns a new `position_embedding` table for an encoder or a decoder; None if the encoding has no table."""
         return None
 
     def embed(self, x: jax.Array, positions: jax.Array, embedding: Optional[nn.Module]) -> jax.Array:
-        """Adds positions [B, T] to token embeddings [B, T, D].
+        """Returns the token embeddings x [B, T, D] with the encoding of the positions [B, T] added.
 
         Args:
-          embedding: the `position_embedding` table of this encoder or decoder.
+          embedding: the `position_embedding` table of this encoder or decoder; None if the encoding has no table.
         """
         return x
 
     def terms(self, places: AttentionPositions, *, causal: bool, dtype: jnp.dtype) -> PositionTerms:
-        """Returns the position terms of a stack's blocks; called inside the stack, which owns the modules.
+        """Returns the position terms of all blocks of a stack.
+
+        The stack calls this method, so modules that the method creates belong to the stack.
 
         Args:
-          causal: no query sees later tokens.
+          causal: True if no query attends to later tokens.
           dtype: of activations.
         """
         return PositionTerms()
 
     def flops(self, query_length: int, key_length: int) -> int:
-        """Returns the floating-point operations that positions add to one self-attention of one example."""
+        """Returns the floating-point operations that this encoding adds to one self-attention layer per sequence."""
         return 0
 
 
@@ -109,7 +117,7 @@ _BEHAVIOURS: dict[type[Position], type[Positions]] = {}
 
 
 def register_positions(kind: type[Position]) -> Callable[[type[Positions]], type[Positions]]:
-    """Registers a subclass of Positions for a config class, and its partition rules."""
+    """Returns a decorator that registers a subclass of Positions, with its partition rules, for a config class."""
 
     def register(behaviour: type[Positions]) -> type[Positions]:
         _BEHAVIOURS[kind] = behaviour
@@ -120,10 +128,10 @@ def register_positions(kind: type[Position]) -> Callable[[type[Positions]], type
 
 
 def positions_for(config: ModelConfig) -> Positions:
-    """Returns the behaviour of `config.position`.
+    """Returns the Positions object for `config.position`.
 
     Raises:
-      UserError: no class is registered for this config.
+      UserError: no subclass of Positions is registered for this config class.
     """
     kind = type(config.position)
     if kind not in _BEHAVIOURS:
@@ -135,5 +143,5 @@ def positions_for(config: ModelConfig) -> Positions:
 
 
 def position_table(config: ModelConfig, rows: int) -> Embedding:
-    """Returns a table of one trained vector per position, as wide as the token embeddings."""
+    """Returns a table with `rows` trained vectors, one per position, which are as wide as the token embeddings."""
     return Embedding(rows, config.embedding_width, normal_init(config, fan_in=1))

@@ -1,10 +1,10 @@
-"""Disentangled attention: logits combine the contents and the positions of tokens (He et al. 2020, section 3.1).
+"""Disentangled attention, whose logits combine the contents and the positions of tokens (He et al. 2020, section 3.1).
 
     logits[q, k] = scale · (query[q] · key[k] + query[q] · position_key[d] + key[k] · position_query[d])
 
-d is the bucket of q - k. Position keys and queries are computed from one table of vectors, with the maps of the
-contents (DeBERTa v2; the first DeBERTa had separate maps). The last two terms are a bias on the logits, which differs
-between the rows of a batch.
+d is the bucket of the distance q - k. Position keys and position queries are computed from one table of position
+embeddings, with the same projections as keys and queries (DeBERTa v2; the first DeBERTa had separate projections). The
+last two terms are a bias on the logits, which differs between the rows of a batch.
 """
 
 import math
@@ -32,18 +32,18 @@ from pretrainax.layers.positions.base import (
 )
 from pretrainax.sharding.arrays import constrain
 
-_BLOCK = 128  # queries that share a window of distances
+_BLOCK = 128  # number of queries that share a window of distances
 
 
 @flax.struct.dataclass
 class DisentangledTerms(PositionTerms):
-    """The vectors of the relative positions between T queries and S keys."""
+    """The embeddings of the relative positions between T queries and S keys."""
 
     logit_terms: ClassVar[int] = 3  # He et al. 2020, equation 4
     has_row_bias: ClassVar[bool] = True
 
-    relative: jax.Array  # [R, D]
-    offset: int = flax.struct.field(pytree_node=False, default=0)  # first key's index - first query's
+    relative: jax.Array  # [R, D], embeddings of the R buckets that occur, from `RelativeTable`
+    offset: int = flax.struct.field(pytree_node=False, default=0)  # index of the first key - of the first query
 
     def in_block(
         self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
@@ -67,7 +67,7 @@ class Disentangled(Positions):
     )
 
     def embedding(self) -> Optional[nn.Module]:
-        """Returns the table of absolute positions, which only a mask decoder uses."""
+        """Returns the table of absolute positions for the mask decoder, or None for a model without a mask decoder."""
         config = self.config
         return position_table(config, config.position.max_length) if config.enhanced_mask_decoder else None
 
@@ -76,20 +76,20 @@ class Disentangled(Positions):
         return DisentangledTerms(table(*places.lengths, -places.before).astype(dtype), -places.before)
 
     def flops(self, query_length: int, key_length: int) -> int:
-        # for each pair of tokens, content to position and position to content
+        # two more products for each pair of tokens: content with position, and position with content
         return 2 * 2 * query_length * key_length * self.config.num_heads * self.config.dim_per_head
 
 
 def log_bucket(distance: np.ndarray, num_buckets: int, max_distance: int) -> np.ndarray:
     """Returns the table row of each distance (query's index - key's index), as in the code of DeBERTa v2.
 
-    The table has 2 · num_buckets rows, and row num_buckets is distance 0. A direction has num_buckets rows: the first
-    half for exact distances, the rest for ranges that grow logarithmically up to max_distance. The last row takes all
-    larger distances.
+    The table has 2 · num_buckets rows. Row num_buckets is distance 0. Each direction has num_buckets rows: the first
+    half for single distances, the second half for ranges that grow logarithmically up to max_distance. The last row is
+    for all larger distances.
     """
     exact, size = num_buckets // 2, np.abs(distance)
-    growth = np.log(np.maximum(size, 1) / exact) / math.log((max_distance - 1) / exact)  # 0 at `exact`, 1 at the end
-    # Subtracting 1e-6 keeps a rounding error of the logarithm from raising a whole number to the one above.
+    growth = np.log(np.maximum(size, 1) / exact) / math.log((max_distance - 1) / exact)  # from 0 at `exact` to 1
+    # Subtracting 1e-6 prevents a rounding error of the logarithm from raising an integer to the next integer.
     ranges = exact + np.ceil(growth * (exact - 1) - 1e-6).astype(distance.dtype)
     bucket = np.sign(distance) * np.where(size <= exact, size, ranges)
     return np.clip(bucket + num_buckets, 0, 2 * num_buckets - 1)
@@ -98,10 +98,12 @@ def log_bucket(distance: np.ndarray, num_buckets: int, max_distance: int) -> np.
 def rows_by_distance(
     config: ModelConfig, query_length: int, key_length: int, offset: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the R rows of the table that T queries and S keys need, and the index of each distance's row among them.
+    """Returns the R table rows that T queries and S keys need, and the index of each distance's row among these R rows.
 
-    Distances are the query's index - the key's index, from 1 - S to T - 1, less `offset`: [T+S-1]. `offset` is the
-    first key's index minus the first query's.
+    The distances are the query's index - the key's index, in the order 1 - S, …, T - 1, minus `offset`: [T+S-1].
+
+    Args:
+      offset: index of the first key - index of the first query.
     """
     position = config.position
     distances = np.arange(1 - key_length, query_length) - offset
@@ -109,9 +111,9 @@ def rows_by_distance(
 
 
 class RelativeTable(nn.Module):
-    """The normalized vectors of relative positions, which all layers share.
+    """The table of the embeddings of relative positions, which all layers share.
 
-    These are the vectors that T queries and S keys need, [R, D].
+    A call returns the R normalized embeddings that T queries and S keys need, [R, D].
     """
 
     config: ModelConfig
@@ -126,16 +128,16 @@ class RelativeTable(nn.Module):
 
 
 def disentangled_bias(q: jax.Array, k: jax.Array, position_q: jax.Array, position_k: jax.Array) -> jax.Array:
-    """Computes query · position key + key · position query, not scaled: [B, H, T, S] float32.
+    """Computes query · position key + key · position query, before scaling: [B, H, T, S] float32.
 
     Args:
       q: [B, T, H, K]; k: [B, S, H, K].
-      position_q, position_k: [T+S-1, H, K], of the distances (query's index - key's index) 1 - S … T - 1.
+      position_q, position_k: [T+S-1, H, K], for the distances (query's index - key's index) 1 - S … T - 1.
     """
     chex.assert_rank((q, k), 4, custom_message="queries are [B, T, H, K], keys [B, S, H, K]")
     distances = (q.shape[1] + k.shape[1] - 1, *q.shape[2:])
     chex.assert_shape((position_q, position_k), distances, custom_message="positions are [T+S-1, H, K]")
-    to_position = _by_index(q, position_k[::-1])  # reversed, because _by_index counts the key's index - the query's
+    to_position = _by_index(q, position_k[::-1])  # reversed, because _by_index uses the key's index - the query's index
     to_content = _by_index(k, position_q)
     # [B, H, T, S] + [B, H, S, T]ᵀ
     return to_position + to_content.swapaxes(2, 3)
@@ -144,8 +146,8 @@ def disentangled_bias(q: jax.Array, k: jax.Array, position_q: jax.Array, positio
 def _by_index(x: jax.Array, positions: jax.Array) -> jax.Array:
     """Returns out[b, h, i, j] = x[b, i, h] · positions[j - i + T - 1, h], [B, H, T, S] float32.
 
-    It uses products and reshapes only: the gradient of a lookup with T · S indices would add its numbers one by one. A
-    block of C indices i needs a window of S + C - 1 distances, not all of them.
+    The computation uses only products and reshapes, because the gradient of a lookup with T · S indices would add its
+    numbers one by one. A block of C indices i needs a window of S + C - 1 distances, not all distances.
 
     Args:
       x: [B, T, H, K].
@@ -160,6 +162,7 @@ def _by_index(x: jax.Array, positions: jax.Array) -> jax.Array:
     products = jnp.einsum(
         "BICHK,INHK->BHICN", x.reshape(b, t // c, c, h, d), windows, preferred_element_type=jnp.float32
     )
-    # Reading in rows that are one shorter shifts the columns by one per row: [C, S+C] -> [C, S+C-1] -> [C, S]
+    # Reading the flat array in rows that are one element shorter shifts each row by one column more than the previous
+    # row: [C, S+C] -> [C, S+C-1] -> [C, S]
     flat = products.reshape(b, h, t // c, c * (s + c))[..., c - 1 : c - 1 + c * (s + c - 1)]
     return flat.reshape(b, h, t // c, c, s + c - 1)[..., :s].reshape(b, h, t, s)

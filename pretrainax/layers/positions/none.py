@@ -1,4 +1,4 @@
-"""No positions: a model reads words in their order, or its causal mask alone distinguishes positions."""
+"""No position encoding: a recurrent model reads tokens in order, and a causal mask alone distinguishes positions."""
 
 from pretrainax.config import NoPositions
 from pretrainax.layers.positions.base import Positions, register_positions
@@ -6,4 +6,4 @@ from pretrainax.layers.positions.base import Positions, register_positions
 
 @register_positions(NoPositions)
 class NoPositionEncoding(Positions):
-    """A position encoding that does nothing."""
+    """A position encoding that changes nothing."""

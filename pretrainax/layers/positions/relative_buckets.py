@@ -1,4 +1,4 @@
-"""T5's relative positions: a bias on the logits, one trained scalar per head and bucket of distance."""
+"""T5's relative positions: a bias on the attention logits, with one trained scalar per head and distance bucket."""
 
 import math
 
@@ -15,7 +15,7 @@ from pretrainax.layers.positions.base import AttentionPositions, Positions, Posi
 
 @flax.struct.dataclass
 class BiasTerms(PositionTerms):
-    """A bias that all rows and layers share."""
+    """Position terms that consist of one bias for all rows and layers."""
 
     value: jax.Array  # [1, H, T, S] float32
 
@@ -33,11 +33,14 @@ class RelativeBuckets(Positions):
 
 
 def relative_bucket(distance: np.ndarray, num_buckets: int, max_distance: int, bidirectional: bool) -> np.ndarray:
-    """Returns the bucket of each distance, the key's index - the query's index (Raffel et al. 2020, section 2.1).
+    """Returns the bucket of each distance (key's index - query's index; Raffel et al. 2020, section 2.1).
 
-    A direction has n buckets: the first n/2 for exact distances, the rest for ranges that grow logarithmically up to
-    max_distance. The last bucket takes all larger distances. Keys after the query have the upper half of the buckets if
-    `bidirectional`, else bucket 0.
+    Each direction has n buckets: the first n/2 for single distances, the rest for ranges that grow logarithmically up
+    to max_distance. The last bucket is for all larger distances.
+
+    Args:
+      num_buckets: number of all buckets: 2 n if `bidirectional`, else n.
+      bidirectional: True: keys after the query have the upper n buckets. False: keys after the query have bucket 0.
     """
     upper = np.zeros_like(distance)
     if bidirectional:
@@ -47,17 +50,17 @@ def relative_bucket(distance: np.ndarray, num_buckets: int, max_distance: int, b
     else:
         distance = np.maximum(-distance, 0)
     exact = num_buckets // 2
-    growth = np.log(np.maximum(distance, 1) / exact) / math.log(max_distance / exact)  # 0 at `exact`, 1 at the end
-    # Adding 1e-6 keeps a rounding error of the logarithm from cutting a whole number to the one below.
+    growth = np.log(np.maximum(distance, 1) / exact) / math.log(max_distance / exact)  # from 0 at `exact` to 1
+    # Adding 1e-6 prevents a rounding error of the logarithm from lowering an integer to the previous integer.
     ranges = exact + np.floor(growth * (num_buckets - exact) + 1e-6).astype(distance.dtype)
     return upper + np.where(distance < exact, distance, np.minimum(ranges, num_buckets - 1))
 
 
 class RelativeBias(nn.Module):
-    """A bias on the logits of self-attention: one trained scalar per head and bucket, [1, H, T, S] float32.
+    """The table of T5's relative bias: one trained scalar for each head and distance bucket.
 
-    Distances are between indices in the row, not `positions`. Inside a segment they are the same, and attention stays
-    inside a segment. All rows therefore share one bias.
+    Distances are computed from indices in the row instead of `positions`. Within a segment, both give the same
+    distances, and attention stays within a segment. All rows can therefore share one bias.
     """
 
     config: ModelConfig
@@ -65,7 +68,11 @@ class RelativeBias(nn.Module):
 
     @nn.compact
     def __call__(self, query_length: int, key_length: int, offset: int = 0) -> jax.Array:
-        """Returns the bias of T queries on S keys; `offset` is the first key's index minus the first query's."""
+        """Returns the bias of T queries on S keys, [1, H, T, S] float32.
+
+        Args:
+          offset: index of the first key - index of the first query.
+        """
         config, position = self.config, self.config.position
         shape = position.num_buckets, config.num_heads
         table = self.param("embedding", normal_init(config, config.d_model), shape, jnp.float32)
@@ -78,8 +85,8 @@ class RelativeBias(nn.Module):
 def _toeplitz(values: jax.Array, query_length: int) -> jax.Array:
     """Returns out[h, q, k] = values[h, k - q + T - 1]; [H, T+S-1] -> [H, T, S].
 
-    It only reshapes, because the gradient of a lookup would add T · S numbers to a few buckets one by one. The values
-    are repeated with period n = T + S - 1 and read in rows of n + 1, which shifts them by one index per row.
+    The computation only reshapes, because the gradient of a lookup would add T · S numbers to a few buckets one by one.
+    The values are repeated with period n = T + S - 1 and read in rows of n + 1, which shifts them by one index per row.
     """
     heads, n = values.shape
     repeated = jnp.tile(values, (1, query_length + 1))[:, : query_length * (n + 1)]

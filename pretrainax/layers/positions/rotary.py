@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys are rotated by angles that grow with the position (Su et al. 2021)."""
+"""Rotary positions: queries and keys are rotated by angles that are proportional to the position (Su et al. 2021)."""
 
 import math
 from typing import Optional
@@ -13,16 +13,16 @@ from pretrainax.config import LinearScaling, LongRopeScaling, ModelConfig, Rotar
 from pretrainax.layers.positions.base import AttentionPositions, Positions, PositionTerms, register_positions
 from pretrainax.layers.positions.sinusoidal import radians
 
-Angles = tuple[jax.Array, jax.Array]  # cosines and sines of each plane's angle, [B, T, P] float32; P is K/2, or less
+Angles = tuple[jax.Array, jax.Array]  # cosines and sines of the angles of P planes, [B, T, P] float32 each; P <= K/2
 
 
 @flax.struct.dataclass
 class RotaryTerms(PositionTerms):
-    """The angles of the queries, and of the keys of the same tokens."""
+    """The rotation angles of the T queries, which are also the angles of the keys of the same tokens."""
 
     angles: Angles
     interleaved: bool = flax.struct.field(pytree_node=False, default=False)
-    local: Optional["RotaryTerms"] = None  # of local layers, if they have separate angles
+    local: Optional["RotaryTerms"] = None  # terms of local layers; None: the same angles
 
     def in_block(
         self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
@@ -67,13 +67,16 @@ def rotary_angles(
     scaling: Optional[RotaryScaling] = None,
     reach: Optional[int] = None,
 ) -> Angles:
-    """Returns cosines and sines of each plane's angle, [B, T] -> each [B, T, P] float32.
+    """Returns the cosines and sines of the angle of each plane for positions [B, T], [B, T, P] float32 each.
 
-    Source: Su et al. 2021, section 3.2.2.
+    Source: Su et al. 2021, section 3.2.2. With some kinds of `scaling`, the cosines and sines are also multiplied by a
+    constant.
 
     Args:
       turned: number of rotated dimensions, 2 P.
-      reach: as in Places.
+      theta: base of the frequencies.
+      scaling: changes the frequencies for contexts that are longer than in pre-training; None: no change.
+      reach: as in AttentionPositions.
     """
     if isinstance(scaling, LongRopeScaling):
         return _long_rope(positions, scaling, _frequencies(turned, theta), reach)
@@ -87,15 +90,17 @@ def rotary_angles(
 
 
 def _long_rope(positions: jax.Array, scaling: LongRopeScaling, frequencies: np.ndarray, reach: Optional[int]) -> Angles:
-    """Computes the angles with separate frequencies for long segments (Ding et al. 2024, section 3.3).
+    """Computes the angles with different frequencies for short and long segments (Ding et al. 2024, section 3.3).
 
-    NOTE In transformers, the longest row of a batch selects the frequencies of all rows, and generation recomputes all
-    tokens once a row exceeds the original length.
+    Segments are long if they have more than `scaling.original_length` tokens.
+
+    NOTE In transformers, the longest row of a batch selects the frequencies of all rows. During generation,
+    transformers recomputes all tokens when a row exceeds the original length.
     """
     short, long = (
         radians(positions, frequencies / np.array(factors)) for factors in (scaling.short_factors, scaling.long_factors)
     )
-    if reach is not None:  # generation: cached keys are not rotated again
+    if reach is not None:  # generation: `reach` selects, because cached keys are not rotated again
         angles = long if reach > scaling.original_length else short
     else:
         angles = jnp.where(_is_longer(positions, scaling.original_length)[:, :, None], long, short)
@@ -106,10 +111,10 @@ def _long_rope(positions: jax.Array, scaling: LongRopeScaling, frequencies: np.n
 def _is_longer(positions: jax.Array, length: int) -> jax.Array:
     """Returns a mask of the tokens whose segment has more than `length` tokens, [B, T] bool.
 
-    Such a segment has a token at position `length`.
+    A segment has more than `length` tokens if it contains the position `length`.
     """
     count = positions.shape[1]
-    # Row index of position `length` in each token's segment, if it has this position
+    # Row index of the position `length` in the segment of each token, if the segment contains this position
     index = jnp.arange(count)[None] - positions + length
     position = jnp.take_along_axis(positions, index, axis=1, mode="clip")
     return (index < count) & (position == length)
@@ -120,12 +125,12 @@ def _frequencies(head_dim: int, theta: float) -> np.ndarray:
 
 
 def _yarn(scaling: YarnScaling, head_dim: int, theta: float) -> np.ndarray:
-    """Returns the frequencies of planes: stretched, unchanged, or on a ramp in between (Peng et al. 2023, section 3.2).
+    """Returns the frequency of each plane: stretched, unchanged, or in between (Peng et al. 2023, section 3.2).
 
-    The ramp lies between two planes.
+    A stretched frequency is divided by `scaling.factor`. The planes in between form a linear ramp.
     """
 
-    def plane(rotations: float) -> float:  # plane with this number of rotations in the old context
+    def plane(rotations: float) -> float:  # plane with this number of rotations in the original context length
         return head_dim * math.log(scaling.original_length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = plane(scaling.fast), plane(scaling.slow)
@@ -141,10 +146,11 @@ def _yarn_gain(scaling: YarnScaling, weight: float) -> float:
 
 
 def _stretch(frequencies: np.ndarray, scaling: Optional[RotaryScaling]) -> np.ndarray:
-    """Returns the frequencies of a longer context.
+    """Returns the frequencies for a longer context, or unchanged frequencies if `scaling` is None.
 
-    LongContextScaling divides frequencies with fewer than `low` rotations in the old context by `factor`. It leaves
-    frequencies with more than `high` rotations unchanged, and interpolates in between.
+    LinearScaling divides all frequencies by `factor`. LongContextScaling divides by `factor` the frequencies with fewer
+    than `low_frequency_factor` rotations in the original context length. It leaves frequencies with more than
+    `high_frequency_factor` rotations unchanged, and interpolates in between.
     """
     if scaling is None:
         return frequencies
@@ -157,15 +163,18 @@ def _stretch(frequencies: np.ndarray, scaling: Optional[RotaryScaling]) -> np.nd
 
 
 def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array, interleaved: bool = False) -> jax.Array:
-    """Rotates each plane of the first 2 P dimensions of x [B, T, H, K] by its angle, in float32.
+    """Returns x [B, T, H, K] with each plane of its first 2 P dimensions rotated by the plane's angle, in float32.
+
+    The result is cast to the dtype of x.
 
     Args:
       cosines, sines: [B, T, P].
+      interleaved: True: the input has interleaved planes.
 
-    NOTE Plane i is (x[i], x[i + P]), as in GPT-NeoX and transformers. In the paper and Meta's files, it is two
-    interleaved, (x[2i], x[2i + 1]). The two differ by a permutation of the rows of the query and key kernels. With
-    `interleaved`, the rotated dimensions are returned in the other order. Queries and keys have the same order, so the
-    logits are correct.
+    NOTE By default, plane i is (x[i], x[i + P]), as in GPT-NeoX and transformers. In the paper and in Meta's
+    checkpoints, planes are interleaved: plane i is (x[2i], x[2i + 1]). The two layouts differ by a permutation of the
+    rows of the query and key kernels. With `interleaved`, the result still has the default order. Queries and keys have
+    the same order, so the logits are correct.
     """
     planes = cosines.shape[2]
     message = "angles are [B, T, P], with 2 P <= K, where queries or keys are [B, T, H, K]"

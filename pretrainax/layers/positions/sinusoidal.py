@@ -1,4 +1,4 @@
-"""Sinusoidal positions: fixed sines and cosines, added to the embeddings."""
+"""Sinusoidal positions: fixed sines and cosines of the position, added to the token embeddings."""
 
 import chex
 import jax
@@ -16,7 +16,7 @@ class Sinusoidal(Positions):
 
 
 def sinusoidal(positions: jax.Array, features: int) -> jax.Array:
-    """Computes sin(p · w_i), then cos(p · w_i), with w_i = 10,000^(-2i / D): [B, T] -> [B, T, D] float32.
+    """Computes sin(p · w_i), then cos(p · w_i), with w_i = 10,000^(-2i / D): positions p [B, T] -> [B, T, D] float32.
 
     The formula is from Vaswani et al. 2017, section 3.5.
 
@@ -29,5 +29,5 @@ def sinusoidal(positions: jax.Array, features: int) -> jax.Array:
 
 
 def radians(positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
-    """Returns positions times frequencies, [B, T], [F] -> [B, T, F] float32."""
+    """Returns the angles in radians, which are positions times frequencies: [B, T], [F] -> [B, T, F] float32."""
     return positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)[None, None, :]

@@ -20,7 +20,7 @@ from pretrainax.sharding.mesh import platform
 
 
 class BlockSparseAttention(Attention):
-    """Attention to a part of each segment; a subclass defines the part in `read`."""
+    """Self-attention in which each token attends to a part of its segment; a subclass defines this part in `read`."""
 
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int) -> int:
@@ -28,18 +28,19 @@ class BlockSparseAttention(Attention):
 
     @staticmethod
     def blocks(config: ModelConfig, length: int) -> Optional[KeyBlocks]:
-        """Returns the key blocks that are multiplied in a row of `length` tokens; None: all keys."""
+        """Returns the blocks of keys that a row of `length` tokens multiplies, or None if tokens attend to all keys."""
         raise NotImplementedError
 
     @nn.nowrap
     def read(
         self, x: jax.Array, qkv: tuple[jax.Array, ...], mask: Mask, positions: PositionTerms, scale: float
     ) -> jax.Array:
-        """Computes attention for each token, [B, T, H, K].
+        """Returns the output of attention for each token and head, [B, T, H, K].
 
         Args:
-          x: [B, T, D]; qkv: queries, keys and values computed from x, [B, T, H, K] each.
-          mask: of segments, [B, T].
+          x: [B, T, D]; qkv: queries, keys and values that were computed from x, [B, T, H, K] each.
+          mask: the mask with the segment ids [B, T].
+          scale: the factor of the logits.
         """
         raise NotImplementedError
 
@@ -53,7 +54,10 @@ class BlockSparseAttention(Attention):
         ring: Optional[KeyValues] = None,
         index: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, KeyValues]:
-        """Attends to `source` [B, T, D], which must be x; arguments and results as in MultiHeadAttention."""
+        """Attends from x [B, T, D] to `source`, which must be x, and returns the output and the keys and values.
+
+        The arguments and the results are the same as in MultiHeadAttention. `ring` and `index` must be None.
+        """
         chex.assert_equal_shape((x, source), custom_message="sparse attention is self-attention: x must be source")
         assert ring is None and index is None and mask.query_segment_ids is not None  # an encoder has no KV cache
         q, k, v = self.heads(x, positions)
@@ -61,14 +65,18 @@ class BlockSparseAttention(Attention):
         blocks, rate = self.blocks(self.config, x.shape[1]), self.config.attention_dropout_rate
         spec = dataclasses.replace(spec, blocks=blocks, dropout_rate=rate)
         report_attention(spec)
-        # Raises for kernels, which do not support blocks
+        # Raises UserError if config.train.attention requests a kernel, because kernels do not support blocks.
         choose_backend(self.compute.attention, platform(), spec)
         y = self.read(x, (q, k, v), mask, positions, scale_of(self.config, positions))
         return self.out(y), KeyValues.of(k, v)
 
-    @nn.nowrap  # keeps the method's name out of the scopes
+    @nn.nowrap  # keeps the name of the method out of Flax's scopes
     def heads(self, x: jax.Array, positions: PositionTerms, prefix: str = "") -> tuple[jax.Array, ...]:
-        """Computes queries, keys and values of each head, [B, T, D] -> [B, T, H, K], with the maps of a prefix."""
+        """Computes the queries, keys and values of each head, [B, T, D] -> [B, T, H, K] each.
+
+        Args:
+          prefix: beginning of the names of the linear layers that compute them.
+        """
         config = self.config
         qkv_bias = config.use_bias if config.qkv_bias is None else config.qkv_bias
         features, init = (config.num_heads, config.dim_per_head), normal_init(config, config.d_model)
@@ -81,6 +89,6 @@ class BlockSparseAttention(Attention):
 
     @nn.nowrap
     def dropout(self) -> Optional[Dropout]:
-        """Returns the dropout of attention weights in training; None: no dropout."""
+        """Returns the dropout of attention weights, or None in evaluation or without such a dropout."""
         rate = self.config.attention_dropout_rate
         return Dropout(rate, deterministic=False) if rate and not self.deterministic else None

@@ -2,18 +2,22 @@
 
 Source: Zaheer et al. 2020, arXiv 2007.14062.
 
-A row of T tokens is N blocks of b tokens. The first and the last block are global (section 2, "BigBird-ITC"): they
-attend to all keys, and all other blocks attend to them. Every other block attends to its neighbours on both sides, to
-itself, to the two global blocks, and to r blocks that are drawn for each head of each layer. These are (5 + r) b keys
-per query for any T. Rows of at most 5 + 2 r blocks attend to all keys.
+A row of T tokens is split into N blocks of b tokens. The first and the last block are global (section 2,
+"BigBird-ITC"): they attend to all keys, and all other blocks attend to them. Each of the other blocks attends to its
+neighbours on both sides, to itself, to the two global blocks, and to r random blocks, which are drawn for each head of
+each layer. Each query therefore has (5 + r) b keys for any T. In rows of at most 5 + 2 r blocks, every token attends to
+all keys.
 
 The random blocks are part of the model. They come from NumPy's generator with the layer number as its seed, as in the
 training of the released weights, and as in transformers in training.
 
-NOTE In evaluation, transformers uses the first block for all random blocks, which then counts r + 1 times;
-`sparse_attention.drawn` selects the behaviour. transformers has no dropout of block attention weights; this module has.
-NOTE Blocks are blocks of a row, so rows with several segments are computed differently from each segment alone. No
-token sees another segment, and only the first and the last segment of a row have a global block.
+NOTE In evaluation, transformers uses the first block in place of all random blocks, so the first block counts r + 1
+times; `sparse_attention.drawn` selects the behaviour. transformers does not support dropout of block attention weights,
+but this module does.
+
+NOTE A row is split into blocks regardless of its segments. A row with several segments is therefore computed
+differently from each segment alone. No token attends to a different segment, and only the first and the last segment of
+a row have a global block.
 """
 
 import functools
@@ -34,13 +38,13 @@ from pretrainax.layers.multi_head import register_attention
 from pretrainax.layers.positions import PositionTerms
 from pretrainax.layers.sparse_attention.base import BlockSparseAttention
 
-# Lengths with the paper's random blocks, drawn from the first 1,024 tokens
+# For rows of these lengths, random blocks are drawn from the first 1,024 tokens, as in the paper's training.
 _OLD_LENGTHS, _OLD_REACH = (1024, 3072, 4096), 1024
 
 
 @register_attention
 class BlockAttention(BlockSparseAttention):
-    """Attention by blocks: to neighbours, to the first and the last block, and to random blocks."""
+    """Block-sparse attention to neighbours, to the first and the last block, and to random blocks."""
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
@@ -77,11 +81,13 @@ class BlockAttention(BlockSparseAttention):
 def block_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array, table: jax.Array, scale: float, drop: Optional[Dropout]
 ) -> jax.Array:
-    """Computes attention for the queries of all blocks but the first and the last, [B, (N - 2) b, H, K].
+    """Computes attention for the queries of all blocks except the first and the last, [B, (N - 2) b, H, K].
 
     Args:
       q, k, v: [B, N b, H, K]; ids: their segment ids, [B, N b].
-      table: [H, N - 2, M], from `key_blocks`.
+      table: [H, N - 2, M], the blocks of keys of each block, from `key_blocks`.
+      scale: the factor of the logits.
+      drop: dropout of the attention weights; None: no dropout.
     """
     blocks, heads, width = table.shape[1] + 2, q.shape[2], q.shape[3]
 
@@ -105,17 +111,19 @@ def block_attention(
 
 
 def key_blocks(config: ModelConfig, length: int, layer: Optional[int]) -> np.ndarray:
-    """Returns the key blocks of each block but the first and the last, [H, N - 2, 5 + r] int32; -1: unused entry.
+    """Returns the blocks of keys of each block except the first and the last, [H, N - 2, 5 + r] int32.
+
+    An entry of -1 is not used.
 
     Args:
-      length: of a row, a multiple of the block size.
-      layer: layer number; None: all random blocks are the first block.
+      length: number of tokens of a row, a multiple of the block size.
+      layer: layer number, which determines the random blocks; None: all random blocks are the first block.
     """
     settings, heads = config.sparse_attention, config.num_heads
     blocks = length // settings.size
     own = np.arange(1, blocks - 1)[:, None]
     fixed = np.concatenate([0 * own, own - 1, own, own + 1, 0 * own + blocks - 1], axis=1)
-    fixed[0, 1], fixed[-1, 3] = -1, -1  # their neighbour is the first or the last block
+    fixed[0, 1], fixed[-1, 3] = -1, -1  # one neighbour is a global block, which is an entry already
     drawn = np.zeros((heads, blocks - 2, settings.random), int)
     if layer is not None:
         drawn = random_blocks(layer, heads, length, settings.size, settings.random, config.position.max_length)
@@ -124,10 +132,17 @@ def key_blocks(config: ModelConfig, length: int, layer: Optional[int]) -> np.nda
 
 @functools.cache
 def random_blocks(layer: int, heads: int, length: int, size: int, count: int, longest: int) -> np.ndarray:
-    """Returns the random blocks of each head and each block but the first and the last, [H, N - 2, r].
+    """Returns the random blocks of each head, for each block except the first and the last, [H, N - 2, r].
 
-    For most lengths, blocks are drawn from the first 5 + 2 r blocks. For the lengths in the paper's training, they are
-    drawn from the first 1,024 tokens, with the number of draws that the longest row needs.
+    For most lengths, the random blocks are drawn from the first 5 + 2 r blocks. For the lengths in the paper's
+    training, they are drawn from the first 1,024 tokens, with as many draws as the longest row needs.
+
+    Args:
+      layer: layer number, the seed of the generator.
+      heads: number of heads, H.
+      length: number of tokens of a row; size: number of tokens of a block.
+      count: number of random blocks, r.
+      longest: maximum number of tokens of a row.
     """
     random, blocks = np.random.RandomState(layer), length // size
     reach = 5 + 2 * count
@@ -140,9 +155,12 @@ def random_blocks(layer: int, heads: int, length: int, size: int, count: int, lo
 
 
 def _legal(permuted: np.ndarray, block: int, reach: int) -> np.ndarray:
-    """Returns the blocks below `reach` that a block may draw, in the same order.
+    """Returns the blocks of `permuted` that a block may draw, in the same order.
 
-    These are the blocks that it does not attend to already.
+    These are the blocks to which `block` does not attend already.
+
+    Args:
+      permuted: a permutation of the first `reach` blocks.
     """
     attended = {block - 1, block, block + 1, 0, reach - 1}
     attended |= {reach - 2} if block == 1 else {1} if block == reach - 2 else set()
@@ -150,9 +168,13 @@ def _legal(permuted: np.ndarray, block: int, reach: int) -> np.ndarray:
 
 
 def _old_pools(blocks: int, size: int) -> Iterator[np.ndarray]:
-    """Yields the blocks from which each block but the first and the last draws.
+    """For each block except the first and the last, yields the pool of blocks from which its random blocks are drawn.
 
-    Some of these pools have blocks that the block attends to already.
+    A pool may contain blocks that the block already attends to.
+
+    Args:
+      blocks: number of blocks of the longest row.
+      size: number of tokens of a block.
     """
     middle = np.arange(1, blocks - 1)
     last = _OLD_REACH // size - 1

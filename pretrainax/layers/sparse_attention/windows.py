@@ -1,17 +1,18 @@
-"""Sliding windows computed by blocks, and global tokens (Longformer).
+"""Sliding-window attention that is computed in blocks, with global tokens (Longformer).
 
 Source: Beltagy et al. 2020, arXiv 2004.05150, section 3.
 
-A block has w tokens, half a window. Its queries attend to the keys of their block and of the two adjacent blocks, which
-include the whole window. A row of T tokens therefore multiplies 3 w T pairs and holds 3 w T logits.
+A block has w tokens, where w is half a window. The queries of a block attend to keys of their block and of the two
+adjacent blocks, which contain the whole window. A row of T tokens therefore multiplies 3 w T pairs and holds 3 w T
+logits.
 
-Global tokens are visible to all tokens of their segment. They attend to their whole segment, with separate maps for
-queries, keys and values (section 3.1). There are two kinds:
+All tokens of a segment attend to its global tokens. The global tokens attend to their whole segment, with separate
+projections of queries, keys and values (section 3.1). There are two kinds of global tokens:
 
-- The first token of each segment. The segment ids determine it, so a row may have many segments. Each segment has one,
-  so each token has one more key and is a key of one more query.
-- The question of a row (section 6.2). The batch marks its tokens, which are all among the first `longest_question`
-  tokens. These are additional keys of each token of the row, and additional queries.
+- The first token of each segment. It follows from the segment ids, so a row may have many segments. Each segment has
+  one global token. Each token therefore has one additional key and is a key of one additional query.
+- The question of a row (section 6.2). The batch marks the tokens of the question, which are all among the first
+  `longest_question` tokens. They are additional keys of each token of the row, and additional queries.
 
 NOTE In transformers, the global tokens are an argument of each call. Without this argument,
 LongformerForSequenceClassification uses the first token, and LongformerForQuestionAnswering uses all tokens before the
@@ -37,7 +38,10 @@ from pretrainax.layers.sparse_attention.base import BlockSparseAttention
 
 @register_attention
 class WindowAttention(BlockSparseAttention):
-    """Attention to a window and to the global tokens of each segment, which attend to the whole segment."""
+    """Attention of each token to its window and to the global tokens of its segment.
+
+    Global tokens attend to their whole segment.
+    """
 
     partition_rules = (
         (r"blocks/self_attention/global_(query|key|value)/kernel", "layers d_model num_heads head_dim"),
@@ -50,7 +54,7 @@ class WindowAttention(BlockSparseAttention):
 
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int) -> int:
-        # `MultiHeadAttention.flops` counts four maps; the global maps are three more.
+        # `MultiHeadAttention.flops` counts four projections; global tokens have three more.
         maps = 7 if _has_global(config) else 4
         return MultiHeadAttention.flops(config, length, read) // 4 * maps
 
@@ -86,30 +90,37 @@ def _has_global(config: ModelConfig) -> bool:
 
 
 class GlobalLogits(NamedTuple):
-    """Logits and values of the keys that tokens see beyond their window."""
+    """The logits and the values of the global tokens, which are additional keys outside the window.
 
-    is_key: jax.Array  # [B, T] bool, the global tokens
-    logits: jax.Array  # [B, T, H, G], of each token for the global tokens of its segment
+    Here G is the number of global tokens per token.
+    """
+
+    is_key: jax.Array  # [B, T] bool, True at global tokens
+    logits: jax.Array  # [B, T, H, G], of each token with the global tokens of its segment
     summed: Callable[[jax.Array], jax.Array]  # weights [B, T, H, G] -> weighted sum of values [B, T, H, K], float32
 
 
 def first_tokens(segment_ids: jax.Array) -> jax.Array:
-    """Returns the row index at which each token's segment begins, [B, T] -> [B, T]."""
+    """Returns for each token the row index at which its segment begins, [B, T] -> [B, T]."""
     is_first = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     return jax.lax.cummax(jnp.where(is_first, jnp.arange(segment_ids.shape[1])[None], 0), axis=1)
 
 
 def first_token_logits(q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, scale: float) -> GlobalLogits:
-    """Returns logits and values of the first token of each token's segment; first: [B, T], from `first_tokens`."""
+    """Returns each token's logit with the first token of its segment, and the value of this first token.
+
+    Args:
+      first: [B, T], from `first_tokens`.
+    """
     logits = jnp.einsum("BTHK,BTHK->BTH", q, _at(k, first), preferred_element_type=jnp.float32) * scale
     value = _at(v, first).astype(jnp.float32)
     return GlobalLogits(first == jnp.arange(q.shape[1])[None], logits[..., None], lambda weights: weights * value)
 
 
 def question_logits(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, count: int, scale: float) -> GlobalLogits:
-    """Returns logits and values of the question's tokens.
+    """Returns each token's logits with the tokens of the question in its segment, and their values.
 
-    The question is the prefix of the mask within the first `count` tokens of a row.
+    The question consists of the tokens that `mask.prefix` marks among the first `count` tokens of a row.
     """
     ids, is_key = mask.query_segment_ids, (mask.prefix > 0) & (jnp.arange(q.shape[1])[None] < count)
     logits = jnp.einsum("BTHK,BGHK->BTHG", q, k[:, :count], preferred_element_type=jnp.float32) * scale
@@ -131,17 +142,19 @@ def window_attention(
     scale: float,
     drop: Optional[Dropout],
 ) -> jax.Array:
-    """Computes attention to the window and to the global tokens of the segment, [B, T, H, K].
+    """Computes attention of each token to its window and to the global tokens of its segment, [B, T, H, K].
 
     Args:
       q, k, v: [B, T, H, K].
-      mask: of segments, with a window.
-      far: logits and values of the global tokens; None: tokens see only their window.
+      mask: a mask with segment ids and a window.
+      far: logits and values of the global tokens; None: tokens attend only to their window.
+      scale: the factor of the logits.
+      drop: dropout of the attention weights; None: no dropout.
     """
     b, t, h, d = q.shape
     size = min(mask.reach[0], t)  # block size
     ids = key_ids = mask.query_segment_ids
-    if far is not None:  # global tokens are separate keys, see below
+    if far is not None:  # inside the window, global tokens are hidden, because they are separate keys (below)
         key_ids = jnp.where(far.is_key, PADDING, ids)
     # [B, T, …] -> [B · N, w, …]; [B, T, …] -> [B · N, 3 w, …]
     queries, keys, values = blocked(q, size), with_neighbours(k, size), with_neighbours(v, size)
@@ -181,8 +194,12 @@ def first_token_attention(
     Each token is the key of one query, the first token of its segment. Sums over segments are stored at the first
     tokens.
 
-    NOTE Queries are computed for all tokens, because the number of first tokens is not static: a fifteenth of the
-    products of a block.
+    NOTE Queries are computed for all tokens, because the number of first tokens is not static. This is a fifteenth of
+    the products of a block.
+
+    Args:
+      q, k, v: [B, T, H, K], from the separate projections of global tokens.
+      first: [B, T], from `first_tokens`.
     """
 
     def over_segments(reduce, y):
@@ -200,21 +217,25 @@ def first_token_attention(
 def question_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, count: int, scale: float, drop: Optional[Dropout]
 ) -> jax.Array:
-    """Computes attention of each of the first `count` tokens to its whole segment, [B, G, H, K]."""
+    """Computes attention of each of the first `count` tokens to its whole segment, [B, G, H, K] with G = count.
+
+    Args:
+      q, k, v: [B, T, H, K], from the separate projections of global tokens.
+    """
     ids = mask.query_segment_ids
     whole = Mask(False, ids[:, :count], ids)
     return attention_with_weights(q[:, :count], k, v, weights=Weights(drop), mask=whole, scale=scale)
 
 
 def blocked(x: jax.Array, size: int, value: int = 0) -> jax.Array:
-    """Splits rows into blocks and pads the last block: [B, T, …] -> [B · N, w, …]."""
+    """Splits rows into N blocks of `size` tokens, [B, T, …] -> [B · N, w, …]; the last block is padded with `value`."""
     return pad(x, 1, size, value).reshape(-1, size, *x.shape[2:])
 
 
 def with_neighbours(x: jax.Array, size: int, value: int = 0) -> jax.Array:
-    """Returns each block with its two neighbours, [B, T, …] -> [B · N, 3 w, …].
+    """Returns each block of `size` tokens together with its two neighbours, [B, T, …] -> [B · N, 3 w, …].
 
-    A row of a single block is returned without neighbours.
+    Outside the row, the tokens are `value`. A row of a single block is returned without neighbours.
     """
     if x.shape[1] <= size:
         return blocked(x, size, value)
@@ -226,5 +247,5 @@ def with_neighbours(x: jax.Array, size: int, value: int = 0) -> jax.Array:
 
 
 def _at(x: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns the tokens at `index` [B, T] of x [B, T, …]."""
+    """Returns the tokens of x [B, T, …] at the row indices `index` [B, T]."""
     return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), axis=1)

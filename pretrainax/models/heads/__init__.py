@@ -1,6 +1,6 @@
-"""Heads of models, one file each, with modules, output, loss and metrics.
+"""Contains the heads of models. Each head has a file with its Flax modules, output, loss and metrics.
 
-A new head is a file here with a subclass of `base.Head`, imported below.
+To add a head, add a file with a registered subclass of `base.Head`, and import the file below.
 """
 
 from pretrainax.models.heads import (

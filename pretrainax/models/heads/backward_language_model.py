@@ -1,4 +1,4 @@
-"""The backward language-model head, which predicts the previous token in a bidirectional recurrent model."""
+"""Implements the backward language-model head, which predicts the previous token in a bidirectional recurrent model."""
 
 from typing import Optional, Unpack
 
@@ -35,7 +35,10 @@ class BackwardLanguageModel(Head):
         return {}
 
     def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> LanguageModelOutput:
-        """Returns predictions at all positions; the second half of x [B, T, 2 D] is the backward stream."""
+        """Returns predictions of the previous token at all positions, from the backward stream.
+
+        The backward stream is the second half of x [B, T, 2 D].
+        """
         return model.unembedding(x[..., model.config.d_model :], None)
 
     def count(self, batch: Batch) -> Optional[jax.Array]:

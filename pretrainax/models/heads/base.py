@@ -1,4 +1,4 @@
-"""The base class of heads, which compute an output and a loss from a model's last hidden states."""
+"""Defines the base class of heads, which compute an output and a loss from the last hidden states of a model."""
 
 from typing import ClassVar, Optional, Unpack
 
@@ -16,7 +16,7 @@ from pretrainax.sharding.rules import add_partition_rules
 
 
 class Head:
-    """A head: its models, the modules that it adds to them, its output, loss and metrics."""
+    """Base class of heads: the models that have the head, the head's Flax modules, its output, loss and metrics."""
 
     name: ClassVar[str]  # key of the output in Outputs.heads
     loss_name: ClassVar[str]  # name of the loss metric; "label_loss" for the head of a task
@@ -24,47 +24,57 @@ class Head:
     metrics: ClassVar[tuple[Metric, ...]] = ()  # metrics computed from the sums
 
     def is_in(self, config: ModelConfig) -> bool:
-        """Returns True if a model of this config has the head."""
+        """Returns True if the model of this config has the head."""
         raise NotImplementedError
 
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
-        """Returns the submodules that the head adds to the model, by name."""
+        """Returns the Flax submodules that the head adds to the model, by name."""
         raise NotImplementedError
 
     def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> PyTree:
-        """Returns the output of the head, a pytree; called inside `model`, which owns the head's modules.
+        """Returns the output of the head, a pytree.
 
         Args:
-          x: the last hidden state, [B, T, D].
+          model: the model that calls this method. The submodules of the head are attributes of the model.
+          x: the last hidden states, [B, T, D].
           deterministic: disables dropout.
         """
         raise NotImplementedError
 
     def answers(self, output: PyTree, batch: Batch) -> PyTree:
-        """Returns the arrays [B, …] from which a task computes its metrics on the host."""
+        """Returns the arrays [B, …] from which a task computes its metrics on the host; by default the whole output."""
         return output
 
     def of_blocks(self, output: PyTree) -> Sums:
-        """Returns the sums of the head's own blocks, if it has any."""
+        """Returns the sums {name: (sum, count)} of the head's own blocks; {} for a head without blocks."""
         return {}
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
-        """Returns the number of predictions in a batch; None if the batch has no labels for this head."""
+        """Returns the denominator of the head's loss: the number of predictions in a batch, or their total weight.
+
+        None means that the batch has no labels for this head.
+        """
         raise NotImplementedError
 
     def check(self, output: Optional[PyTree], batch: Batch) -> None:
         """Raises UserError if the model has the head (else `output` is None) but the batch no labels, or vice versa."""
 
     def sums(self, output: PyTree, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
-        """Returns the sum to minimize, to be divided by `count`, and the sums of the metrics.
+        """Returns the loss to minimize, summed over the predictions of a batch, and {metric: (sum, count)}.
+
+        The caller divides the loss by the `count` of the global batch.
 
         Args:
-          options: options of the vocabulary loss, see `vocabulary_loss.loss_sums`.
+          options: options of the vocabulary loss, see `vocabulary_loss.LossOptions`.
         """
         raise NotImplementedError
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
-        """Returns the forward FLOPs of one example, without negligible operations."""
+        """Returns the FLOPs of the head's forward pass on one example; negligible operations are not counted.
+
+        Args:
+          inputs, targets: tokens per example, as in `models.flops.flops_per_step`.
+        """
         return 0
 
 
@@ -72,7 +82,7 @@ HEADS: dict[str, Head] = {}
 
 
 def register_head(cls: type[Head]) -> type[Head]:
-    """Registers a head in HEADS, its partition rules, and its metrics in METRICS."""
+    """Adds a head to HEADS, its partition rules to PARTITION_RULES and its metrics to METRICS; a class decorator."""
     HEADS[cls.name] = cls()
     declare(*cls.metrics)
     add_partition_rules(cls.partition_rules)
@@ -80,18 +90,21 @@ def register_head(cls: type[Head]) -> type[Head]:
 
 
 def heads_of(config: ModelConfig) -> list[Head]:
-    """Returns the heads of a model."""
+    """Returns the heads of a config's model, in the order of HEADS."""
     return [head for head in HEADS.values() if head.is_in(config)]
 
 
 def modules_of_heads(config: ModelConfig) -> dict[str, nn.Module]:
-    """Returns the submodules of a model's heads by name, the first component of their parameter paths."""
+    """Returns the Flax submodules of a model's heads, by name; their parameter paths start with this name."""
     read = config.last_stack
     return {name: module for head in heads_of(read) for name, module in head.modules(read).items()}
 
 
 def head_modules(config: ModelConfig) -> set[str]:
-    """Returns the names of the head submodules, including the task modules of `config.model.parts`."""
+    """Returns the names of the submodules of a model's heads.
+
+    For the head of a task, they include the `task_modules` of `config.model.parts`.
+    """
     added = {name for part in config.parts for name in part.task_modules} if config.head is not None else set()
     return set(modules_of_heads(config)) | added
 
@@ -99,8 +112,8 @@ def head_modules(config: ModelConfig) -> set[str]:
 def loss_denominator(batch: Batch) -> Optional[jax.Array]:
     """Returns the denominator of the token loss; None if the batch has no loss weights.
 
-    It is the sum of the loss weights, unless the batch has a "denominator" (for an importance-weighted mean, the number
-    of samples).
+    The denominator is the sum of the array "denominator" if the batch has this array, else the sum of the loss weights.
+    An importance-weighted mean has such an array, because it is divided by the number of samples.
     """
     if not has_loss(batch):
         return None
@@ -108,11 +121,18 @@ def loss_denominator(batch: Batch) -> Optional[jax.Array]:
 
 
 def non_empty_rows(batch: Batch) -> jax.Array:
-    """Returns 1 for each row that is not all padding, [B] float32."""
+    """Returns 1 for each row that has a token, and 0 for a row that is only padding, [B] float32."""
     return (batch["segment_ids"][:, 0] > 0).astype(jnp.float32)
 
 
 def mean_sums(name: str, loss: jax.Array, right: jax.Array, weights: jax.Array) -> Sums:
-    """Returns the sums of a loss and an accuracy over predictions of any shape; `loss` is already weighted."""
+    """Returns {"NAME_loss": (sum, count), "NAME_accuracy": (sum, count)} over predictions.
+
+    Args:
+      name: the prefix NAME of both metrics.
+      loss: the loss of each prediction, already multiplied by its weight.
+      right: bool, True for correct predictions.
+      weights: the weight of each prediction. All three arrays have the same shape.
+    """
     total, count = jax.lax.stop_gradient(loss.sum()), weights.sum()
     return {f"{name}_loss": (total, count), f"{name}_accuracy": (jnp.where(right, weights, 0.0).sum(), count)}

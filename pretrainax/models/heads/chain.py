@@ -1,7 +1,8 @@
-"""A linear-chain conditional random field over the tags of a row (Lafferty et al. 2001).
+"""Implements a linear-chain conditional random field (CRF) over the tags of a row (Lafferty et al. 2001).
 
-The score of tags y of a row with n words is start[y_1] + sum_t emissions[t, y_t] + sum_t between[y_(t-1), y_t] +
-end[y_n], and p(y) = exp(score(y)) / exp(log_partition). All arrays are float32. Padding follows the words of a row.
+The score of the tags y of a row with n words is start[y_1] + sum_t emissions[t, y_t] + sum_t between[y_(t-1), y_t] +
+end[y_n], and the probability is p(y) = exp(score(y)) / exp(log_partition). Scores are float32. The words of a row come
+first, then the padding. B is the number of rows, W the number of word positions, and L the number of tags.
 """
 
 from typing import NamedTuple, Optional
@@ -11,18 +12,18 @@ import jax.numpy as jnp
 
 
 class Transitions(NamedTuple):
-    """Transition scores between tags, independent of the words."""
+    """The transition scores, which depend only on the tags and not on the words."""
 
-    between: jax.Array  # [L, L]: score of the row's tag before the column's tag
+    between: jax.Array  # [L, L]: [i, j] is the score of tag j directly after tag i
     start: jax.Array  # [L]: score of the first tag
     end: jax.Array  # [L]: score of the last tag
 
 
 def score(emissions: jax.Array, tags: jax.Array, real: jax.Array, transitions: Transitions) -> jax.Array:
-    """Returns the score of the tags of each row, [B].
+    """Returns the score of the given tags of each row, [B]; 0 for a row without words.
 
     Args:
-      emissions: [B, W, L] float32, scores of each tag at each word.
+      emissions: [B, W, L] float32, the score of each tag for each word.
       tags: [B, W] int32.
       real: [B, W] bool, True for the words, the first n positions of each row.
     """
@@ -35,9 +36,9 @@ def score(emissions: jax.Array, tags: jax.Array, real: jax.Array, transitions: T
 
 
 def log_partition(emissions: jax.Array, real: jax.Array, transitions: Transitions) -> jax.Array:
-    """Returns the log of the sum of exp(score) over all tag sequences of each row, [B]; 0 for a row without words.
+    """Returns the log of the sum of exp(score) over all possible tags of a row, [B]; 0 for a row without words.
 
-    Uses the forward algorithm.
+    Uses the forward algorithm. The arguments are as in `score`.
     """
 
     def step(forward, inputs):  # forward: [B, L], log of the sum over all tag prefixes that end in each tag
@@ -51,18 +52,21 @@ def log_partition(emissions: jax.Array, real: jax.Array, transitions: Transition
 
 
 def marginals(emissions: jax.Array, real: jax.Array, transitions: Transitions) -> jax.Array:
-    """Returns the probability of each tag at each word, [B, W, L], the gradient of `log_partition`; 0 in padding."""
+    """Returns the marginal probability of each tag for each word, [B, W, L]; 0 in padding.
+
+    The marginal probabilities are the gradient of `log_partition` with respect to the emissions.
+    """
     return jax.grad(lambda x: log_partition(x, real, transitions).sum())(emissions)
 
 
 def best_tags(
     emissions: jax.Array, real: jax.Array, transitions: Transitions, allowed: Optional[jax.Array] = None
 ) -> jax.Array:
-    """Returns the highest-scoring tags of each row, [B, W] int32, by the Viterbi algorithm; 0 in padding.
+    """Returns the tags of each row with the highest score, [B, W] int32, by the Viterbi algorithm; 0 in padding.
 
     Args:
-      allowed: [L + 1, L] bool, True if the column's tag may follow the row's tag; the last row is for the first word.
-        None: no constraints.
+      allowed: [L + 1, L] bool. [i, j] is True if tag j may follow tag i; [L, j] is True if the first word may have tag
+        j. None: no constraints.
     """
     between, start, end = transitions
     if allowed is not None:

@@ -1,4 +1,4 @@
-"""The head for row classification, multi-label classification, regression and multiple choice."""
+"""Implements the head for classification of rows, multi-label classification, regression and multiple choice."""
 
 from typing import Optional, Unpack
 
@@ -29,7 +29,11 @@ class ClassifierOutput:
 
 @register_head
 class Classifier(Head):
-    """The classifier head. `answers` are logits [B, L] float32 of classes, labels or choices, or regression outputs."""
+    """The classifier head. `answers` returns [B, L] float32: logits of classes, labels or choices, or regressions.
+
+    The loss of a row is the cross-entropy ("single", "choice"), the mean binary cross-entropy over labels ("multi"), or
+    the mean squared error.
+    """
 
     name, loss_name = "classify", "label_loss"
     partition_rules = (
@@ -70,7 +74,7 @@ class Classifier(Head):
         else:
             truth = batch["label_values"]
             chex.assert_shape(truth, logits.shape, custom_message="logits and label_values are [B, L]")
-            if output.kind == "multi":  # the mean of -log sigmoid(±logit); all labels must be right
+            if output.kind == "multi":  # mean of -log sigmoid(±logit); a row is correct if all its labels are correct
                 loss = (jax.nn.softplus(logits) - truth * logits).mean(-1)
                 right = ((logits > 0) == (truth > 0)).all(-1)
             else:
@@ -90,13 +94,14 @@ class Classifier(Head):
 
 
 class ClassifierHead(nn.Module):
-    """Pools the last hidden states, [B, T, D] -> [B, D], and projects them to logits [B, L] float32.
+    """Pools the last hidden states of each row, [B, T, D] -> [B, D], and projects them to logits [B, L] float32.
 
-    For multiple choice, the states of each choice are pooled, [B, T, D] -> [B, L, D], and projected to one logit.
-    Choice i, from 0, is segment i + 1.
+    For multiple choice, the states of each choice are pooled separately, [B, T, D] -> [B, L, D], and projected to one
+    logit per choice. Choice i, counted from 0, is segment i + 1.
 
-    The layers match the published classes: BERT's pooler and classifier (Devlin et al. 2018, section 4.1); two linear
-    layers with dropout before each for RoBERTa, ELECTRA and BART; one linear layer on the last token for decoders.
+    The layers match the published classification heads: BERT's pooler and classifier (Devlin et al. 2018, section 4.1);
+    two linear layers, each after dropout, for RoBERTa, ELECTRA and BART; one linear layer on the last token for
+    decoders.
     """
 
     config: ModelConfig
@@ -114,10 +119,13 @@ class ClassifierHead(nn.Module):
 
 
 def label_logits(config: ModelConfig, x: jax.Array, deterministic: bool, labels: Optional[int] = None) -> jax.Array:
-    """Projects states to logits, [..., D] -> [..., L] float32, with the layers of `config.head` in the calling module.
+    """Projects hidden states to logits, [..., D] -> [..., L] float32, with the layers that `config.head` describes.
+
+    The layers become submodules of the Flax module that calls this function.
 
     Args:
-      labels: number of logits; None: `config.head.num_labels`.
+      deterministic: disables dropout.
+      labels: number of logits L; None: `config.head.num_labels`.
     """
     head, init = config.head, normal_init(config, config.stream_width)
     assert isinstance(head, (Classify, Tag, Extract))
@@ -134,7 +142,12 @@ def label_logits(config: ModelConfig, x: jax.Array, deterministic: bool, labels:
 
 
 def _pooled(x: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
-    """Pools the states of each row, [B, T, D] -> [B, D]; real: [B, T], False for padding."""
+    """Pools the hidden states of each row, [B, T, D] -> [B, D].
+
+    Args:
+      real: [B, T] bool, False for padding.
+      pooling: "cls": the first position; "last": the last real position; "max", "mean": over the real positions.
+    """
     if pooling == "cls":
         return x[:, 0]
     if pooling == "max":
@@ -147,7 +160,13 @@ def _pooled(x: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
 
 
 def pooled_segments(x: jax.Array, segment_ids: jax.Array, texts: int, pooling: str) -> jax.Array:
-    """Pools the states of each sequence in each row, [B, T, D] -> [B, L, D]; sequence i is segment i + 1."""
+    """Pools the hidden states of each sequence in each row, [B, T, D] -> [B, L, D].
+
+    Args:
+      segment_ids: [B, T]; sequence i, counted from 0, is segment i + 1.
+      texts: the number of sequences per row, L.
+      pooling: as in `_pooled`; "cls" is the first token of each sequence.
+    """
     mask = segment_ids[:, None] == jnp.arange(1, texts + 1)[None, :, None]  # [B, T] -> [B, L, T]
     if pooling == "cls":  # the first token only
         mask, pooling = mask & (jnp.cumsum(mask, axis=-1) == 1), "mean"

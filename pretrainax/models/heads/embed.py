@@ -1,4 +1,4 @@
-"""The embedding head, which is trained to find the passage of a query among all passages of a batch."""
+"""Implements the embedding head, which is trained to find the passage of a query among all passages of a batch."""
 
 from typing import Optional, Unpack
 
@@ -15,20 +15,20 @@ from pretrainax.models.heads.base import Batch, Head, mean_sums, register_head
 from pretrainax.models.heads.classify import pooled_segments
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 
-_NO_CANDIDATE = -1e9  # score of the empty rows that fill the last batch of a validation
+_NO_CANDIDATE = -1e9  # score of the passages in empty rows, which fill the last batch of a validation
 
 
 @flax.struct.dataclass
 class EmbedOutput:
-    vectors: jax.Array  # [B, S, D] float32, of the S sequences of a row: the query, its passage, hard negatives
+    vectors: jax.Array  # [B, S, D] float32, of the S sequences of a row: query, correct passage, hard negatives
     head: Embed = flax.struct.field(pytree_node=False)  # config.model.head
 
 
 @register_head
 class Embedder(Head):
-    """The embedding head. `answers` are the vectors [B, S, D] used for scores.
+    """The embedding head. `answers` returns the embeddings [B, S, D] of each row, whose dot products are the scores.
 
-    The negatives of a query are all other passages of the batch, over all devices.
+    The negatives of a query are all other passages of the batch, on all devices.
     """
 
     name, loss_name = "embed", "label_loss"
@@ -62,7 +62,7 @@ class Embedder(Head):
     def sums(self, output: EmbedOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         vectors, head, real = output.vectors, output.head, batch["texts"] > 0
         chex.assert_shape(real, vectors.shape[:1], custom_message="vectors are [B, S, D], texts [B]")
-        # The Matryoshka sum over prefixes of the vectors; the full vectors come last.
+        # Matryoshka training: the sum of the losses of several prefixes of the vectors. The full vectors come last.
         losses = [_contrast(scores(output, batch, n), head, real) for n in (*head.dimensions, None)]
         weights = real.astype(jnp.float32)
         loss = sum(loss for loss, _ in losses) * weights
@@ -70,17 +70,17 @@ class Embedder(Head):
 
 
 def _compared(vectors: jax.Array, head: Embed) -> jax.Array:
-    """Returns vectors [..., D] whose dot product is the score."""
+    """Returns the vectors [..., D] whose dot products are the scores: normalized if `head.normalize` is set."""
     if not head.normalize:
         return vectors
     return vectors * jax.lax.rsqrt(jnp.maximum(jnp.square(vectors).sum(-1, keepdims=True), 1e-24))
 
 
 def scores(output: EmbedOutput, batch: Batch, dimensions: Optional[int] = None) -> jax.Array:
-    """Returns the scores of all queries with all passages of the batch, [B, B, S - 1].
+    """Returns the scores of all queries with all passages of the batch, [B, B, S - 1]: dot product / temperature.
 
     Args:
-      dimensions: length of the compared prefix of the vectors; None: the full vectors.
+      dimensions: compares only this number of leading dimensions of the vectors; None: the full vectors.
     """
     vectors, real = _compared(output.vectors[..., :dimensions], output.head), batch["texts"] > 0
     # [B, D], [B, S - 1, D] -> [B, B, S - 1]
@@ -89,7 +89,12 @@ def scores(output: EmbedOutput, batch: Batch, dimensions: Optional[int] = None) 
 
 
 def _contrast(scores: jax.Array, head: Embed, real: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the loss of each row, [B], and [B] bool, True if its passage has the best score."""
+    """Returns the contrastive loss of each row, [B], and [B] bool, True if its correct passage has the best score.
+
+    Args:
+      scores: the result of `scores`.
+      real: [B] bool, False for empty rows.
+    """
     rows, own = scores.reshape(len(scores), -1), jnp.einsum("BB->B", scores[..., 0])
     loss = jax.nn.logsumexp(rows, axis=-1) - own
     if head.symmetric:

@@ -1,4 +1,4 @@
-"""The extractive question-answering head, which predicts the start and the end of an answer in a row."""
+"""Implements the extractive question-answering head, which predicts the first and the last token of an answer."""
 
 from typing import Optional, Unpack
 
@@ -18,20 +18,20 @@ from pretrainax.models.heads.base import Batch, Head, non_empty_rows, register_h
 from pretrainax.models.heads.classify import label_logits
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 
-FORBIDDEN_LOGIT = -1e9  # logit of positions without an answer, such as padding
+FORBIDDEN_LOGIT = -1e9  # logit of positions that cannot be in an answer, such as padding
 
 
 @flax.struct.dataclass
 class ExtractorOutput:
-    logits: jax.Array  # [B, T, 2] float32, of the start and the end of the answer
+    logits: jax.Array  # [B, T, 2] float32, of the first and the last token of the answer
 
 
 @register_head
 class Extractor(Head):
-    """The extraction head. `answers` are the logits [B, T, 2] float32.
+    """The extraction head. `answers` returns logits of the first and the last token of an answer, [B, T, 2] float32.
 
-    The loss is the mean of the start loss and the end loss, each with a softmax over the row (Devlin et al. 2018,
-    section 4.2).
+    The loss is the mean of two cross-entropies, one for the first and one for the last token. Each has a softmax over
+    the positions of the row (Devlin et al. 2018, section 4.2).
     """
 
     name, loss_name = "extract", "label_loss"
@@ -89,9 +89,10 @@ class Extractor(Head):
 class ExtractorHead(nn.Module):
     """Projects the last hidden states to logits, [B, T, D] -> [B, T, 2] float32.
 
-    Forbidden positions have `FORBIDDEN_LOGIT`.
+    `allowed` [B, T] is False for positions that cannot be in an answer; their logit is `FORBIDDEN_LOGIT`.
 
-    NOTE The classes of transformers include padding in the softmax, so their result depends on the length of the rows.
+    NOTE The classes of Hugging Face Transformers include padding in the softmax, so their result depends on the length
+    of the rows.
     """
 
     config: ModelConfig

@@ -1,4 +1,4 @@
-"""The language-model head: the output matrix over the vocabulary, and the extra layer of a masked LM."""
+"""Implements the language-model head: the output matrix over the vocabulary, and the extra layer of a masked LM."""
 
 import math
 from typing import Optional, Unpack
@@ -22,15 +22,15 @@ from pretrainax.models.heads.vocabulary_loss import LossOptions, loss_sums
 
 @flax.struct.dataclass
 class LanguageModelOutput:
-    """Features and the output matrix, so that the loss never needs all logits at once."""
+    """The factors of the logits, features and output matrix, so that the loss never needs all logits in memory."""
 
     features: jax.Array  # [B, N, D] in the compute dtype; N = T, or K with masked_positions [B, K]
-    unembedding: jax.Array  # [D, V] float32
+    unembedding: jax.Array  # the output matrix, [D, V] float32
     bias: Optional[jax.Array] = None  # [V] float32
     logit_cap: Optional[float] = flax.struct.field(pytree_node=False, default=None)  # config.model.final_logit_cap
 
     def logits(self) -> jax.Array:
-        """Returns logits [B, N, V] float32, the largest array of a step for a large vocabulary."""
+        """Returns the logits, [B, N, V] float32. With a large vocabulary, this is the largest array of a step."""
         logits = jnp.einsum(
             "BND,DV->BNV",
             self.features,
@@ -80,7 +80,10 @@ class LanguageModel(Head):
         return {**layer, "unembedding": LMHead(config)}
 
     def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> LanguageModelOutput:
-        """Returns predictions at the batch's masked_positions [B, K] (15 % of the work), or else at all positions."""
+        """Returns predictions at the `masked_positions` [B, K] of a batch; without them, at all positions.
+
+        With 15 % masked tokens, the predictions take 15 % of the work.
+        """
         x = x[..., : model.config.last_stack.d_model]  # the forward half of a bidirectional stream
         if is_gathered(batch):
             chex.assert_rank(batch["masked_positions"], 2, custom_message="masked_positions are [B, K]")
@@ -107,9 +110,9 @@ class LanguageModel(Head):
 
 
 class MaskedLMHead(nn.Module):
-    """Computes norm(activation(dense(x))) before the output matrix (Devlin et al. 2018, in the released code).
+    """Computes norm(activation(dense(x))) before the output matrix, [B, N, D] -> [B, N, E].
 
-    [B, N, D] -> [B, N, E], with E the width of the embeddings.
+    E is the width of the embeddings. Source: the released code of Devlin et al. 2018.
     """
 
     config: ModelConfig
@@ -123,7 +126,10 @@ class MaskedLMHead(nn.Module):
 
 
 class LMHead(nn.Module):
-    """The output matrix, tied to the token embedding or separate, with an optional bias, mostly for masked LMs."""
+    """The output matrix, which is tied to the token embedding or separate, with an optional bias.
+
+    By default, only masked LMs have the bias. The input is features [B, N, D].
+    """
 
     config: ModelConfig
 

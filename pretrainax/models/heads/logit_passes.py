@@ -1,9 +1,10 @@
-"""The two passes over a chunk of logits [S, M, V]: statistics for the loss, and gradients.
+"""Computes the two passes over a chunk of logits [S, M, V]: the statistics for the loss, and the gradients.
 
-On an accelerator, reading the logits takes longer than the computation on them. There the output of the matrix product
-stays in the dtype of the run, and one pass computes all statistics of the loss with float32 sums. Each pass applies
-bias and cap again. A CPU compiler vectorizes only plain reductions, so on a CPU logits are float32 and each statistic
-is a separate pass.
+S is the number of shards of tokens, M the number of tokens per shard, and V the size of the vocabulary. On an
+accelerator, reading the logits takes longer than computing with them. Therefore the matrix product returns the compute
+dtype of the run (such as bfloat16), and one pass computes all statistics of the loss with float32 sums. Each pass
+applies bias and cap again. On a CPU, the compiler vectorizes only reductions of one array, so logits are float32 and
+each statistic takes a separate pass.
 """
 
 import functools
@@ -17,27 +18,27 @@ from pretrainax.sharding.mesh import axis_size, platform
 
 
 class LogitStats(NamedTuple):
-    """Statistics of the logits of each token for the loss, [S, M] float32."""
+    """The statistics of each token's logits from which the loss is computed, [S, M] float32."""
 
-    largest: jax.Array
+    largest: jax.Array  # the largest logit
     normaliser: jax.Array  # sum of exp(logit - largest)
     target: jax.Array  # logit of the target
-    right: jax.Array  # bool: the target has the largest logit; with rounded logits, it is the first largest
-    mean: Optional[jax.Array]  # None unless requested
+    right: jax.Array  # bool: the target has the largest logit; in one pass, among equal logits the first one counts
+    mean: Optional[jax.Array]  # mean logit; None unless requested
 
 
 def in_one_pass() -> bool:
-    """Returns True if one pass reads the logits in the dtype of the run; see the module docstring."""
+    """Returns True if one pass computes all statistics (on accelerators); see the module docstring."""
     return platform() != "cpu"
 
 
 def are_rounded(dtype: jnp.dtype) -> bool:
-    """Returns True if logits are rounded in a run of this dtype."""
+    """Returns True if logits are rounded to less than float32 in a run with this compute dtype."""
     return in_one_pass() and dtype != jnp.float32
 
 
 def products_of(features: jax.Array, matrix: jax.Array) -> jax.Array:
-    """Returns features [S, M, D] · matrix [D, V] as [S, M, V], in the features' dtype, or in float32 on a CPU."""
+    """Returns features [S, M, D] · matrix [D, V] as [S, M, V], in the dtype of the features; in float32 on a CPU."""
     dtype = features.dtype if in_one_pass() else jnp.float32
     return jnp.einsum("SMD,DV->SMV", features, matrix, preferred_element_type=dtype)
 
@@ -45,15 +46,23 @@ def products_of(features: jax.Array, matrix: jax.Array) -> jax.Array:
 def logit_stats(
     products: jax.Array, bias: Optional[jax.Array], targets: jax.Array, cap: Optional[float], with_mean: bool
 ) -> LogitStats:
-    """Computes the statistics of the logits from products [S, M, V], bias [V] and targets [S, M]."""
+    """Returns the statistics of the logits for the loss.
+
+    Args:
+      products: the result of `products_of`, [S, M, V].
+      bias: [V], added to the products; None: no bias.
+      targets: [S, M].
+      cap: maps a logit x to cap · tanh(x / cap); None: no cap.
+      with_mean: also computes the mean logit.
+    """
     form = _read_at_once if in_one_pass() else _read_in_turn
     return form(cap, with_mean, products, bias, targets)
 
 
 def recomputed_logits(products: jax.Array, bias: Optional[jax.Array], cap: Optional[float]) -> jax.Array:
-    """Returns the logits in float32 for the pass after `logit_stats`."""
+    """Returns the logits [S, M, V] in float32 for the second pass; the arguments are as in `logit_stats`."""
     if cap is not None and in_one_pass():
-        # Without the barrier, XLA would reuse the logits of the first pass in float32, to save a tanh.
+        # Without the barrier, XLA would store the float32 logits of the first pass and reuse them, to save a tanh.
         products = jax.lax.optimization_barrier(products)
     return _logits(products, bias, cap)
 
@@ -62,7 +71,7 @@ def sum_of_tokens(d_logits: jax.Array) -> jax.Array:
     """Returns the gradient of the bias, [S, V] float32, from the gradient of the logits [S, M, V]."""
     if not in_one_pass():
         return d_logits.sum(1, dtype=jnp.float32)
-    # A product: for a reduction XLA would lay out the logits by columns, which breaks the single passes over rows.
+    # A matrix product, because XLA would lay out the logits by columns for a reduction. The passes read them by rows.
     ones = jnp.ones(d_logits.shape[:2], d_logits.dtype)
     return jnp.einsum("SM,SMV->SV", ones, d_logits, preferred_element_type=jnp.float32)
 
@@ -91,16 +100,17 @@ def _read_in_turn(cap, with_mean, products, bias, targets) -> LogitStats:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _read_at_once(cap, with_mean, products, bias, targets) -> LogitStats:
-    """Computes the same as `_read_in_turn` in one reduction (Milakov and Gimelshein 2018, section 3).
+    """Computes the statistics of `_read_in_turn` in one reduction (Milakov and Gimelshein 2018, section 3).
 
-    Sums are relative to the largest logit so far, and are rescaled for a larger logit.
+    Sums are relative to the largest logit so far, and are rescaled at each larger logit.
     """
     logits, words = _logits(products, bias, cap), _words(products, targets)
     # The target logit is uncapped here, so that it is not the same array as the reduced logits: XLA writes an operand
     # that occurs twice in a reduction to memory.
     target_logit = jnp.where(words == targets[..., None], _logits(products, bias, None), 0.0)
     ones, zeros = jnp.ones_like(logits), jnp.zeros_like(logits)
-    # largest logit, its word, sum of exponentials, target logit; number of logits, sum of distances to the largest
+    # largest logit, its vocabulary index, sum of exponentials, target logit; for the mean: number of logits, and sum of
+    # their distances to the largest logit
     parts = [logits, jnp.broadcast_to(words, logits.shape), ones, target_logit, ones, zeros][: 6 if with_mean else 4]
     empty = [jnp.float32(jnp.finfo(jnp.float32).min), jnp.array(words.size, words.dtype), *map(jnp.float32, (0,) * 4)]
 
@@ -121,5 +131,5 @@ def _read_at_once(cap, with_mean, products, bias, targets) -> LogitStats:
 
 @_read_at_once.defjvp
 def _(cap, with_mean, primals, tangents):
-    # JAX has no short derivative for a reduction of several arrays. Only Sophia's second derivatives use this rule.
+    # JAX has no efficient derivative for a reduction of several arrays. Only Sophia's second derivatives use this rule.
     return jax.jvp(functools.partial(_read_in_turn, cap, with_mean), primals, tangents)

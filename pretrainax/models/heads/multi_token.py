@@ -1,4 +1,7 @@
-"""The multi-token prediction head of DeepSeek-V3, which predicts tokens after the next token, in training only."""
+"""Implements multi-token prediction (DeepSeek-V3), a head that predicts tokens after the next token, only in training.
+
+Section and equation numbers refer to DeepSeek-V3, arXiv 2412.19437.
+"""
 
 import dataclasses
 from typing import Optional, Unpack
@@ -25,14 +28,14 @@ from pretrainax.models.heads.vocabulary_loss import LossOptions, loss_sums
 
 
 class MultiTokenTargets(flax.struct.PyTreeNode):
-    """Targets and weights of one prediction depth, each [B, T]."""
+    """Targets and loss weights of one prediction depth, [B, T]. Depth k predicts the token k + 1 positions ahead."""
 
     targets: jax.Array
     weights: jax.Array  # float32; 0 after the end of the document, or if a token before the target has no weight
 
 
 class MultiTokenOutput(flax.struct.PyTreeNode):
-    """Predictions of the tokens 2, 3, … positions ahead, with their targets."""
+    """Predictions of the tokens 2, 3, … positions ahead, with the targets of each depth."""
 
     answers: tuple[LanguageModelOutput, ...]
     asked: tuple[MultiTokenTargets, ...]
@@ -43,14 +46,15 @@ class MultiTokenOutput(flax.struct.PyTreeNode):
 def shifted_targets(
     asked: MultiTokenTargets, first: MultiTokenTargets, segment_ids: jax.Array, depth: int
 ) -> MultiTokenTargets:
-    """Returns the targets `depth` tokens after the next token.
+    """Returns the targets of a depth: the tokens that are `depth` tokens after the next token.
 
-    A target has weight if it belongs to the same document and all targets between have weight too. A prefix token,
-    which attends to later tokens, therefore never predicts tokens that it attends to.
+    A target has weight only if it belongs to the document of the predicting token and all targets between both have
+    weight. A token of a prefix, which attends to later tokens, therefore never predicts a token that it attends to.
 
     Args:
-      asked: targets at depth - 1.
-      first: targets at depth 0, the next tokens.
+      asked: the targets of depth - 1.
+      first: the targets of depth 0, the next tokens.
+      segment_ids: [B, T], the document of each token in its row; 0 for padding.
     """
 
     def ahead(x: jax.Array) -> jax.Array:
@@ -62,10 +66,10 @@ def shifted_targets(
 
 @register_head
 class MultiToken(Head):
-    """Computes h_k = block_k(join_k[norm(embedding of token i + k) | norm(h_(k-1))]).
+    """The head. Position i has the states h_k = block_k(join_k[norm(embedding of token i + k) | norm(h_(k-1))]).
 
-    The model's output matrix predicts token i + k + 1 from h_k (section 2.2, equations 21 to 23); h_0 is the model's
-    last hidden state.
+    h_0 is the last hidden state of the model at position i. The model's output matrix predicts token i + k + 1 from h_k
+    (section 2.2, equations 21 to 23).
     """
 
     name, loss_name = "multi_token", "multi_token_loss"
@@ -88,7 +92,7 @@ class MultiToken(Head):
     def answer(
         self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool
     ) -> Optional[MultiTokenOutput]:
-        """Returns the predictions of all depths; None if the batch has no loss, as in generation."""
+        """Returns the predictions of all depths; None if the batch has no targets, as in generation."""
         if not has_loss(batch) and not model.is_initializing():
             return None
         tokens = batch["tokens"]
@@ -111,7 +115,7 @@ class MultiToken(Head):
         return {} if output is None else output.blocks
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
-        """Returns the number of next-token targets, the denominator of every depth (section 2.2, equation 24)."""
+        """Returns the total weight of next-token targets, the denominator of each depth (section 2.2, equation 24)."""
         return loss_denominator(batch)
 
     def sums(self, output: MultiTokenOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
@@ -134,13 +138,17 @@ class MultiToken(Head):
 
 
 def block_of(config: ModelConfig) -> ModelConfig:
-    """Returns the config of the head's blocks, which have the architecture of the model's last blocks."""
+    """Returns the config of the head's blocks, whose architecture is that of the last blocks of the model."""
     experts = None if config.experts is None else dataclasses.replace(config.experts, first_dense=None, every=None)
     return dataclasses.replace(config, experts=experts)
 
 
 class MultiTokenModule(nn.Module):
-    """Computes the hidden states of one depth from the previous depth, [B, T, D] -> [B, T, D]."""
+    """Computes the hidden states of one depth and the sums of its block.
+
+    The inputs are the hidden states of the previous depth, `x`, and the embeddings of the tokens `depth` positions
+    ahead, `read`. All states are [B, T, D].
+    """
 
     config: ModelConfig
 

@@ -1,4 +1,4 @@
-"""The sentence-pair head, which classifies the relation of two segments from the first token."""
+"""Implements the sentence-pair head, which classifies how the two segments of a row are related (BERT, ALBERT)."""
 
 from typing import Optional, Unpack
 
@@ -20,7 +20,7 @@ from pretrainax.sharding.axes import logical_spec
 
 @register_head
 class Pairs(Head):
-    """The sentence-pair head, with logits [B, 2] float32 as output."""
+    """The sentence-pair head. The output is the logits of the two labels of each row, [B, 2] float32."""
 
     name, loss_name = "pair", "pair_loss"
     metrics = (
@@ -61,10 +61,10 @@ class Pairs(Head):
 
 
 class PairHead(nn.Module):
-    """Classifies a pair of segments from the first token, [B, T, D] -> [B, 2] float32.
+    """Computes the logits of a pair of segments from the state of the first token, [B, T, D] -> [B, 2] float32.
 
-    BERT predicts if the second segment follows the first (Devlin et al. 2018, section 3.1, task 2). ALBERT predicts if
-    the segments are in order (Lan et al. 2019, section 3.1).
+    BERT predicts whether the second segment follows the first segment in the document (Devlin et al. 2018, section 3.1,
+    task 2). ALBERT predicts whether two consecutive segments are in the original order (Lan et al. 2019, section 3.1).
     """
 
     config: ModelConfig

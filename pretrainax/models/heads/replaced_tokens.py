@@ -1,4 +1,4 @@
-"""The replaced-token detection head (ELECTRA's discriminator)."""
+"""Implements the head of ELECTRA's discriminator, which predicts which tokens the generator replaced."""
 
 from typing import Optional, Unpack
 
@@ -22,7 +22,7 @@ from pretrainax.models.heads.vocabulary_loss import LossOptions
 @flax.struct.dataclass
 class ReplacedTokensOutput:
     logits: jax.Array  # [B, T] float32
-    replaced: Optional[jax.Array] = None  # [B, T] bool, the labels if the model itself replaced tokens
+    replaced: Optional[jax.Array] = None  # [B, T] bool, the labels; None: the batch has them as "replaced"
     weight: float = flax.struct.field(pytree_node=False, default=1.0)  # weight of the loss
 
 
@@ -93,10 +93,10 @@ class ReplacedTokens(Head):
 
 
 class ReplacedTokenHead(nn.Module):
-    """Predicts the replaced tokens, [B, T, D] -> [B, T] float32 logits (Clark et al. 2020, section 2).
+    """Computes the logit that each token is replaced, [B, T, D] -> [B, T] float32 (Clark et al. 2020, section 2).
 
-    The dense layer before the output comes from the released code, as does DeBERTa v3's sum with the first token of the
-    segment.
+    As in the released code, a dense layer precedes the output. As in the released code of DeBERTa v3, the state of a
+    segment's first token is added to each state (`config.replaced_token_context`).
     """
 
     config: ModelConfig
@@ -112,7 +112,7 @@ class ReplacedTokenHead(nn.Module):
 
 
 def _first_of_segment(x: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """Returns the state of the first token of each token's segment, [B, T, D] -> [B, T, D]."""
+    """Returns, for each token, the hidden state of the first token of its segment, [B, T, D] -> [B, T, D]."""
     starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
     first = jax.lax.cummax(jnp.where(starts, jnp.arange(x.shape[1])[None], 0), axis=1)
     # A product, because the gradient of a gather would add up a whole segment token by token.

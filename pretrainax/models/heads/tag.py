@@ -1,4 +1,4 @@
-"""The tagging head, which predicts a tag for each word of a row, with a softmax or a CRF."""
+"""Implements the tagging head, which predicts a tag for each word of a row, with a softmax or a CRF (`chain`)."""
 
 from typing import Optional, Unpack
 
@@ -22,16 +22,16 @@ from pretrainax.sharding.axes import logical_spec
 
 @flax.struct.dataclass
 class TaggerOutput:
-    logits: jax.Array  # [B, W, L] float32, of each word in order; W = T
-    transitions: Optional[chain.Transitions]  # CRF only
-    allowed: Optional[jax.Array]  # CRF with constraints only, see chain.best_tags
+    logits: jax.Array  # [B, W, L] float32, for the words of each row in order, then padding; W = T
+    transitions: Optional[chain.Transitions]  # None: a softmax, no CRF
+    allowed: Optional[jax.Array]  # the constraints of a CRF, see chain.best_tags; None: no constraints
 
 
 @register_head
 class Tagger(Head):
-    """The tagging head. `answers` has "tags" [B, W] int32, the predicted tag of each word, -1 after the last word.
+    """The tagging head. `answers` returns the predicted tag of each word and its probability.
 
-    It also has "probabilities" [B, W] float32, the probability of each predicted tag.
+    "tags" is [B, W] int32, with -1 after the last word. "probabilities" is [B, W] float32, with 0 after the last word.
     """
 
     name, loss_name = "tag", "label_loss"
@@ -92,19 +92,22 @@ class Tagger(Head):
 
 
 def _words(batch: Batch) -> jax.Array:
-    """Returns the word number of each token, [B, T], from 1; without words in the batch, each token is a word."""
+    """Returns the word number of each token, [B, T]: 1, 2, …, and 0 for tokens outside words, such as padding.
+
+    If the batch has no "words", each token is a word.
+    """
     segments = batch["segment_ids"]
     return batch["words"] if "words" in batch else jnp.cumsum(segments > 0, axis=1) * (segments > 0)
 
 
 def real_words(batch: Batch) -> jax.Array:
-    """Returns the mask of words, [B, W] bool; words are numbered from 1, and W = T."""
+    """Returns the mask of word positions, [B, W] bool: a row with n words has n True values, then False; W = T."""
     words = _words(batch)
     return jnp.arange(words.shape[1])[None] < words.max(1, keepdims=True)
 
 
 def _tags(output: TaggerOutput, batch: Batch) -> jax.Array:
-    """Returns the predicted tag of each word, [B, W]."""
+    """Returns the predicted tag of each word, [B, W]: the largest logit, or the best tags of a CRF."""
     if output.transitions is None:
         return output.logits.argmax(-1)
     logits, transitions = jax.lax.stop_gradient((output.logits, output.transitions))
@@ -112,9 +115,9 @@ def _tags(output: TaggerOutput, batch: Batch) -> jax.Array:
 
 
 class TaggerHead(nn.Module):
-    """Projects token states to word logits, [B, T, D] -> [B, W, L] float32, W = T.
+    """Projects hidden states of tokens to logits of words, [B, T, D] -> [B, W, L] float32, with W = T.
 
-    `words` [B, T] is the word number of each token. The state of a word is the mean of its tokens' states.
+    `words` [B, T] is the word number of each token. The state of a word is the mean of the states of its tokens.
     """
 
     config: ModelConfig
@@ -138,7 +141,11 @@ class TaggerHead(nn.Module):
 
 
 def _allowed(head: Tag) -> Optional[jax.Array]:
-    """Returns the allowed tags (columns) after each tag (rows), [L + 1, L]; the last row is for the first word."""
+    """Returns the tags that may follow each tag, [L + 1, L] bool, as in `chain.best_tags`; None: no constraints.
+
+    `head.follows` contains, for each tag, the tags that may precede it. An empty entry allows all of them, and the tag
+    may be the first of a row.
+    """
     if not head.follows:
         return None
     allowed = np.ones((head.num_labels + 1, head.num_labels), bool)

@@ -1,8 +1,11 @@
-"""The loss over the vocabulary, as sums and counts, without materializing all logits.
+"""Computes the cross-entropy over the vocabulary, as sums and counts, without materializing all logits.
 
 Logits [tokens, V] in float32 are the largest array of a small model's step (GPT-2 124M at 64 × 1,024 tokens: 13 GB).
-Here they exist for `chunk` tokens at a time, and each chunk computes its gradients immediately. This takes three matrix
-products, the same number as with all logits in memory. `logit_passes` has the passes over the logits.
+This module computes the logits of `chunk` tokens at a time, with their gradients. It needs three matrix products, the
+same number as with all logits in memory. `logit_passes` contains the passes over the logits of a chunk.
+
+Letters of shapes: B rows, N predictions per row, D features, V vocabulary; S shards of tokens, R rows per shard, and M
+tokens per shard in a chunk.
 """
 
 import functools
@@ -30,12 +33,14 @@ class _Settings(NamedTuple):
 
 
 class LossOptions(TypedDict, total=False):
-    """The options of `loss_sums`, which heads receive; defaults are at the end of each comment."""
+    """The options of `loss_sums`, which `Head.sums` also takes."""
 
-    z_loss: float  # weight of log(Z)^2, with Z the softmax normalizer (Chowdhery et al. 2022, section 5); 0
-    label_smoothing: float  # share of the target spread over the vocabulary (Szegedy et al. 2016, section 7); 0
-    chunk: int  # tokens per device whose logits exist at a time; 4,096
-    sequences: bool  # also count whole sequences; False
+    # weight of log(Z)^2, with Z the softmax normalizer (Chowdhery et al. 2022, section 5); default 0
+    z_loss: float
+    # share of the target's probability that is spread over the vocabulary (Szegedy et al. 2016, section 7); default 0
+    label_smoothing: float
+    chunk: int  # number of tokens per device whose logits exist at the same time; default 4,096
+    sequences: bool  # also counts the sequences whose targets are all correct; default False
 
 
 def loss_sums(
@@ -46,7 +51,9 @@ def loss_sums(
     text_weights: Optional[jax.Array] = None,
     **options: Unpack[LossOptions],
 ) -> Sums:
-    """Returns {name: (weighted sum over the tokens, sum of the weights)}, to be added up and divided once.
+    """Returns {metric: (weighted sum over the predictions, sum of the weights)}.
+
+    Callers add up the sums of several batches, and then divide once.
 
     Args:
       outputs: a LanguageModelOutput: features [B, N, D], unembedding [D, V] float32, bias [V] float32 or None,
@@ -54,14 +61,14 @@ def loss_sums(
         float32 and, except on a CPU, rounded to the features' dtype. A cap maps a logit x to cap · tanh(x / cap).
       targets: [B, N] int32.
       loss_weights: [B, N] float32; 0 for tokens without loss.
-      segment_ids: [B, N] int32, the sequence of each target in its row; only `sequences` needs them.
-      text_weights: [B, N] float32, the loss weights of text targets; None: no text metrics.
+      segment_ids: [B, N] int32, the sequence of each target in its row; only needed with `sequences`.
+      text_weights: [B, N] float32, `loss_weights` with 0 for special tokens; None: no text metrics.
 
     Returns:
       "objective": the loss to minimize, the only entry with gradients. "loss": the negative log-likelihood in nats.
-      "accuracy": the share of targets with the largest logit. "text_loss", "text_accuracy": the same for text targets.
-      "z_loss": the z-loss times its weight, if the weight is not 0. "sequence_accuracy", with `sequences`: the number
-      of sequences whose targets are all correct, and the number of sequences.
+      "accuracy": correct targets, whose logit is the largest. "text_loss", "text_accuracy": loss and accuracy with
+      `text_weights`. "z_loss": the z-loss times its weight, if the weight is not 0. "sequence_accuracy", with
+      `sequences`: the number of sequences whose targets are all correct, and the number of sequences.
     """
     settings = _Settings(outputs.logit_cap, **options)
     assert settings.chunk > 0, settings  # layers.compute.resolve_auto replaces the 0 of config.train.loss_chunk
@@ -88,12 +95,18 @@ def loss_sums(
 
 
 def _sequences_right(right: jax.Array, weights: jax.Array, segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Counts the sequences whose weighted targets [B, N] are all `right`, and the sequences with weighted targets."""
+    """Returns the number of sequences whose weighted targets are all correct, and of sequences with weighted targets.
+
+    Args:
+      right: [B, N] bool, True for correct targets.
+      weights: [B, N]; targets with weight 0 are ignored.
+      segment_ids: [B, N], the sequence of each target in its row.
+    """
     changes = segment_ids[:, 1:] != segment_ids[:, :-1]
     first, last = (jnp.pad(changes, ((0, 0), side), constant_values=True) for side in ((1, 0), (0, 1)))
 
     def running_count(x):
-        """Returns the number of true values of a sequence up to each position, [B, N] bool -> [B, N]."""
+        """Returns the number of True values from the start of a sequence up to each position, [B, N] bool -> [B, N]."""
         total = jnp.cumsum(x, axis=1)
         return total - jax.lax.cummax(jnp.where(first, total - x, 0), axis=1)
 
@@ -103,9 +116,9 @@ def _sequences_right(right: jax.Array, weights: jax.Array, segment_ids: jax.Arra
 
 
 def _by_device(x: jax.Array) -> jax.Array:
-    """Reshapes [B, N, …] -> [B · n, N / n, …] if the mesh shards the length over n devices, device by device.
+    """Reshapes [B, N, …] -> [B · n, N / n, …] if the mesh splits the length over n devices; no value changes device.
 
-    Padding of a length that n does not divide has weight 0.
+    If n does not divide the length, it is padded with zeros, which have loss weight 0.
     """
     parts = axis_size(LENGTH_AXIS)
     if parts == 1:
@@ -118,7 +131,7 @@ def _by_device(x: jax.Array) -> jax.Array:
 
 
 def _by_row(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Inverts `_by_device`, [B · n, N / n] -> [B, N] of this shape."""
+    """Reshapes the result of `_by_device` back to `shape`, [B · n, N / n] -> [B, N]."""
     (batch, length), parts = shape, x.shape[0] // shape[0]
     shards = _shards(batch, BATCH_AXES)
     # [B · n, N/n] -> [S, n, R, N/n] -> [S, R, n, N/n]
@@ -138,7 +151,7 @@ def _sums_forward(settings: _Settings, features, unembedding, bias, *of_targets)
 
 
 def _sums_backward(settings: _Settings, gradients, cotangents):
-    # The forward pass has computed the gradients of the sum; the backward pass only scales them.
+    # The forward pass has computed the gradients of the objective; the backward pass only scales them.
     scaled = jax.tree.map(lambda g: (g.astype(jnp.float32) * cotangents[0]).astype(g.dtype), gradients)
     return *scaled, None, None, None
 
@@ -147,17 +160,16 @@ _sums.defvjp(_sums_forward, _sums_backward)
 
 
 def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, with_gradients: bool):
-    """Returns the sums, the gradients for (features, unembedding, bias), and the mask of correct targets.
+    """Returns the sums, the gradients for (features, unembedding, bias), and the mask of correct targets, [B, N] bool.
 
-    The mask [B, N] is True for targets with the largest logit; it is None unless `settings.sequences`. Gradients are
-    None unless `with_gradients`.
+    The mask is None without `settings.sequences`. The gradients are None without `with_gradients`.
 
     Args:
-      of_targets: the targets, their weights, and their weights as text or None.
+      of_targets: (targets, loss_weights, text_weights), as in `loss_sums`.
     """
     batch, length, width = features.shape
-    # S shards of R rows are cut into chunks along the length, so that no token changes device. Each shard sums the
-    # gradient of the unembedding separately; the sum over the shards runs once, after the last chunk.
+    # The chunks split the S shards of R rows along the length, so that no token changes device. Each shard adds up its
+    # own gradient of the unembedding. The sum over the shards is computed once, after the last chunk.
     shards = _shards(batch, TOKEN_AXES)
     pieces = math.ceil(length / max(settings.chunk * shards // batch, 1))
     step = math.ceil(length / pieces)
@@ -208,10 +220,11 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, w
 
 
 def _operand(settings: _Settings, unembedding, dtype):
-    """Returns the unembedding matrix [D, V] in this dtype, gathered once for all chunks.
+    """Returns the unembedding matrix [D, V] cast to `dtype`, which is gathered once for all chunks.
 
-    A softmax does not depend on the mean of a token's logits. GPT-2's logits are near -100, where bfloat16 has steps of
-    0.5, so the mean is removed before rounding. A cap and z-loss depend on the mean, and keep it small.
+    A softmax does not depend on the mean of a token's logits. GPT-2's logits are near -100, where the spacing of
+    bfloat16 is 0.5, so the mean over the vocabulary is subtracted before rounding. A cap or z-loss depends on the mean
+    and keeps it small, so then nothing is subtracted.
     """
     if are_rounded(dtype) and not settings.z_loss and settings.logit_cap is None:
         unembedding = unembedding - unembedding.mean(1, keepdims=True)
@@ -219,9 +232,14 @@ def _operand(settings: _Settings, unembedding, dtype):
 
 
 def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_weights=None):
-    """Returns the sums [S] over a chunk [S, M, D] of tokens, the mask of correct targets [S, M], and d_logits.
+    """Returns the sums [S] over a chunk of tokens, the mask of correct targets [S, M], and d_logits [S, M, V].
 
-    d_logits [S, M, V] is the gradient of the chunk's objective with respect to the logits.
+    d_logits is the gradient of the chunk's objective with respect to the logits before the cap.
+
+    Args:
+      features: [S, M, D].
+      matrix: the result of `_operand`.
+      targets, weights, text_weights: [S, M], as in `loss_sums`.
     """
     products = _with_sharding(products_of(features, matrix), logical_spec("tokens", None, "vocab_size"))
     smoothing = settings.label_smoothing
@@ -239,7 +257,7 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
     if settings.z_loss:
         penalty = settings.z_loss * jnp.square(log_z)
         objective = objective + penalty
-        slope = 1.0 + 2 * settings.z_loss * log_z  # of objective in log_z
+        slope = 1.0 + 2 * settings.z_loss * log_z  # derivative of the objective with respect to log_z
         sums["z_loss"] = (penalty * weights).sum(1)
     sums["objective"] = (objective * weights).sum(1)
 
@@ -251,12 +269,15 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
     if smoothing:
         d_logits -= (smoothing / logits.shape[-1]) * weights[..., None]
     if settings.logit_cap is not None:
-        d_logits *= 1.0 - jnp.square(logits / settings.logit_cap)  # the slope of the cap
+        d_logits *= 1.0 - jnp.square(logits / settings.logit_cap)  # derivative of the cap
     return sums, reading.right, d_logits.astype(features.dtype)
 
 
 def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
-    """Sums [S, D, V] -> [D, V] into the sharding of the parameter, as for the gradient of `Embedding`."""
+    """Sums the gradient of the unembedding over the shards, [S, D, V] -> [D, V], sharded like the parameter.
+
+    `Embedding` sums its gradient in this way too. None stays None.
+    """
     if d_matrix is None or len(d_matrix) == 1:
         return None if d_matrix is None else d_matrix[0]
     spec = logical_spec("tokens")
@@ -269,13 +290,16 @@ def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
 
 
 def _shards(rows: int, axes: tuple[str, ...]) -> int:
-    """Returns the number of row shards in the mesh of `jax.set_mesh`; 1 without a mesh, or if it does not divide."""
+    """Returns the number of shards into which `axes` of the current mesh split the rows.
+
+    The result is 1 without a mesh, or if the number of shards does not divide `rows`.
+    """
     shards = axis_size(axes)
     return shards if rows % shards == 0 else 1
 
 
 def _with_sharding(x: jax.Array, spec: P) -> jax.Array:
-    """Constrains `x` to the sharding in the mesh of `jax.set_mesh`, except axes of size 1; unchanged without a mesh."""
+    """Constrains `x` to a sharding in the current mesh, without splitting axes of size 1; no effect without a mesh."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(

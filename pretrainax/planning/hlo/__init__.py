@@ -1,7 +1,7 @@
-"""Analyzes compiled HLO text: runs of each instruction, memory traffic, collectives and large buffers of a step.
+"""Analyzes the HLO text of a compiled train step: runs of instructions, memory traffic, collectives, large arrays.
 
-The text comes from `compiled.as_text()`, after all compiler passes, for one device. The counts therefore describe the
-compiled program, not the program as written.
+The text comes from `compiled.as_text()` and describes one device after all compiler passes. The counts are therefore
+counts of the compiled program, not of the JAX program as written.
 
     program = Program(compiled.as_text())
     collectives_of(program, mesh), buffers_of(program), memory_traffic_of(program)

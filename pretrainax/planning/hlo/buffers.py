@@ -9,22 +9,28 @@ from pretrainax.planning.hlo.program import Program
 
 
 class Buffer(NamedTuple):
-    """An array in a device's main memory."""
+    """An array that a compiled step allocates in the main memory of a device."""
 
-    where: str  # the module that computes it
-    bytes: int  # with the padding of its layout
+    where: str  # the module of the model that computes the array
+    bytes: int  # with the padding of the array's layout
     shape: str  # "bf16[8,512,512]"
 
 
 def buffers_of(program: Program, most: int = 20) -> list[Buffer]:
-    """Returns the largest arrays that a step computes, each shape of a module once. They are not all live at once."""
+    """Returns the largest arrays that a step computes, largest first; arrays of equal shape and module count once.
+
+    The arrays do not all exist at the same time.
+
+    Args:
+      most: maximum number of arrays.
+    """
     modules = Modules(program)
-    makers: dict[tuple[int, str], set[str]] = {}  # modules of each size and shape
+    makers: dict[tuple[int, str], set[str]] = {}  # (bytes, shape) -> modules that compute such an array
     for size, shape, computation, name, i in sorted(set(_results(program)), reverse=True):
         makers.setdefault((size, shape), set()).add(modules.of(computation, name, i))
         if len(makers) > most:
             break
-    # If a module inside a loop computes an array, drop the loop itself, which only carries the array.
+    # If a module inside a loop computes an array, drop the module of the loop, which only passes the array on.
     largest = [
         Buffer(where, size, shape)
         for (size, shape), paths in makers.items()
@@ -35,7 +41,7 @@ def buffers_of(program: Program, most: int = 20) -> list[Buffer]:
 
 
 def _results(program: Program) -> Iterator[tuple[int, str, str, str, int]]:
-    """Yields (bytes, shape, computation, instruction, index) of each array with its own memory."""
+    """Yields (bytes, shape, computation, instruction, index in the result) of each array with its own main memory."""
     for computation in program.runs:
         if computation in program.fused:
             continue

@@ -1,4 +1,4 @@
-"""Reads the collectives of a compiled step, by mesh axis."""
+"""Finds the collectives (communication between devices) of a compiled step, with their mesh axes and bytes."""
 
 import collections
 import dataclasses
@@ -22,10 +22,13 @@ KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective
 
 
 def collectives_of(program: Program, mesh: AnyMesh) -> list[Collective]:
-    """Returns all collectives of a step, the largest first.
+    """Returns all collectives of a compiled step, largest first.
 
-    The compiler may replace a gather with its product, or a product with its reduce-scatter, by a loop of permutes.
-    Such loops count as the original collective. Groups contain device numbers in the order of `mesh`.
+    The compiler may replace an all-gather and the following product, or a product and the following reduce-scatter, by
+    a loop of collective-permutes. Such a loop counts as the original collective.
+
+    Args:
+      mesh: the mesh of the step. Its order of devices gives the meaning of device numbers in the HLO text.
     """
     instructions_by_key: dict[str, tuple[float, Instruction, str]] = {}
     for name, times in program.runs.items():
@@ -52,7 +55,14 @@ def collectives_of(program: Program, mesh: AnyMesh) -> list[Collective]:
 
 
 def _overlaps_products(program: Program, computation: str, start: Instruction) -> bool:
-    """Returns True if a product runs between the start and the end of a collective; instructions are in order."""
+    """Returns True if a matrix product runs between the start and the end of a collective.
+
+    The instructions of a computation are in the order of execution. A collective that continues within fusions of other
+    work overlaps by construction.
+
+    Args:
+      start: the instruction that starts the collective.
+    """
     if IN_FUSIONS in start.attributes or not start.opcode.endswith("-start"):
         return IN_FUSIONS in start.attributes
     later = itertools.dropwhile(lambda x: x is not start, program.computations[computation].values())
@@ -64,7 +74,13 @@ def _overlaps_products(program: Program, computation: str, start: Instruction) -
 def _collective(
     instruction: Instruction, computation: str, size: int, where: str, mesh: AnyMesh
 ) -> Optional[Collective]:
-    """Describes one run of a collective with `size` bytes of operands; None if no data leaves a device."""
+    """Returns one run of a collective, with the bytes that a device sends; None if no data leaves the device.
+
+    Args:
+      computation: name of the computation that contains the instruction.
+      size: bytes of the operands.
+      where: module of the model.
+    """
     kind = instruction.opcode.removesuffix("-start")
     if kind == "collective-permute":
         groups = np.array(re.findall(r"\{(\d+),(\d+)\}", instruction.attributes), int).reshape(-1, 2)
@@ -82,7 +98,11 @@ def _collective(
 
 
 def _axes(groups: np.ndarray, mesh: AnyMesh) -> Iterator[str]:
-    """Yields the axes along which the devices of a group differ; groups: [G, n] positions in the mesh."""
+    """Yields the mesh axes along which the devices of a group differ.
+
+    Args:
+      groups: positions in the mesh, [G, n] for G groups of n devices.
+    """
     sizes = tuple(mesh.shape.values())
     for axis, places in zip(mesh.shape, np.unravel_index(groups, sizes), strict=True):
         if (places != places[:, :1]).any():
@@ -90,13 +110,17 @@ def _axes(groups: np.ndarray, mesh: AnyMesh) -> Iterator[str]:
 
 
 def replica_groups(attributes: str, devices: int) -> np.ndarray:
-    """Reads the groups of a collective, [G, n] device numbers, in any notation of XLA.
+    """Returns the groups of a collective as device numbers [G, n], from any of XLA's notations.
 
-    - `{{0,1},{2,3}}`: lists.
-    - `[2,2]<=[4]`: numbers from 0, by rows.
-    - `[2,2]<=[2,2]T(1,0)`: numbers of a transposed array.
-    - `mesh['a'=2,'b'=2] {'a'}`: along an axis of an array. `{'a':(1)2}` is a part of an axis: (size before it), size. A
-      mesh may have `device_ids=([2,2]T(1,0))` or `device_ids=(0,2,1,3)`.
+    - `{{0,1},{2,3}}`: one list of device numbers per group.
+    - `[2,2]<=[4]`: the numbers 0 to 3 in an array of this shape; each row is a group.
+    - `[2,2]<=[2,2]T(1,0)`: the same after a transposition.
+    - `mesh['a'=2,'b'=2] {'a'}`: groups along an axis of a mesh. `{'a':(1)2}` is a part of an axis: (size of the part
+      before it), size. A mesh may have `device_ids=([2,2]T(1,0))` or `device_ids=(0,2,1,3)`.
+
+    Args:
+      attributes: the attributes of the instruction, as text.
+      devices: the number of all devices.
     """
     text = attributes.split("replica_groups=", 1)[1]
     if text.startswith("{"):
@@ -112,7 +136,7 @@ def replica_groups(attributes: str, devices: int) -> np.ndarray:
         tiled = re.match(r"(?:\[[\d,]+\])?(?:<=)?\[([\d,]+)\](?:T\(([\d,]+)\))?$", ids)
         numbers = _iota(*tiled.groups()) if tiled else np.array(_ints(ids))
     chosen = re.findall(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?(?:,|$)", along)
-    dims, picked = [], []  # axes, divided if a group covers only a part; indices of the axes in a group
+    dims, picked = [], []  # axis sizes, divided if a group covers a part of an axis; indices of the axes of a group
     for name, size in sizes.items():
         parts = sorted((int(before or 1), int(n or size)) for other, before, n in chosen if other == name)
         at = 1

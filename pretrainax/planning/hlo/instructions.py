@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple, Optional
 
 _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{([^}]*)\})?")
-# Opcodes without their own memory and time: names for (parts of) other values, and instructions that run other
+# Opcodes that take no memory and time themselves: names for (parts of) other values, and instructions that run other
 # computations.
 VIEWS = frozenset(
     "parameter constant tuple get-tuple-element bitcast while conditional call after-all add-dependency opt-barrier "
@@ -16,7 +16,7 @@ VIEWS = frozenset(
 
 
 class Shape(NamedTuple):
-    """The type of one array in an instruction's result."""
+    """The dtype, the dimensions and the memory layout of one array in the result of an instruction."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -28,12 +28,15 @@ class Shape(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Returns the bytes of the elements, without padding."""
+        """Returns the bytes of all elements of the array, without padding."""
         return self.elements * _bits(self.dtype) // 8
 
     @property
     def allocated(self) -> int:
-        """Returns the bytes in main memory, padded to a TPU's tiles; 0 for another memory, such as a TPU's VMEM."""
+        """Returns the bytes that the array occupies in main memory, with the padding to a TPU's tiles.
+
+        The result is 0 for an array in a different memory, such as a TPU's VMEM.
+        """
         if re.search(r"S\([1-9]", self.layout):
             return 0
         order, _, tiling = self.layout.partition(":")
@@ -49,58 +52,61 @@ class Shape(NamedTuple):
 
 
 def _bits(dtype: str) -> int:
-    """Returns the bits per element: s4 -> 4, bf16 -> 16, f8e4m3fn -> 8; 0 for a token or an opaque value."""
+    """Returns the bits per element of a dtype: s4 -> 4, bf16 -> 16, f8e4m3fn -> 8; 0 for token and opaque types."""
     match = re.match(r"(?:pred|[a-z]+?(\d+))", dtype)
     return 0 if match is None else int(match[1] or 8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation."""
+    """One HLO instruction: one line of a computation."""
 
     name: str
     opcode: str
-    shapes: tuple[Shape, ...]  # of the result, tuples flattened
-    operands: tuple[str, ...]
+    shapes: tuple[Shape, ...]  # the arrays of the result; nested tuples are flattened
+    operands: tuple[str, ...]  # names of instructions; a constant has its value, a parameter its number
     attributes: str  # the text after the operands
-    is_root: bool
+    is_root: bool  # the result of this instruction is the result of the computation
 
     @functools.cached_property
     def op_name(self) -> str:
-        """Returns the name stack of the JAX program that the instruction comes from; "" without one."""
+        """Returns the JAX name stack of the instruction, such as "jit(step)/decoder/dot_general"; "" without one."""
         match = re.search(r'op_name="([^"]*)"', self.attributes)
         return match[1] if match else ""
 
     @functools.cached_property
     def target(self) -> str:
-        """Returns the kernel or library of a custom call; "" for other instructions."""
+        """Returns the target of a custom call (the name of a kernel or library); "" for other instructions."""
         match = re.search(r'custom_call_target="([^"]*)"', self.attributes)
         return match[1] if match else ""
 
     @property
     def size(self) -> int:
-        """Returns the bytes of the result."""
+        """Returns the bytes of all arrays of the result, without padding."""
         return sum(shape.size for shape in self.shapes)
 
     @property
     def elements(self) -> int:
-        """Returns the number of elements of the result."""
+        """Returns the number of elements of all arrays of the result."""
         return sum(shape.elements for shape in self.shapes)
 
     @property
     def allocated(self) -> int:
-        """Returns the bytes of the result in main memory."""
+        """Returns the bytes that the result occupies in main memory, with padding."""
         return sum(shape.allocated for shape in self.shapes)
 
     def attribute(self, name: str) -> Optional[str]:
-        """Returns the value of `name=`, without the % of a computation; None if the attribute is missing."""
+        """Returns the value of the attribute `name=VALUE`, without a leading %; None if the attribute is missing."""
         match = re.search(rf"\b{name}=%?([\w.\-]+)", self.attributes)
         return match[1] if match else None
 
     @property
     def calls(self) -> list[str]:
-        """Returns the names of the computations that the instruction runs, without the condition of a `while`."""
-        if self.opcode.endswith(("-done", "-update")):  # the matching -start has the call
+        """Returns the names of the computations that the instruction runs.
+
+        The condition of a `while` and functions of reductions are not included.
+        """
+        if self.opcode.endswith(("-done", "-update")):  # the matching -start instruction has the call
             return []
         keys = "body|calls|true_computation|false_computation"
         if self.opcode == "call":  # for other opcodes, to_apply is a reduction function
@@ -111,7 +117,10 @@ class Instruction:
 
 
 def parse_instruction(line: str) -> Optional[Instruction]:
-    """Parses `  ROOT %add.1 = f32[2]{0} add(%a, %b), metadata={…}`; returns None for other lines."""
+    """Returns the instruction in a line of HLO text; None if the line has no instruction.
+
+    Example of a line: `  ROOT %add.1 = f32[2]{0} add(%a, %b), metadata={…}`.
+    """
     left, equals, right = line.strip().partition(" = ")
     if not equals:
         return None
@@ -132,7 +141,7 @@ def parse_instruction(line: str) -> Optional[Instruction]:
 
 
 def _closing(text: str) -> int:
-    """Returns the index after the bracket that closes the first one of `text`."""
+    """Returns the index after the parenthesis that closes the first parenthesis in `text`; the length if none does."""
     depth = 0
     for bracket in re.finditer(r"[()]", text):
         depth += 1 if bracket[0] == "(" else -1

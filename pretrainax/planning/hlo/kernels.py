@@ -1,15 +1,17 @@
-"""Counts the bytes that each kernel reads and writes. A kernel is one instruction with everything fused into it.
+"""Counts the bytes that each kernel of a compiled step reads and writes.
 
-The module counts bytes of main memory, once per direction: a second read of the same bytes comes from a cache.
+A kernel is an HLO instruction with all instructions that are fused into it. The module counts bytes of main memory. The
+same bytes count once as read and once as written, because a second read comes from a cache.
 
-- A kernel reads a whole operand, unless it only slices or gathers the operand, also through fused instructions. Then it
-  reads the slice.
-- An update in place, by a slice or a scatter, writes only the updated elements. A scatter reads them first, to add.
-- A background copy (`copy-start`, `copy-done`) is one kernel, at the position of its end.
-- A collective that continues within the fusions of other work, as on a TPU, writes at its start and reads at its end.
-  The fusions in between pass its arrays on without moving them.
-- Not counted: the workspace of a library call, which may stay unused; arrays in a TPU's VMEM; calls that only name
-  memory.
+- A kernel reads a whole operand, unless it only slices or gathers from the operand, possibly through fused
+  instructions. In this case it reads only the slice.
+- An update in place, by a dynamic-update-slice or a scatter, writes only the updated elements. A scatter also reads
+  these elements, to add to them.
+- A background copy (`copy-start`, `copy-done`) is one kernel, at the position of `copy-done`.
+- A collective may continue within the fusions of other work, as on a TPU. It writes where it starts and reads where it
+  ends. The fusions between pass the arrays of the collective on without moving them.
+- Not counted: the workspace of a library call, which may stay unused; arrays in a TPU's VMEM; calls that only give a
+  name to memory.
 """
 
 import collections
@@ -21,37 +23,37 @@ from typing import NamedTuple, Optional
 from pretrainax.planning.hlo.instructions import VIEWS, Instruction
 from pretrainax.planning.hlo.program import Program
 
-# Custom calls of the TPU compiler that move no bytes: space for a loop, a view of adjacent arrays, an assertion.
+# Custom calls of the TPU compiler that move no bytes: allocation for a loop, a view of adjacent arrays, an assertion.
 _NAMES_MEMORY = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")
 _SLICES = ("slice", "dynamic-slice", "gather")
-# Opcodes that read all of each operand, even if the kernel uses only a part of the result.
+# Opcodes that read their whole operands, even if the kernel uses only a part of the result.
 _NEEDS_ALL = ("broadcast", "dot", "convolution", "sort", "custom-call")
 _PRODUCTS = frozenset(("dot", "convolution"))
-ATTENTION = re.compile("splash|fmha")  # TPU kernels, by name, and cuDNN kernels
+ATTENTION = re.compile("splash|fmha")  # names of attention kernels on TPUs (splash) and of cuDNN (fmha)
 _LIBRARY = re.compile(f"{ATTENTION.pattern}|gemm|matmul")
-UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # -> index of the operand that is written into the first operand
-# Attribute of a TPU collective that overlaps with other work; it appears in all fusions of that work.
+UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # -> index of the operand with the new elements
+# Attribute of a TPU collective that overlaps with other work. It appears in all fusions that contain this work.
 IN_FUSIONS = "async_collective_fusion_config"
 _ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")  # output_to_operand_aliasing: result index, operand index
 
 
 class Kernel(NamedTuple):
-    """An instruction that a device launches once per run of a computation."""
+    """A kernel that a device launches once per run of a computation."""
 
-    computation: str
-    made: Instruction  # the instruction in the text
-    whole: Instruction  # a -start and -done pair as one instruction, otherwise equal to `made`
+    computation: str  # name of the computation that contains the instruction
+    made: Instruction  # the instruction in the HLO text
+    whole: Instruction  # for a -done instruction, -start and -done as one instruction; otherwise equal to `made`
 
 
 class Update(NamedTuple):
     """An update in place of an argument of a fused computation."""
 
-    name: str  # of the updating instruction
-    elements: int
+    name: str  # name of the updating instruction
+    elements: int  # number of updated elements
 
 
 def kernels_of(program: Program) -> Iterator[Kernel]:
-    """Yields each kernel once. A kernel runs as often as its computation (`program.runs`)."""
+    """Yields each kernel of a program once. A kernel runs as often as its computation (`program.runs`)."""
     for name in program.runs:
         if name in program.fused:
             continue
@@ -73,7 +75,7 @@ def _with_its_start(values: dict[str, Instruction], made: Instruction) -> Instru
 
 
 def fused_instructions(program: Program, made: Instruction) -> Iterator[Instruction]:
-    """Yields the instructions of a kernel: the fused instructions, or the instruction itself."""
+    """Yields the instructions inside a fusion, including nested fusions; or `made` itself if it is not a fusion."""
     if made.opcode != "fusion":
         yield made
         return
@@ -82,21 +84,29 @@ def fused_instructions(program: Program, made: Instruction) -> Iterator[Instruct
 
 
 def opcodes_of(program: Program, made: Instruction) -> set[str]:
-    """Returns the opcodes of a kernel's instructions, without index arithmetic (results of one element)."""
+    """Returns the opcodes of the instructions in a kernel.
+
+    Instructions whose result has one element do not count, because most of them compute indices.
+    """
     return {x.opcode for x in fused_instructions(program, made) if x.elements > 1}
 
 
 def multiplies(made: Instruction, parts: set[str]) -> bool:
-    """Returns True if a kernel computes matrix products; `parts` is the result of `opcodes_of`."""
+    """Returns True if a kernel computes matrix products, possibly in a library call or as attention.
+
+    Args:
+      made: the instruction of the kernel.
+      parts: the opcodes in the kernel, from `opcodes_of`.
+    """
     names = f"{made.target} {made.name} {made.op_name if made.opcode == 'custom-call' else ''}"
     return bool(parts & _PRODUCTS or _LIBRARY.search(names))
 
 
 def reads(program: Program, kernel: Kernel) -> dict[str, int]:
-    """Returns the bytes that a kernel reads of each operand, by name."""
+    """Returns the bytes that one run of a kernel reads from each operand, {name of the operand: bytes}."""
     whole, values = kernel.whole, program.computations[kernel.computation]
     sizes: dict[str, int] = {}
-    # If an update cannot be in place, the compiler has inserted a copy, which is another kernel.
+    # If an update cannot be in place, the compiler has inserted a copy, which is a separate kernel.
     needed = _needed_of_operands(program, values, whole, whole.elements, is_in_place=True)
     passed_on = set(_passed_on(program, whole).values())
     for i, (name, elements) in enumerate(zip(whole.operands, needed, strict=True)):
@@ -107,9 +117,9 @@ def reads(program: Program, kernel: Kernel) -> dict[str, int]:
 
 
 def writes(program: Program, kernel: Kernel) -> list[int]:
-    """Returns the bytes that a kernel writes for each array of its result."""
+    """Returns the bytes that one run of a kernel writes to each array of its result."""
     whole, values = kernel.whole, program.computations[kernel.computation]
-    parts: list[Optional[int]] = [None] * len(whole.shapes)  # number of elements if updated in place
+    parts: list[Optional[int]] = [None] * len(whole.shapes)  # updated elements; None: all
     if whole.opcode == "fusion":
         parts = [update and update.elements for update in updates(program, fused_by(whole))]
     elif whole.opcode in UPDATES:
@@ -126,7 +136,10 @@ def writes(program: Program, kernel: Kernel) -> list[int]:
 
 
 def _passed_on(program: Program, made: Instruction) -> dict[int, int]:
-    """Returns {result: operand} of arrays that a fusion passes on for a collective that continues after it."""
+    """Returns {index in the result: index of the operand} of arrays that a fusion passes on for a running collective.
+
+    The result is {} if no collective overlaps with the fusion.
+    """
     aliases = _ALIAS.findall(made.attributes.partition("output_to_operand_aliasing=")[2].partition("calls=")[0])
     if not (aliases and any(IN_FUSIONS in one.attributes for one in fused_instructions(program, made))):
         return {}
@@ -134,7 +147,10 @@ def _passed_on(program: Program, made: Instruction) -> dict[int, int]:
 
 
 def updates(program: Program, computation: str) -> list[Optional[Update]]:
-    """Returns the in-place update of each array of a fused computation's result; None for an array written whole."""
+    """Returns the in-place update of each array in the result of a fused computation.
+
+    An entry is None for an array that the computation writes as a whole.
+    """
     values = program.computations[computation]
     return [_update(program, values, values[name]) for name in program.makers(computation)]
 
@@ -149,14 +165,14 @@ def _update(program: Program, values: dict[str, Instruction], made: Instruction)
 
 
 def behind_bitcasts(values: dict[str, Instruction], made: Instruction) -> Instruction:
-    """Returns the instruction behind a chain of bitcasts."""
+    """Returns the instruction that a chain of bitcasts starts from; `made` itself if it is not a bitcast."""
     while made.opcode == "bitcast":
         made = values[made.operands[0]]
     return made
 
 
 def _has_workspace(made: Instruction) -> bool:
-    """Returns True if the last array of the result is a workspace of bytes, as in calls of cuBLAS and cuDNN."""
+    """Returns True if the last array of the result is the workspace of a library call, as for cuBLAS and cuDNN."""
     last = made.shapes[-1] if made.shapes else None
     return made.opcode == "custom-call" and len(made.shapes) > 1 and last is not None and last.dtype in ("s8", "u8")
 
@@ -169,7 +185,7 @@ def fused_by(made: Instruction) -> str:
 
 
 def _needed_of_values(program: Program, computation: str) -> dict[str, float]:
-    """Returns the number of elements that the result of a fused computation needs of each of its values."""
+    """Returns how many elements of each value a fused computation needs for its result, {name of the value: number}."""
     values, root = program.computations[computation], program.root(computation)
     in_place = {update.name for update in updates(program, computation) if update}
     needed: dict[str, float] = collections.defaultdict(float, {root.name: float(root.elements)})
@@ -184,7 +200,12 @@ def _needed_of_values(program: Program, computation: str) -> dict[str, float]:
 def _needed_of_operands(
     program: Program, values: dict[str, Instruction], made: Instruction, n: float, is_in_place: bool
 ) -> list[float]:
-    """Returns the number of elements that `n` elements of an instruction's result need of each operand."""
+    """Returns how many elements of each operand an instruction needs to compute `n` elements of its result.
+
+    Args:
+      values: the instructions of the same computation, by name.
+      is_in_place: True if an update writes into its operand, so that only the updated elements count.
+    """
     sizes = [values[name].elements if name in values else 0 for name in made.operands]
     if made.opcode in _SLICES:
         return [n, *sizes[1:]]

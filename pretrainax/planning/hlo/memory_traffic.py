@@ -1,16 +1,16 @@
 """Counts the bytes of main memory that a compiled step reads and writes, by module and by kind of kernel.
 
-The kinds:
+The kinds of kernels:
 
-- `collectives`
-- `loss`, `optimizer`: all kernels in these scopes
-- `fills`: write one number into an array
-- `attention`: without its projections
+- `collectives`: communication between devices
+- `loss`, `optimizer`: all kernels in the scope of the loss or of the optimizer
+- `fills`: kernels that write one number into all elements of an array
+- `attention`: kernels of attention, without its projections
 - `products`: matrix products
-- `copies`: the result has the elements of the operands at another position, or in another layout or dtype
+- `copies`: kernels that only change the position, the layout or the dtype of elements
 - `elementwise`: all other kernels, including reductions
-- `residuals`: reads and writes of the stacks that a scan over layers saves for its backward pass, and kernels that only
-  copy into and out of these stacks
+- `residuals`: reads and writes of the stacks that a scan over layers saves for its backward pass, by any kernel, and
+  kernels that only copy into or out of these stacks
 """
 
 import collections
@@ -34,9 +34,9 @@ _COPIES = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class KernelBytes:
-    """Bytes that the kernels of one kind and module move per step."""
+    """Bytes that the kernels of one kind and module read and write."""
 
-    module: str  # "decoder/blocks/mlp/up"; "" if the compiler does not report it
+    module: str  # "decoder/blocks/mlp/up"; "" if the compiler does not report a module
     kind: str  # one of KINDS
     multiplies: bool  # True: kernels with matrix products, including attention; False: all other kernels
     bytes: int
@@ -44,7 +44,7 @@ class KernelBytes:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryTraffic:
-    """Bytes that a device moves per step, by module and kind of kernel."""
+    """Bytes of main memory that a device reads and writes per step, by module and kind of kernel."""
 
     moved: list[KernelBytes]  # largest first
     kernels: int  # number of kernel runs
@@ -55,11 +55,15 @@ class MemoryTraffic:
 
     @property
     def besides_products(self) -> int:
-        """Returns the bytes that kernels without matrix products move."""
+        """Returns the bytes that kernels without matrix products read and write per step."""
         return sum(one.bytes for one in self.moved if not one.multiplies)
 
     def by(self, field: str) -> dict[str, int]:
-        """Returns the sum of bytes by "kind" or "module", largest first."""
+        """Returns the bytes per kind or per module, largest first.
+
+        Args:
+          field: "kind" or "module".
+        """
         sums: collections.Counter = collections.Counter()
         for one in self.moved:
             sums[getattr(one, field)] += one.bytes
@@ -68,7 +72,7 @@ class MemoryTraffic:
 
 @dataclasses.dataclass(frozen=True)
 class KernelTraffic:
-    """A kernel, and the bytes that one run of it moves."""
+    """A kernel, and the bytes that one run of the kernel reads and writes."""
 
     kernel: Kernel
     parts: list[KernelBytes]  # first the kernel's own kind, possibly with 0 bytes; then its residuals
@@ -79,9 +83,9 @@ class KernelTraffic:
 
 
 def memory_traffic_of(program: Program) -> MemoryTraffic:
-    """Returns the bytes that a step moves.
+    """Returns the bytes that the kernels of a compiled step read and write.
 
-    The body of a loop counts once per iteration. All branches of a conditional count equally often.
+    The body of a loop counts once per iteration. For a conditional, the result is the mean over its branches.
     """
     sums: collections.Counter = collections.Counter()
     kernels = 0.0
@@ -95,14 +99,14 @@ def memory_traffic_of(program: Program) -> MemoryTraffic:
 
 
 def traffic_of_kernels(program: Program) -> Iterator[KernelTraffic]:
-    """Yields the bytes that one run of each kernel moves, by module and kind."""
+    """Yields each kernel of a program with the bytes that one run reads and writes, by module and kind."""
     modules, stacks = Modules(program), Stacks(program)
     for kernel in kernels_of(program):
         yield KernelTraffic(kernel, _moved(program, modules, stacks, kernel))
 
 
 def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -> list[KernelBytes]:
-    """Returns the bytes of one run, by module, kind and use of matrix products."""
+    """Returns the bytes that one run of a kernel reads and writes: of its own kind, and of residuals if it has any."""
     computation, name = kernel.computation, kernel.made.name
     read, written = reads(program, kernel), writes(program, kernel)
     sources = {x: made for x in read if (made := stacks.written_by(computation, x))}
@@ -113,7 +117,7 @@ def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -
     is_product = multiplies(kernel.whole, parts)
     kind = _kind(program, kernel, module, parts, is_product)
     if kind == "copies" and stacked:
-        if len(sources) == 1:  # a slice has only the module of the loop; its contents have a module
+        if len(sources) == 1:  # a slice has the module of the loop; the stack was written in a module
             module = modules.of(*next(iter(sources.values())))
         return [KernelBytes(module, "residuals", is_product, size)]
     residuals = [KernelBytes(module, "residuals", is_product, stacked)] * bool(stacked)

@@ -1,4 +1,4 @@
-"""Maps each result of a program to its module in the model."""
+"""Finds the module of the model that computes a value of a compiled program."""
 
 import os
 import re
@@ -6,9 +6,9 @@ import re
 from pretrainax.planning.hlo.instructions import Instruction
 from pretrainax.planning.hlo.program import Program
 
-# Opcodes whose result is their operand at another position, or in another layout or dtype.
+# Opcodes whose result is their operand at a different position, or in a different layout or dtype.
 _TRANSPARENT = ("bitcast", "copy", "convert", "reshape", "transpose", "get-tuple-element", "copy-done")
-# Parts of an op_name that come from JAX transformations, not from the model.
+# Parts of an op_name (JAX's name stack) that come from JAX transformations, not from the model.
 _PATH_NOISE = re.compile(
     r".*[^a-z0-9_].*|while|body|cond|closed_call|checkpoint|remat\d*|rematted_computation|custom_[jv]\w+_call\w*"
     r"|branch_\d+_fun|shard_map|pjit|core_call|scan|vmap|pallas_call"
@@ -16,10 +16,10 @@ _PATH_NOISE = re.compile(
 
 
 def module_of(op_name: str) -> str:
-    """Returns the module path of an instruction from its op_name; "" outside of the model.
+    """Returns the module path of an instruction, from its op_name; "" for an instruction outside the model.
 
-    `jit(step)/transpose(jvp(T))/encoder/while/body/closed_call/blocks/mlp/up/dot_general` -> encoder/blocks/mlp/up. An
-    argument of the step has its own path: `state.params['encoder']['blocks']` -> state/params/encoder/blocks.
+    `jit(step)/transpose(jvp(T))/encoder/while/body/closed_call/blocks/mlp/up/dot_general` -> encoder/blocks/mlp/up. For
+    an argument of the step, the result is its path: `state.params['encoder']['blocks']` -> state/params/encoder/blocks.
     """
     if op_name.startswith(("state.", "batch[")):
         return "/".join(re.findall(r"\w+", op_name))
@@ -28,14 +28,20 @@ def module_of(op_name: str) -> str:
 
 
 class Modules:
-    """The modules of a program's results, computed on demand."""
+    """The module path of each value of a program, computed on demand and cached."""
 
     def __init__(self, program: Program):
         self._program = program
         self._found: dict[tuple[str, str, int], str] = {}
 
     def of(self, computation: str, name: str, index: int = 0) -> str:
-        """Returns the module that computes a result; for an update of a larger array, the module of the update."""
+        """Returns the path of the module that computes a value; for an update of a larger array, of the new elements.
+
+        Args:
+          computation: name of the computation.
+          name: name of the instruction.
+          index: index of the array in the result of the instruction.
+        """
         key = computation, name, index
         if key not in self._found:
             self._found[key] = self._find_module(*key)
@@ -63,9 +69,10 @@ class Modules:
         return own_module or self.in_common(computation, instruction)
 
     def in_common(self, computation: str, made: Instruction) -> str:
-        """Returns the common prefix of the operands' modules, or the first module without a common prefix.
+        """Returns the common prefix of the module paths of an instruction's operands.
 
-        The compiler combines collectives into one, and gives no name to some instructions that it adds.
+        Without a common prefix, the result is the module of the first operand that has one. This is for instructions
+        without op_name: combined collectives, and instructions that the compiler adds.
         """
         modules = (self.of(computation, x) for x in made.operands if x in self._program.computations[computation])
         paths = [module.split("/") for module in modules if module]

@@ -1,7 +1,7 @@
-"""Counts the FLOPs of matrix products in compiled HLO: two per multiply-add.
+"""Counts the FLOPs of matrix products in compiled HLO: two FLOPs per multiply-add.
 
-A product is a `dot`, a `convolution` (from the TPU compiler), or a call of cuBLAS or oneDNN, whose configuration has
-the contracting axes. Attention kernels do not report their FLOPs.
+A product is a `dot`, a `convolution` (the TPU compiler's form of a product), or a call of cuBLAS or oneDNN, whose
+configuration in the HLO text has the contracting axes. The HLO text of attention kernels does not have their FLOPs.
 """
 
 import json
@@ -19,7 +19,10 @@ _Dims = tuple[int, ...]
 
 
 def product_flops(program: Program, computation: str, made: Instruction) -> Optional[float]:
-    """Returns the FLOPs of the products in one run of a kernel; 0 without products, None if the text has no FLOPs."""
+    """Returns the FLOPs of matrix products in one run of a kernel.
+
+    The result is 0 for a kernel without products, and None if the HLO text does not determine the FLOPs.
+    """
     if made.opcode == "fusion":
         inside = fused_by(made)
         flops = [product_flops(program, inside, x) for x in program.computations[inside].values()]
@@ -46,9 +49,12 @@ def _size(dims: _Dims, axes: list) -> int:
 
 
 def _convolution(made: Instruction, left: _Dims, right: _Dims) -> Optional[int]:
-    """Returns the number of multiply-adds with elements of the input, or None if the instruction has no dim_labels.
+    """Returns the number of multiply-adds of a convolution; None if the instruction has no dim_labels.
 
     Multiply-adds with padding, or with the zeros of a dilated input, do not count.
+
+    Args:
+      left, right: dimensions of the input and of the kernel.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", made.attributes)
     if labels is None:
@@ -79,7 +85,12 @@ def _convolution(made: Instruction, left: _Dims, right: _Dims) -> Optional[int]:
 
 
 def _window_attribute(made: Instruction, name: str, place: int, default: str) -> str:
-    """Returns a window's attribute for one axis: "3_3" for the second axis of `pad=0_0x3_3`."""
+    """Returns the value of a window attribute for one axis: "3_3" for `pad=0_0x3_3` and place 1.
+
+    Args:
+      place: index of the spatial axis.
+      default: the result if the window does not have the attribute.
+    """
     match = re.search(rf"window=\{{[^}}]*\b{name}=([\d_x\-]+)", made.attributes)
     return match[1].split("x")[place] if match else default
 

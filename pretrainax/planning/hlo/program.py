@@ -1,4 +1,4 @@
-"""Parses an HLO module: its computations, and how often a step runs each computation."""
+"""Parses the HLO text of a compiled step into computations, and counts how often the step runs each computation."""
 
 import collections
 import functools
@@ -16,10 +16,10 @@ _SAME_NUMBER = (
 
 
 class Program:
-    """A parsed HLO module: computations of instructions, by name."""
+    """A parsed HLO module: `computations` is {name of the computation: {name of the instruction: instruction}}."""
 
     def __init__(self, text: str):
-        """Parses the text of `compiled.as_text()`."""
+        """Parses HLO text, the result of `compiled.as_text()`."""
         self.computations: dict[str, dict[str, Instruction]] = {}
         self.entry = ""
         for line in text.splitlines():
@@ -30,11 +30,14 @@ class Program:
                 current[found.name] = found
 
     def root(self, computation: str) -> Instruction:
-        """Returns the root instruction, whose result is the result of the computation."""
+        """Returns the root instruction of a computation, whose result is the result of the computation."""
         return next(x for x in self.computations[computation].values() if x.is_root)
 
     def makers(self, computation: str) -> list[str]:
-        """Returns, for each array of a computation's result, the name of the operand of the root that contains it."""
+        """Returns, for each array in the result of a computation, the name of the instruction that computes the array.
+
+        If the root is a tuple, these are operands of the root. Otherwise this is always the root itself.
+        """
         root, values = self.root(computation), self.computations[computation]
         if root.opcode != "tuple":
             return [root.name] * max(len(root.shapes), 1)
@@ -42,7 +45,10 @@ class Program:
 
     @functools.cached_property
     def runs(self) -> dict[str, float]:
-        """Returns the number of runs of each computation per step. Branches of a conditional run equally often."""
+        """Returns the number of runs of each computation per step, {name: runs}.
+
+        The number may be a fraction for branches of a conditional: the analysis assumes that they run equally often.
+        """
         runs: collections.Counter = collections.Counter()
 
         def visit(name: str, times: float) -> None:
@@ -57,10 +63,12 @@ class Program:
         return dict(runs)
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
-        """Returns the number of iterations of a `while`, from the compiler or from a counter with a constant limit.
+        """Returns the number of iterations of a `while` instruction.
 
-        For a loop with a limit from the data, returns the maximum: the length of its longest array of integers, one row
-        per iteration (blocks of rows, each for one expert). Without such an array, returns 1.
+        The number is from the compiler, or from a counter with a constant limit. If the limit depends on the data, the
+        result is the maximum: the length of the longest integer array that the loop carries. (Such loops of this
+        package run over blocks of rows per expert and have one array element per block.) Without an integer array, the
+        result is 1.
         """
         if known := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.attributes):
             return int(known[1])
@@ -77,7 +85,7 @@ class Program:
         return max(-(-(_value(limit) - start) // step), 0)
 
     def _constant(self, computation: str, operand: str, index: int) -> int:
-        """Returns element `index` of the initial tuple of a loop; 0 if it is not a constant."""
+        """Returns the integer in element `index` of the initial tuple of a loop; 0 if this element is not constant."""
         instructions = self.computations[computation]
         made = instructions[operand]
         if made.opcode != "tuple":
@@ -88,7 +96,12 @@ class Program:
         return _value(made) if made.opcode == "constant" else 0
 
     def _added(self, body: str, name: str) -> int:
-        """Returns the increment of a counter per iteration; 1 if it cannot be parsed."""
+        """Returns the increment of a loop's counter per iteration; 1 if the increment cannot be parsed.
+
+        Args:
+          body: name of the computation of the loop's body.
+          name: name of the instruction in the body that computes the new counter.
+        """
         instructions, added = self.computations[body], 0
         while (made := instructions[name]).opcode == "add":
             constants = [x for x in made.operands if instructions[x].opcode == "constant"]
@@ -100,13 +113,13 @@ class Program:
 
     @functools.cached_property
     def fused(self) -> set[str]:
-        """Returns the names of fused computations, whose values stay in registers, except for the result."""
+        """Returns the names of fused computations. Their values stay in registers, except for the result."""
         all_instructions = (x for instructions in self.computations.values() for x in instructions.values())
         return {name for x in all_instructions if x.opcode not in ("while", "conditional", "call") for name in x.calls}
 
     @functools.cached_property
     def callers(self) -> dict[str, tuple[str, Instruction]]:
-        """Returns (caller's name, fusion instruction) for each fused computation."""
+        """Returns {fused computation: (name of the computation that calls it, fusion instruction)}."""
         return {
             made.attribute("calls"): (name, made)
             for name, instructions in self.computations.items()
@@ -116,7 +129,7 @@ class Program:
 
 
 def _longest_array(loop: Instruction) -> int:
-    """Returns the number of rows of the longest integer array that a loop carries; 1 without one."""
+    """Returns the length (first axis) of the longest integer array that a loop carries; 1 without such an array."""
     return max((x.dims[0] for x in loop.shapes if x.dims and re.match(r"[su]\d", x.dtype)), default=1)
 
 

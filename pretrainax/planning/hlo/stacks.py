@@ -1,4 +1,7 @@
-"""Finds stacks of residuals: arrays that a loop over layers fills, one slice per layer, for the backward loop."""
+"""Finds stacks of residuals: arrays that a forward loop over layers fills with one slice per layer.
+
+The backward loop over the layers reads these slices.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple, Optional
@@ -17,19 +20,24 @@ class Result(NamedTuple):
 
 
 class Stacks:
-    """Arrays that one loop updates slice by slice and that another loop of the same computation reads."""
+    """The stacks of a program: arrays that one loop updates slice by slice and that a later loop reads."""
 
     def __init__(self, program: Program):
         self._program = program
-        self.written: set[Result] = set()  # the updates of stacks, in the body of the writing loop
-        self._read: dict[tuple[str, str], Result] = {}  # (body, name) in the reading loop -> update that wrote it
+        self.written: set[Result] = set()  # the updates of stacks in bodies of writing loops
+        self._read: dict[tuple[str, str], Result] = {}  # (body, name) of a stack in a reading loop -> its update
         for name in program.runs:
             for loop in program.computations[name].values():
                 if loop.opcode == "while":
                     self._note(name, loop)
 
     def written_by(self, computation: str, name: str) -> Optional[Result]:
-        """Returns the update that wrote the stack of a value in a loop's body; None if the value is not a stack."""
+        """Returns the update instruction that filled a stack; None if the value is not a stack.
+
+        Args:
+          computation: the body of a loop that reads the stack.
+          name: name of the value in this computation.
+        """
         made = behind_bitcasts(values := self._program.computations[computation], values[name])
         return self._read.get((computation, made.name))
 
@@ -43,7 +51,12 @@ class Stacks:
                         self._read[body, made.name] = update
 
     def _update(self, body: str, index: int) -> Optional[Result]:
-        """Returns the in-place update of an element of a loop's state; None if the loop writes the whole element."""
+        """Returns the in-place update of one element of a loop's state; None if the loop writes the whole element.
+
+        Args:
+          body: name of the computation of the loop's body.
+          index: index of the element in the state.
+        """
         values = self._program.computations[body]
         root, place = self._program.root(body), 0
         if root.opcode != "tuple":
@@ -68,7 +81,14 @@ def _body(loop: Instruction) -> str:
 def _arrays_of_other_loops(
     values: dict[str, Instruction], reader: Instruction
 ) -> Iterator[tuple[int, Instruction, int]]:
-    """Yields (index in the loop's state, other loop, index in its result) for arrays that another loop has computed."""
+    """Yields the arrays that a loop reads from the results of other loops.
+
+    Each item is (index in the state of `reader`, the other loop, index in the result of the other loop).
+
+    Args:
+      values: the instructions of the computation that contains the loops, by name.
+      reader: the `while` instruction of the reading loop.
+    """
     initial = values[reader.operands[0]]
     for i, name in enumerate(initial.operands if initial.opcode == "tuple" else ()):
         made = values[name]
@@ -79,6 +99,6 @@ def _arrays_of_other_loops(
 
 
 def _is_element(values: dict[str, Instruction], made: Instruction, index: int) -> bool:
-    """Returns True if a value is element `index` of the computation's parameter."""
+    """Returns True if a value is element `index` of the computation's parameter, a tuple."""
     is_parameter_element = made.opcode == "get-tuple-element" and values[made.operands[0]].opcode == "parameter"
     return is_parameter_element and int(made.attribute("index") or 0) == index

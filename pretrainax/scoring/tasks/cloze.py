@@ -12,7 +12,7 @@ from pretrainax.scoring.tasks.task import Task, TaskMetric, mean
 
 
 class LastWord(NamedTuple):
-    """A text without its last word, and that word with the white space before it."""
+    """A text without its last word, and the last word with the white space before it."""
 
     before: str
     word: str
@@ -20,10 +20,10 @@ class LastWord(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class Cloze(Task[LastWord]):
-    """Predicts the last word of a text, with attached punctuation, from all text before it.
+    """Predicts the last word of a text, including punctuation attached to it, from all text before it.
 
-    `accuracy` is the share of words whose tokens are all the most likely. `perplexity` is per word: exp of the mean of
-    -log p(word | text), not divided by the number of tokens.
+    `accuracy` is the share of words of which each token is the most likely one. `perplexity` is per word: exp of the
+    mean of -log p(word | text), which is not divided by the number of tokens.
     """
 
     text: str = "{text}"

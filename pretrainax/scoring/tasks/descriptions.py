@@ -1,4 +1,4 @@
-"""Finds a task by name: a task of the package, a user's description file, or a kind of task."""
+"""Finds a task by name: a task of the package, a description file of the user, or a kind of task."""
 
 import dataclasses
 import os
@@ -18,10 +18,10 @@ SHIPPED = {file.stem: str(file) for file in pathlib.Path(__file__).parent.joinpa
 
 
 def read_task(asked: str) -> tuple[str, Task]:
-    """Returns the name and the task of "NAME", or of "NAME:PATH" with the examples of PATH.
+    """Returns the name and the task for "NAME", or for "NAME:PATH" with the examples at PATH.
 
-    NAME is a task of the package, the .json file of a description, or a kind with its default fields. PATH is a file of
-    JSON lines, a folder of these files, or a glob.
+    NAME is a task of the package, the .json file of a description, or a kind of task with its default fields. PATH is a
+    file of JSON lines, a folder of such files, or a glob.
 
     Raises:
       UserError: there is no such task, it has no examples, or its description has an invalid field.
@@ -45,9 +45,10 @@ def read_task(asked: str) -> tuple[str, Task]:
 
 
 def read_description(path: str) -> Task:
-    """Reads a task from a description file: a JSON object with its kind and the fields that differ from the defaults.
+    """Returns the task in a description file.
 
-    The path of its examples is relative to the folder of the file.
+    The file is a JSON object with the kind of the task, and the fields that differ from the defaults. A relative path
+    of the examples is relative to the folder of the file.
 
     Raises:
       UserError: the kind or a field is unknown, or a value is invalid.

@@ -1,4 +1,4 @@
-"""Exact match: compares a generated answer with the right answer, after other questions with their answers."""
+"""Exact match: compares a generated answer with the correct answer, after other questions with their answers."""
 
 import collections
 import dataclasses
@@ -17,7 +17,7 @@ _ROWS = 16  # prompts per generation batch
 
 
 class Asked(NamedTuple):
-    """A question and its answer, normalized for comparison."""
+    """A question, and its correct answer in the normalized form for the comparison."""
 
     question: Question
     answer: str
@@ -25,14 +25,15 @@ class Asked(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class ExactMatch(Prompted[Asked]):
-    """Generates greedily until one of `stop` or `max_new_tokens`, extracts the answer and compares it.
+    """Generates greedily up to a `stop` string or `max_new_tokens`, and compares the answer with the target's answer.
 
-    `exact_match` is the share of right answers; `answered` is the share of texts in which `answer` matches.
+    `exact_match` is the share of correct answers. `answered` is the share of generated texts that match the pattern
+    `answer`.
     """
 
-    target: str = "{answer}"
-    answer: str = ""  # regular expression whose first group is the answer within a target; "": the whole target
-    ignore: tuple[str, ...] = ()  # regular expressions; their matches are removed from both answers
+    target: str = "{answer}"  # template of the correct answer, also in shots
+    answer: str = ""  # regular expression whose first group is the answer within a text; "": the whole text
+    ignore: tuple[str, ...] = ()  # regular expressions whose matches are removed from both answers
     stop: tuple[str, ...] = ("\n",)
     max_new_tokens: int = 64
 
@@ -56,7 +57,7 @@ class ExactMatch(Prompted[Asked]):
         return Asked(Question(prompt, prompt + self.delimiter + target), answer)
 
     def found(self, text: str) -> Optional[str]:
-        """Returns the normalized answer in a text; None if there is none."""
+        """Returns the normalized answer in a text; None if the pattern `answer` does not match."""
         match = re.search(self.answer, text) if self.answer else None
         if self.answer and match is None:
             return None
@@ -88,7 +89,13 @@ class ExactMatch(Prompted[Asked]):
         return [TaskMetric(measure, estimate, len(chosen), other=+other) for measure, estimate in metrics.items()]
 
     def _fitting(self, loaded: LoadedModel, shown: list[str]) -> list[str]:
-        """Returns the last shots and the prompt that leave room for an answer; empty if even the prompt is too long."""
+        """Returns as many of the last shots as leave room for an answer, followed by the prompt.
+
+        The result is [] if the prompt alone is too long.
+
+        Args:
+          shown: all shots and the prompt.
+        """
         longest = loaded.experiment.model.position.max_length
         for first in range(len(shown)):
             tokens = len(loaded.tokenizer.encode(self.separator.join(shown[first:]))) + 1  # the token before a text

@@ -1,4 +1,4 @@
-"""Reads the examples of a task from JSON lines in their published format, with file and line."""
+"""Reads the examples of a task from files of JSON lines in their published format."""
 
 import dataclasses
 import glob
@@ -16,19 +16,22 @@ _FIELD = re.compile(r"\{(\w+)\}")  # in a template
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """A record of a file of examples. Methods raise UserError, beginning with `place`, for a missing or wrong field."""
+    """One example of a task: an object in a file of JSON lines.
 
-    place: str  # "grammar.jsonl:3", from 1
+    The methods raise UserError for a missing or invalid field. The message begins with `place`.
+    """
+
+    place: str  # file and line number: "grammar.jsonl:3"
     fields: Mapping[str, object]
 
     def get(self, name: str) -> object:
-        """Returns the value of a field."""
+        """Returns the value of a field; raises UserError if the example lacks the field."""
         if name not in self.fields:
             raise self.error(f"no field {name!r}, {nearest(name, self.fields)}")
         return self.fields[name]
 
     def fill(self, template: str) -> str:
-        """Returns the template with each {field} replaced by the value of the field; numbers are formatted as text."""
+        """Returns the template with each {field} replaced by the value of the field, a string or a number."""
         return _FIELD.sub(lambda match: self._text(match[1]), template)
 
     def error(self, problem: str) -> UserError:
@@ -42,7 +45,11 @@ class Example:
 
 
 def read_examples(paths: Sequence[str]) -> list[Example]:
-    """Returns the examples of JSON lines files; raises UserError with file and line for a line without JSON object."""
+    """Returns the examples of JSON lines files; blank lines are ignored.
+
+    Raises:
+      UserError: a line is no JSON object, with file and line in the message; or there is no example.
+    """
     examples = []
     for path in paths:
         with open_decompressed(path) as f:
@@ -60,7 +67,13 @@ def read_examples(paths: Sequence[str]) -> list[Example]:
 
 
 def find(path: str) -> list[str]:
-    """Returns the sorted files of a file, folder (all .jsonl below it) or glob; raises UserError if there are none."""
+    """Returns the sorted paths of the files that `path` refers to: a file, a folder or a glob.
+
+    A folder refers to all .jsonl files in it and its subfolders, also if they are compressed.
+
+    Raises:
+      UserError: there are no such files.
+    """
     path = os.path.expanduser(path)
     if os.path.isdir(path):
         below = glob.glob(os.path.join(glob.escape(path), "**", "*"), recursive=True)

@@ -1,4 +1,4 @@
-"""Evaluates a decoder with the lm-evaluation-harness (extra `eval`): its tasks, its prompts, its metrics.
+"""Evaluates a decoder with the lm-evaluation-harness (extra `eval`), with its tasks, prompts and metrics.
 
     import lm_eval, pretrainax
     from pretrainax.scoring.tasks.harness import PretrainAX
@@ -6,8 +6,8 @@
     model = PretrainAX(pretrainax.load("runs/mine"))
     lm_eval.simple_evaluate(model=model, tasks=["lambada_openai"])
 
-Tokenization follows the harness' own class `hf`, so both give the same results for the same weights. A model trained
-here, not imported, reads the same token before a text as in its training.
+Tokenization is the same as in the harness' own class `hf`, so both classes give the same results for the same weights.
+A model that was trained with this project, not imported, reads the same token before a text as in its training.
 """
 
 import collections
@@ -32,7 +32,7 @@ from pretrainax.scoring.likelihood import score_examples
 from pretrainax.scoring.scoring_examples import causal_example, context_length, start_token
 
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # with the same names in both packages
-_MAX_NEW_TOKENS = 256  # if a task does not set it: as in `hf`
+_MAX_NEW_TOKENS = 256  # the default if a task does not set it, as in `hf`
 _ROWS = 16  # prompts per generation batch
 _log = logging.getLogger(__name__)
 
@@ -40,13 +40,14 @@ Tokens = list[int]
 
 
 class PretrainAX(TemplateLM):
-    """A decoder as a model of the harness: log-likelihoods in nats, and generated text."""
+    """A decoder as a model of the harness, which computes log-likelihoods in nats and generates text."""
 
     def __init__(self, loaded: LoadedModel, max_length: Optional[int] = None):
-        """Wraps a model of `pretrainax.load`.
+        """Wraps a model that `pretrainax.load` has returned.
 
         Args:
-          max_length: tokens that the model reads at a time; None: its number of positions, or the training length.
+          max_length: tokens that the model reads at a time; None: the maximum input length, or the sequence length of
+            training if the model has no maximum.
 
         Raises:
           UserError: the model is not a decoder.
@@ -61,7 +62,7 @@ class PretrainAX(TemplateLM):
         self.loaded = loaded
         self.max_length = max_length or model.position.max_length or context_length(loaded)
         before, start = before_text(loaded.experiment, vocabulary, is_needed=False), start_token(loaded)
-        # _begin: tokens that an imported tokenizer puts before a text. _start: the token before a text in our training.
+        # _begin: tokens that an imported tokenizer adds before a text. _start: the token before a text in our training.
         is_imported = isinstance(loaded.experiment.data.source, NoSource)
         self._begin, self._start = (before, []) if is_imported else ([], before)
         self._prefix = vocabulary.separator if start is None else start
@@ -115,7 +116,14 @@ class PretrainAX(TemplateLM):
         return generated
 
     def _scores(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[tuple[float, bool]]:
-        """Returns the log-likelihood of each second part after the first, and True if it is the greedy continuation."""
+        """Returns the scores of continuations, given the tokens before them.
+
+        Args:
+          pairs: tokens before the continuation, and tokens of the continuation.
+
+        Returns:
+          For each pair, the log-likelihood in nats, and True if greedy decoding gives this continuation.
+        """
         examples, cut = [], 0
         for before, after in pairs:
             over = max(len(before) + len(after) - self.max_length - 1, 0)
@@ -129,7 +137,10 @@ class PretrainAX(TemplateLM):
         return scores
 
     def _fitting(self, prompt: str, sampling: Sampling) -> str:
-        """Returns the end of a prompt that leaves room for the generated tokens, as in `hf`."""
+        """Returns the end of a prompt that leaves room for the generated tokens, as in `hf`.
+
+        Prompts that leave enough room are unchanged.
+        """
         room = self.max_length - sampling.max_new_tokens - len(self._begin + self._start)
         if room < 1:
             raise UserError(
@@ -143,7 +154,7 @@ class PretrainAX(TemplateLM):
 
 
 def _sampling(options: dict[str, object]) -> Sampling:
-    """Returns the settings of the harness' `generation_kwargs`; raises UserError for an unsupported option."""
+    """Returns the generation options for the harness' `generation_kwargs`; raises UserError for unsupported options."""
     settings: dict[str, object] = dict(normalize_gen_kwargs(options, _MAX_NEW_TOKENS))
     stop, max_new_tokens, draws = (settings.pop(name) for name in ("until", "max_gen_toks", "do_sample"))
     for name in settings.keys() - set(_OPTIONS):

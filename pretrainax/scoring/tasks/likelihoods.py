@@ -1,12 +1,12 @@
-"""Scores sentences and continuations, in the form that the model's family was trained in.
+"""Computes likelihoods of sentences and of continuations, in the training format of the model.
 
-Sentences: decoders give log-likelihoods and encoders pseudo-log-likelihoods (`scoring.likelihood`). A denoising model
-predicts one word after the other, each in a separate hole of the sentence. The first word is given, because training
-has no hole without text before it.
+Sentences: decoders give log-likelihoods, and encoders give pseudo-log-likelihoods (`scoring.likelihood`). A denoising
+model predicts each word separately, in a hole of the sentence. The first word is not predicted, because in training a
+hole always has text before it.
 
-Continuations of a text: a form of `scoring.span_forms` with nothing on the right. A decoder predicts the continuation.
-An encoder predicts one token after the other, with masks for the rest of the continuation, so it knows their number. A
-denoising model predicts the content of a hole at the end of the text, and the end of the hole.
+Continuations of a text: a form of `scoring.span_forms` without text on the right. A decoder predicts the continuation.
+An encoder predicts one token at a time, with masks for this token and the rest of the continuation, so it knows the
+number of tokens. A denoising model predicts the content of a hole at the end of the text, and the end of the hole.
 """
 
 import itertools
@@ -29,15 +29,18 @@ _EMPTY = np.zeros(0, np.int32)
 
 
 class ContinuationScore(NamedTuple):
-    """The likelihood of a continuation."""
+    """The likelihood of a continuation, given the text before it."""
 
     log_likelihood: float  # in nats
-    is_best: bool  # each of its tokens is the most likely token after the previous ones
-    is_cut: bool  # the text before it is truncated
+    is_best: bool  # True if each token is the most likely token after the tokens before it
+    is_cut: bool  # True if the text before the continuation was truncated
 
 
 def sentence_log_likelihoods(loaded: LoadedModel, sentences: Sequence[str]) -> np.ndarray:
-    """Returns the log-likelihood of each sentence in nats, or the substitute of the model's family, float64 [S]."""
+    """Returns the log-likelihood of each of S sentences in nats, float64 [S].
+
+    For encoders and denoising models, it is the substitute that the docstring of this module describes.
+    """
     if not isinstance(method_of(loaded, Scoring()), Targets):
         return np.array([-result.nats for result in score(loaded, sentences)])
     form, longest = _form(loaded, BOTH), context_length(loaded)
@@ -48,16 +51,19 @@ def sentence_log_likelihoods(loaded: LoadedModel, sentences: Sequence[str]) -> n
 
 
 def sentence_score_name(loaded: LoadedModel) -> str:
-    """Returns a description of the sentence likelihood of this model, for users."""
+    """Returns a description, for users, of how this model scores sentences."""
     method = method_of(loaded, Scoring())
     return "word by word after the first, each in a separate hole" if isinstance(method, Targets) else method.manner
 
 
 def continuations(loaded: LoadedModel, pairs: Iterable[tuple[str, str]]) -> list[ContinuationScore]:
-    """Returns the likelihood of each continuation after its text; the text begins a document.
+    """Returns the likelihood of each continuation, given its text.
+
+    Args:
+      pairs: a text, which begins a document, and its continuation.
 
     Raises:
-      UserError: a continuation is longer than the model reads or has no token, or the model supports no continuation.
+      UserError: a continuation is longer than the model reads or has no token, or the model cannot score continuations.
     """
     form, longest = _form(loaded, LEFT), context_length(loaded)
     ids = [split(loaded.tokenizer, *pair) for pair in pairs]
@@ -76,11 +82,13 @@ def continuations(loaded: LoadedModel, pairs: Iterable[tuple[str, str]]) -> list
 
 
 def split(tokenizer: Tokenizer, text: str, continuation: str) -> Ids:
-    """Returns the ids of a text and of its continuation.
+    """Returns the ids of a text and the ids of its continuation.
 
-    The continuation begins at the first id of both texts together that differs from the ids of the text alone.
+    The text and the continuation are tokenized together. The continuation begins at the first id that differs from the
+    ids of the text alone. White space at the end of the text belongs to the continuation, as in common tokenizers.
 
-    White space at the end of the text belongs to the continuation, as in tokenizers.
+    Raises:
+      UserError: the continuation has no token.
     """
     before, whole = tokenizer.encode_batch([text.rstrip(), text + continuation])
     common = min(len(before), len(whole))
@@ -103,7 +111,7 @@ def _fitted(form: Form, ids: Ids, longest: int) -> Ids:
 
 
 def _form(loaded: LoadedModel, given: str) -> Form:
-    """Returns the form with this `given`, or the first form of the model."""
+    """Returns the model's form with the context `given` (LEFT or BOTH), or its first form if there is none."""
     forms = forms_of(loaded)
     return next((form for form in forms if form.given == given), forms[0])
 
@@ -111,7 +119,7 @@ def _form(loaded: LoadedModel, given: str) -> Form:
 def _holes(tokenizer: Tokenizer, form: Form, longest: int, sentences: Sequence[str]) -> Iterator[tuple[int, Example]]:
     words = WholeWords().bind(tokenizer)
     for number, ids in enumerate(tokenizer.encode_batch(list(sentences))):
-        edges = sorted({*(1 + np.flatnonzero(words.starts(ids)[1:])).tolist(), len(ids)})  # without the first word
+        edges = sorted({*(1 + np.flatnonzero(words.starts(ids)[1:])).tolist(), len(ids)})  # not the first word
         for start, end in itertools.pairwise(edges):
             fitted = form.fitted(Ids(ids[:start], ids[start:end], ids[end:], is_start=True), longest)
             yield from ((number, example) for example in form.ask(fitted))

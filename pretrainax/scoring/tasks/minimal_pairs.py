@@ -1,6 +1,6 @@
 """Minimal pairs: compares the likelihoods of two sentences that differ in few words.
 
-BLiMP has this format (Warstadt et al. 2020, arXiv 1912.00582); its published files work unchanged.
+The published files of BLiMP have this format and can be used unchanged (Warstadt et al. 2020, arXiv 1912.00582).
 """
 
 import dataclasses
@@ -16,20 +16,23 @@ from pretrainax.scoring.tasks.task import Task, TaskMetric, mean
 
 
 class Pair(NamedTuple):
-    """Two sentences; a good model finds the first one more likely."""
+    """Two sentences: a grammatical one, which should be more likely, and an ungrammatical one."""
 
     good: str
     bad: str
-    group: str
+    group: str  # name of the group for separate metrics
 
 
 @dataclasses.dataclass(kw_only=True)
 class MinimalPairs(Task[Pair]):
-    """Compares the likelihoods of two whole sentences; equal likelihoods count as wrong."""
+    """Compares the likelihoods of two whole sentences.
+
+    `accuracy` is the share of pairs whose good sentence is more likely. Equal likelihoods count as wrong.
+    """
 
     good: str = "{sentence_good}"
     bad: str = "{sentence_bad}"
-    group: str = "{UID}"  # metrics are also computed for each group; "": only for all examples
+    group: str = "{UID}"  # the accuracy is also computed for each group; "": only for all examples
 
     kind: ClassVar[str] = "minimal_pairs"
 

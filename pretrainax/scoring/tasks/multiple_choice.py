@@ -14,7 +14,7 @@ from pretrainax.scoring.tasks.task import Prompted, Question, TaskMetric, mean
 
 
 class Choices(NamedTuple):
-    """A question, its answers and the index of the right one."""
+    """A question, its possible answers, and the index of the correct answer."""
 
     question: Question
     choices: tuple[str, ...]
@@ -25,14 +25,15 @@ class Choices(NamedTuple):
 class MultipleChoice(Prompted[Choices]):
     """Selects the most likely answer, by log-likelihood and by two normalized log-likelihoods.
 
-    `accuracy` compares log p(answer | prompt), which favors short answers. `accuracy_per_byte` divides it by the UTF-8
-    bytes of the answer. `accuracy_unconditional` subtracts log p(answer | `unconditional`), the log-likelihood of the
-    answer without the question (Brown et al. 2020, arXiv 2005.14165, section 2.4).
+    Each metric is the share of questions for which the correct answer has the highest score. The score of `accuracy` is
+    log p(answer | prompt), which favors short answers. `accuracy_per_byte` divides it by the UTF-8 bytes of the answer.
+    `accuracy_unconditional` subtracts log p(answer | `unconditional`), the log-likelihood of the answer without the
+    question (Brown et al. 2020, arXiv 2005.14165, section 2.4).
     """
 
-    choices: str = "choices"  # the field with the list of answers
-    answer: str = "answer"  # the field with the right answer: its index, from 0, or its text
-    unconditional: str = "Answer:"
+    choices: str = "choices"  # name of the field with the list of answers
+    answer: str = "answer"  # name of the field with the correct answer: its index, from 0, or its text
+    unconditional: str = "Answer:"  # prompt without a question, for accuracy_unconditional
 
     kind: ClassVar[str] = "multiple_choice"
 

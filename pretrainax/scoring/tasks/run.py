@@ -1,4 +1,4 @@
-"""Runs tasks on a model: `run_tasks(loaded, ready(["blimp:my/folder", "gsm8k:test.jsonl"]))`."""
+"""Runs tasks on a model: `run_tasks(loaded, load_tasks(["blimp:my/folder", "gsm8k:test.jsonl"]))`."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Optional
@@ -12,15 +12,22 @@ from pretrainax.scoring.tasks.task import Task
 
 
 class LoadedTask(NamedTuple):
-    """A task with its parsed examples."""
+    """A task with its name and its parsed examples."""
 
     name: str
     task: Task
-    asked: list[tuple]  # results of `task.read`
+    asked: list[tuple]  # all examples, parsed by `task.read`
 
 
 def load_tasks(tasks: Sequence[str]) -> list[LoadedTask]:
-    """Returns the tasks of these names, see `read_task`; raises UserError for unknown tasks and invalid examples."""
+    """Returns the tasks with the names `tasks`, including their examples.
+
+    Args:
+      tasks: names as in `read_task`.
+
+    Raises:
+      UserError: a task is unknown, or an example is invalid.
+    """
     tasks_read = []
     for name, task in map(read_task, tasks):
         tasks_read.append(
@@ -30,13 +37,13 @@ def load_tasks(tasks: Sequence[str]) -> list[LoadedTask]:
 
 
 def run_tasks(loaded: LoadedModel, tasks: Sequence[LoadedTask], most: Optional[int] = None) -> Iterator[list[Result]]:
-    """Yields the results of each task.
+    """Yields the results of a model on each task.
 
     Args:
-      most: maximum number of examples per task, evenly spaced over all examples; None: all.
+      most: maximum number of examples per task, evenly spaced over all examples; None: all examples.
 
     Raises:
-      UserError: `most` is below 1, or the model does not support one of the tasks. No task has run in this case.
+      UserError: `most` is below 1, or the model does not support one of the tasks. In this case, no task is run.
     """
     if most is not None and most < 1:
         raise UserError(f"--examples={most}: it must be at least 1")

@@ -1,4 +1,4 @@
-"""Base classes of the task kinds: fields, the reading of examples, and metrics."""
+"""Base classes of the kinds of tasks: their fields, the parsing of examples, and metrics."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,39 +8,43 @@ from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.results import Estimate, ratio
 from pretrainax.scoring.tasks.examples import Example
 
-Item = TypeVar("Item", bound=tuple)  # the parsed form of an example
+Item = TypeVar("Item", bound=tuple)  # type of a parsed example
 
 
 class TaskMetric(NamedTuple):
-    """One metric of a task."""
+    """One metric of a model on a task."""
 
-    measure: str  # "accuracy"
+    measure: str  # name of the metric: "accuracy"
     estimate: Estimate  # with its standard error over the examples
-    examples: int
+    examples: int  # number of examples
     part: str = ""  # subset of the examples; "": all examples
     other: Mapping[str, int] = {}  # counts of exceptions: {"prompts cut": 3}
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """Returns the mean and its standard error from the sample standard deviation (n - 1)."""
+    """Returns the mean of `values` and its standard error, from the sample standard deviation (n - 1)."""
     return ratio(values, [1.0] * len(values))
 
 
 @dataclasses.dataclass(kw_only=True)
 class Task(Generic[Item]):
-    """Base of the task kinds. A description sets the fields; templates name fields of an example: "{question}"."""
+    """Base class of the kinds of tasks.
+
+    A description file of a task sets the fields. A template is a string that contains names of fields of an example,
+    such as "{question}".
+    """
 
     about: str = ""  # description for users
-    examples: str = ""  # file, folder or glob of JSON lines, relative to the description; "": the user gives it
+    examples: str = ""  # path or glob of JSON lines, relative to the description file; "": the user must give it
 
-    kind: ClassVar[str]  # its name in a description
+    kind: ClassVar[str]  # name of the kind in description files
 
     def problems(self) -> Iterable[str]:
-        """Yields an error line for each invalid field."""
+        """Yields an error message for each invalid field."""
         yield from ()
 
     def read(self, example: Example) -> Item:
-        """Returns the parsed form of an example; raises UserError with its file and line if it is invalid."""
+        """Returns the parsed form of an example; raises UserError with file and line if the example is invalid."""
         raise NotImplementedError
 
     def how(self, loaded: LoadedModel) -> str:
@@ -48,17 +52,17 @@ class Task(Generic[Item]):
         raise NotImplementedError
 
     def metrics(self, loaded: LoadedModel, asked: Sequence[Item], chosen: Sequence[int]) -> list[TaskMetric]:
-        """Returns the metrics of a model; the metrics of all examples come first.
+        """Returns the metrics of a model on the task; metrics over all chosen examples precede metrics of subsets.
 
         Args:
-          asked: results of `read` for all examples.
-          chosen: the indices of the examples to score; the others may serve as shots.
+          asked: all examples, parsed by `read`.
+          chosen: indices of the examples to score. All examples may be used as shots.
         """
         raise NotImplementedError
 
 
 class Question(NamedTuple):
-    """The text before an answer, and the example as a shot, with its answer."""
+    """The prompt of a question, and the question together with its answer, for use as a shot."""
 
     prompt: str
     shot: str
@@ -66,11 +70,11 @@ class Question(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class Prompted(Task[Item]):
-    """Base of the tasks that ask a question after `shots` other questions with their answers."""
+    """Base class of tasks that ask a question after `shots` other questions with their answers."""
 
     prompt: str = "{prompt}"
     delimiter: str = " "  # between a prompt and its answer
-    shots: int = 0  # examples before each question: the first examples of the file, without the question itself
+    shots: int = 0  # number of examples before each question: the first ones of the file, except the question
     separator: str = "\n\n"  # between two examples
 
     def problems(self) -> Iterable[str]:
@@ -78,6 +82,10 @@ class Prompted(Task[Item]):
             yield f"shots is {self.shots}, it must be at least 0"
 
     def shown(self, questions: Sequence[Question], index: int) -> list[str]:
-        """Returns the shots before a question and its prompt; joined by the separator they are the model input."""
+        """Returns the shots for a question, followed by its prompt; joined by `separator`, they are the model input.
+
+        Args:
+          index: index of the question in `questions`.
+        """
         shots = [questions[i].shot for i in range(min(self.shots + 1, len(questions))) if i != index]
         return [*shots[: self.shots], questions[index].prompt]
