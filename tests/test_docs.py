@@ -79,6 +79,14 @@ def test_the_site_builds_without_a_warning_and_without_a_network(tmp_path):
     assert set(hosts) <= {"colab.research.google.com"}  # the badge of README
 
 
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name
+)
+def test_every_python_block_of_a_page_is_python(page):
+    for block in re.findall(r"```py(?:thon)?\n(.*?)```", page.read_text(), re.DOTALL):
+        compile(block, str(page), "exec")
+
+
 def test_every_page_is_in_the_navigation():
     nav = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
     assert {str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md")} == nav
