@@ -20,7 +20,7 @@ __version__ = "0.6.0"
 
 
 def __getattr__(name: str) -> object:
-    """Imports a public name at its first use, so that `import pretrainax` is fast."""
+    """Imports a public name on first use, to keep `import pretrainax` fast."""
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

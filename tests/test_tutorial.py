@@ -112,7 +112,7 @@ def test_a_model_is_fine_tuned_compared_and_used(tmp_path):
 
 def test_models_are_compared(tmp_path):
     outputs = run_page("compare", tmp_path)
-    assert (tmp_path / "report").is_dir()
+    assert (tmp_path / "report.png").exists() and (tmp_path / "report.html").exists()
     assert all("span_bits_per_byte" in text for command, text in outputs.items() if "--bytes-of-spans" in command)
 
 

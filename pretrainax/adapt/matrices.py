@@ -44,9 +44,9 @@ def matrices_of(params: PyTree) -> list[Matrix]:
 
 
 def matching(matrices: Sequence[Matrix], patterns: Iterable[str]) -> list[Matrix]:
-    """Returns the matrices whose path ends with a match of one of the patterns.
+    """Returns the matrices whose path ends with a match for one of the patterns.
 
-    A match consists of whole names between slashes. Examples of patterns: "query", "mlp/(up|down)".
+    A match covers whole path components. Example patterns: "query", "mlp/(up|down)".
 
     Raises:
       UserError: a pattern is not a valid regular expression, or matching it takes too long.

@@ -228,9 +228,9 @@ def _report(owner: str) -> str:
 
 
 def _retried(call: Callable[[], T]) -> T:
-    """Returns the result of a call; retries without a limit while the call raises a UserError.
+    """Returns the result of `call`; retries indefinitely while it raises UserError.
 
-    A save that waits for the store loses no data.
+    Waiting is safe: no data is lost while a save waits for the store.
     """
     reported = False
     while True:

@@ -83,9 +83,9 @@ def faults(directory: str, needed: Callable[[str], bool] = lambda name: True) ->
 
 
 def _files(directory: str) -> list[str]:
-    """Returns the sorted relative paths of the files of a folder that its manifest must list.
+    """Returns the sorted relative paths of the files in a folder that its manifest must list.
 
-    Omits the manifest, links, hidden files (of NFS and snapshots) and files that file managers create.
+    Omits the manifest, links, hidden files (created by NFS and snapshots) and files created by file managers.
     """
     files = []
     for folder, folders, names in os.walk(directory):

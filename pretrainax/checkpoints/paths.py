@@ -14,7 +14,10 @@ _INVALID = re.compile(r"(?P<folder>[^/]*\\[^/]*|[^/]*\.__lock)(/|$)|^/(?P<bucket
 
 
 class ExactPath(PosixGPath):
-    """A path whose characters are never wildcards. Orbax calls `glob`, which must also work below `run[lr=0.1]`."""
+    """A path whose characters are never treated as wildcards.
+
+    Orbax calls `glob`, which would treat the brackets in a folder name such as `run[lr=0.1]` as a wildcard.
+    """
 
     def glob(self, pattern: str) -> Iterator["ExactPath"]:
         """Yields the paths below this path that match a pattern, relative to this path."""

@@ -170,7 +170,7 @@ class Choice:
 
     @classmethod
     def _siblings(cls, field: str) -> list[str]:
-        """Returns the names of the classes for the same config field that have a field named `field`."""
+        """Returns the names of the alternative classes for this config field that define a field named `field`."""
         kind = next((c for c in cls.__mro__ if c.__module__ == "pretrainax.config.kinds"), None)
         names = kind.names() if kind else []
         return [name for name in names if field in _choices_by_name()[name].__dataclass_fields__]

@@ -272,7 +272,10 @@ class Experiment:
 
     @property
     def validation_objective(self) -> Objective:
-        """Returns the objective of the validation: `evaluate.objective`, or the training objective if that is None."""
+        """Returns the validation objective:
+
+        `evaluate.objective`, or the training objective if `evaluate.objective` is None.
+        """
         return self.objective if self.evaluate.objective is None else self.evaluate.objective
 
     @property

@@ -187,7 +187,10 @@ def has_retrieval_rows(batch: Collection[str]) -> bool:
 
 
 def segments_of(batch: Batch, side: Literal["", "encoder_"] = "") -> "jax.Array":
-    """Returns the segments for attention: the length of the only segment of each row, or else segment ids.
+    """Returns the segments that attention uses.
+
+    These are row lengths [B] if each row has one segment and the batch has its length, otherwise segment ids [B, T] or
+    [B, S].
 
     side: "" for the segments of `tokens`; "encoder_" for the segments of `encoder_tokens`. Lengths are [B], segment ids
     [B, T] or [B, S].

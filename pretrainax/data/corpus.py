@@ -107,7 +107,7 @@ class Corpus:
             start, shard = max(start, last), shard + 1
 
     def _read(self, pieces: list[Piece]) -> dict[Piece, np.ndarray]:
-        """Returns the tokens of pieces, read from the store in one call."""
+        """Reads `pieces` (shard, offset, count) from the object store in one call; returns the tokens of each piece."""
         if not pieces:
             return {}
         assert self._twin is not None  # without a store, all shards are on disk
@@ -208,7 +208,7 @@ class Corpus:
 
     @functools.cached_property
     def _twin(self) -> Optional[Mirror]:
-        """Returns the local copy of the folder in an object store that contains this corpus; None without a store."""
+        """Returns the local copy of this corpus's object-store folder, or None if the corpus is local."""
         return mirror_of(self.directory)
 
 

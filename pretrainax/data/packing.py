@@ -168,7 +168,7 @@ def first_fit(sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
 
 
 def best_fit(sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
-    """Implements `Packing.rows` for `BestFit`: longest first, into the row with the fewest free inputs that suffice.
+    """Implements `Packing.rows`: the longest pieces first, each into the row with the least free space that fits it.
 
     Pieces of equal length are placed in a random order.
     """

@@ -163,7 +163,10 @@ class Batches:
         return stream.row(n)[1]
 
     def statistics(self) -> dict[str, float]:
-        """Returns the plan statistics of all streams, by name: the maximum for "fill", otherwise sums."""
+        """Returns the plan statistics by name, combined over all streams.
+
+        The result has the maximum of "fill" and the sum of each other statistic.
+        """
         total: dict[str, float] = {}
         for stream in self.streams:
             for name, value in stream.plan.statistics.items():

@@ -187,8 +187,8 @@ class RowStream:
     def _draw_elsewhere(self, start: int, rng: np.random.Generator) -> tuple[int, int]:
         """Draws a piece of a document other than the document at `start`; returns the start and length of the piece.
 
-        The piece starts at a multiple of the row length in its document, moved back to the start of a sentence. The
-        probability of a document is proportional to its length.
+        The piece starts at a multiple of the row length from the start of its document, rounded down to the start of a
+        sentence. The probability of a document is proportional to its length.
         """
         ends, raw = self.corpus.document_ends, self.lengths[-1].raw
         first, last = _part_at(ends, start)

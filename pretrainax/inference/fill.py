@@ -50,14 +50,13 @@ def fill(
     A hole is written as [MASK] for every model, or as a mask or sentinel of the tokenizer: <mask>, <extra_id_0>. An
     encoder fills each hole with one token. An encoder-decoder fills holes from left to right with spans of any length,
     by beam search. A decoder that was trained to fill in the middle fills one hole. The probability of a candidate
-    depends on the holes that were filled before. The probability of a span includes all its tokens and the token that
-    ends it.
+    depends on the holes that were filled before. The probability of a span covers all its tokens and the end token.
 
     Args:
       top: maximum number of candidates per hole.
-      order: for encoders. "most_certain" fills one mask per forward pass: the mask with the most certain prediction. In
-        this order, the tokens of a word fit together. "left_to_right" also fills one mask per pass. "at_once" fills all
-        masks after one forward pass. None: "most_certain".
+      order: the fill order for encoders. "most_certain" fills the mask with the most certain prediction in each forward
+        pass, so that the tokens of a word are consistent. "left_to_right" also fills one mask per pass. "at_once" fills
+        all masks after one forward pass. None: "most_certain".
       max_new_tokens: for other models, maximum number of tokens per span; None: 16.
 
     Raises:

@@ -147,7 +147,10 @@ def framed_rows(
 
 
 def read_example(loaded: LoadedModel, tokens: np.ndarray) -> Example:
-    """Returns a model input with the ids [n] as one document; for an encoder-decoder, as the input of its encoder."""
+    """Builds a model input from token ids [n] as a single document.
+
+    An encoder-decoder receives the document as encoder input.
+    """
     prefix = "encoder_" if loaded.experiment.model.family == "encoder_decoder" else ""
     example = {
         f"{prefix}tokens": tokens.astype(np.int32),

@@ -91,7 +91,7 @@ def _modules(table: Sequence[Row], model: ModelConfig) -> dict[str, list[_Place]
 
 
 def lora_to_peft(tuning: LoRA, trained: State, table: Sequence[Row], model: ModelConfig) -> Adapter:
-    """Converts the trained arrays of a LoRA tuning to a peft adapter.
+    """Converts the trained arrays of a LoRA fine-tuning run to a PEFT adapter.
 
     Args:
       trained: trained arrays by parameter path.
@@ -101,7 +101,7 @@ def lora_to_peft(tuning: LoRA, trained: State, table: Sequence[Row], model: Mode
       adapter_config.json and the tensors by name.
 
     Raises:
-      UserError: DoRA changes only a part of a matrix of transformers.
+      UserError: DoRA adapts only some of the matrices that transformers stores as one fused matrix.
     """
     tensors, ranks = {}, {}
     for module, all_places in _modules(table, model).items():

@@ -62,7 +62,7 @@ class Origin:
 
 
 def find_origin(name: str) -> Origin:
-    """Returns the location of the parameters that `name` refers to, in the notation of this module's docstring.
+    """Resolves `name` to the location of its parameters. The module docstring describes the syntax of `name`.
 
     Raises:
       UserError: the path does not exist or contains no model, the checkpoint is missing or damaged, or @best is given

@@ -122,7 +122,7 @@ def _start_for_run(origin: Origin, experiment: Experiment) -> AdaptedStart:
 
 
 def _adaptation_rows(start: AdaptedStart) -> list[tuple[str, str]]:
-    """Returns the rows about adaptations: their effects, and which parameters are copied or converted.
+    """Returns the table rows that describe adaptations: their effects, and the parameters that are copied or converted.
 
     Without adaptations, the result is []. Initialized parameters are listed in the first row of
     `TrainedStart.describe`.

@@ -100,10 +100,11 @@ def attention_with_weights(
     """Computes `attention` with the backend `xla`, with dropout of the attention weights or with attention sinks.
 
     Dropout is applied after the softmax (as in BERT's code), so the weights need not add up to 1. With sinks, the
-    weights of the actual keys add up to less than 1, because the sink takes the rest.
+    weights of the keys sum to less than 1, because the sink receives the remaining weight.
 
     Args:
-      weights: the dropout and the sinks. The other arguments and the result are the same as in `attention`.
+      weights: settings that modify the attention weights: dropout and sinks. The other arguments and the result are the
+        same as in `attention`.
     """
     _check_shapes(q, k, v, mask, bias)
     return _xla(q, k, v, mask, bias, scale, logit_cap, weights)

@@ -44,7 +44,7 @@ class Context:
 
 @flax.struct.dataclass
 class Layer:
-    """The flags and the number of a layer: scalars for one block, or arrays [L] for the layers of a stack."""
+    """Per-layer flags and the layer index: scalars for one block, arrays [L] for a stack."""
 
     is_first: jax.Array
     is_last: jax.Array

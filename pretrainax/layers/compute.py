@@ -28,7 +28,7 @@ _CPU_UNROLLED = 4  # blocks in each iteration on a CPU
 
 
 def resolve_auto(train: TrainConfig) -> TrainConfig:
-    """Returns `train` with "auto" and 0 replaced by values for the devices of `jax.set_mesh`.
+    """Returns `train` with "auto" and 0 resolved for the devices of the mesh set by `jax.set_mesh`.
 
     This applies to `dtype`, `remat` and `loss_chunk`. `scan_unroll` stays unchanged, because its value depends on the
     blocks (`blocks_per_iteration`). `attention` stays unchanged, because each attention layer chooses its backend.

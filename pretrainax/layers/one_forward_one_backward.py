@@ -47,7 +47,7 @@ Loss: TypeAlias = tuple[jax.Array, Sums]  # the objective and the metric sums of
 
 
 class LossStage(NamedTuple):
-    """The computation of the loss from the stream that leaves the last block."""
+    """The loss computation, from the residual stream after the last block."""
 
     run: Callable[[PyTree, jax.Array, dict[str, jax.Array]], Loss]  # (params, stream [1, n, D], tokens [1, n]) -> loss
     params: PyTree  # the parameters that `run` takes

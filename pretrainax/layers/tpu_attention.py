@@ -70,10 +70,12 @@ def _obstacle_of_both(spec: AttentionSpec, platform: str) -> Optional[str]:
 
 
 def tpu_work(spec: AttentionSpec) -> Work:
-    """Returns the work of both kernels: the pairs in the tiles that they do not skip.
+    """Returns the work of the flash and the splash attention kernel.
 
-    Each kernel has two kernels for its backward: one for the gradient of queries, and one for the gradients of keys and
-    values. Both recompute the logits, and both compute the gradient of the attention weights.
+    The work is the number of query-key pairs in the tiles that the kernel does not skip.
+
+    The backward pass of each runs two kernels: one for the query gradients, and one for the key and value gradients.
+    Both recompute the logits, and both compute the gradient of the attention weights.
     """
     local, whole = (length + -length % LANES for length in (spec.query_length // spec.sequence, spec.key_length))
     return Work(seen_pairs(spec, (_block(local), _block(whole))), again=3)

@@ -23,10 +23,10 @@ _BELOW = re.compile(r"(^|/)((\w+_)?embedding(_\w+)?|relative_bias|convolution)/"
 
 
 def layers_above(params: PyTree) -> PyTree:
-    """Returns, for each parameter, the number of layers above it, where the heads are one more layer above the blocks.
+    """Returns the number of layers above each parameter; the heads count as one layer above the last block.
 
-    The number is 0 for parameters of heads, 1 for the last block, and L + 1 for embeddings. Parameters of a stack have
-    an array [L, 1, …], with one number per block; other parameters have a scalar [].
+    The number is 0 for parameters of heads, 1 for the last block, and L + 1 for embeddings. Stacked parameters get an
+    array [L, 1, …], with one number per block; other parameters get a scalar [].
 
     Args:
       params: arrays or shapes.

@@ -206,7 +206,7 @@ def _trace(key: str, rows: int, platform: str, teacher: str) -> list[SavedResidu
 
 
 def attention_specs(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[AttentionSpec]:
-    """Returns the spec (shapes, mask, bias, dropout) of each call of attention in the model of an experiment."""
+    """Returns the spec (shapes, mask, bias, dropout) of each attention call in an experiment's model."""
     train = dataclasses.replace(experiment.train, remat="none", accumulate=1, global_batch_size=1)
     teacher = _teacher(experiment, dict.fromkeys(AXES, 1))
     specs = _attention_specs(config_key(dataclasses.replace(experiment, train=train)), platform, teacher)
@@ -215,9 +215,9 @@ def attention_specs(experiment: Experiment, mesh_sizes: dict[str, int], platform
 
 @functools.lru_cache(maxsize=64)
 def _attention_specs(key: str, platform: str, teacher: str) -> tuple[AttentionSpec, ...]:
-    """Returns the spec of each call of attention, on a mesh of one device.
+    """Returns the spec of each attention call on a one-device mesh; cached by config.
 
-    The trace uses the attention "xla", because that implementation can be traced on every platform.
+    The trace uses the attention backend "xla", which can be traced on every platform.
     """
     experiment = config_lib.from_json(Experiment, json.loads(key))
     experiment.train.attention = "xla"

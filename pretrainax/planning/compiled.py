@@ -25,9 +25,9 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """Bytes of main memory that a compiled step uses on one device, without a TPU's VMEM.
+    """Bytes of device memory that a compiled step uses on one device, excluding TPU VMEM.
 
-    The compiler reports these numbers. They include the padding of its array layouts.
+    The compiler reports these numbers. They include the padding that the compiler adds to array layouts.
     """
 
     arguments: int  # parameters, optimizer moments, batch
@@ -100,7 +100,7 @@ def usage(compiled: jax.stages.Compiled, is_tpu: bool) -> Usage:
     """Returns the compiler's memory analysis of a step.
 
     Args:
-      is_tpu: True includes the peak, which the TPU compiler limits; False sets the peak to None.
+      is_tpu: whether to report peak memory, which the TPU compiler keeps within a limit; if False, `peak` is None.
     """
     analysis = compiled.memory_analysis()
     names = {"arguments": "argument", "outputs": "output", "donated": "alias", "temporaries": "temp"}

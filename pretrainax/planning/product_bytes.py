@@ -50,9 +50,11 @@ def _trace_bytes(key: str, rows: int, platform: str) -> int:
 
 
 def _bytes_of_products(jaxpr: Jaxpr, modules: set[str], path: tuple[str, ...]) -> Iterator[int]:
-    """Yields the bytes of operands and results of each matrix product of layers in a jaxpr.
+    """Yields the bytes of the operands and result of each matrix multiplication of the blocks in a jaxpr.
 
-    A scan counts each of its iterations. A conditional counts the branch with the most bytes.
+    It excludes the products inside attention itself (such as query-key).
+
+    A scan counts once per iteration. A conditional counts as its branch with the most bytes.
 
     Args:
       modules: names of the model's modules.

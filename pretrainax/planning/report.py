@@ -160,7 +160,8 @@ def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tupl
 def _traffic(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tuple[str, ...]]:
     """Yields the rows of the communication table: bytes per mesh axis and kind of collective.
 
-    With `compiled`, the rows also have the bytes of the compiled step and the share that overlaps with products.
+    With `compiled`, the rows also list the bytes in the compiled step and the fraction overlapped with matrix
+    multiplications.
     """
     sums: dict[tuple[str, str], list[int]] = {}
     for place, collectives in enumerate((candidate.collectives, compiled.collectives if compiled else [])):

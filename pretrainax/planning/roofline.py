@@ -167,7 +167,8 @@ class Roofline:
     def range(self) -> tuple[float, float]:
         """Returns the (minimum, maximum) expected seconds of a step.
 
-        The factors are from the spread of published / estimated step times in published runs.
+        The bounds are the estimate times `spread`: the range of the ratio of published to estimated step time in
+        published runs, widened by 10%.
         """
         least, most = self.spread
         return least * self.seconds, most * self.seconds

@@ -43,7 +43,7 @@ def step_program(trace: Trace) -> Optional[ProgramId]:
 
 
 def kernel_work(trace: Trace, chip: Optional[Chip] = None) -> list[Work]:
-    """Returns the measured and expected time of a step by module and kind, the longest measured time first.
+    """Returns the measured and expected step time by module and kind, sorted by measured time, longest first.
 
     Args:
       chip: the chip of the devices; None leaves out the expected times.

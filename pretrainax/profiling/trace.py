@@ -160,7 +160,7 @@ def _shared(program: Program, names: set[str]) -> int:
 
 
 def _runs(data: Data) -> tuple[str, dict[str, list[Run]]]:
-    """Returns (platform, {name of the device: runs of instructions on the device})."""
+    """Returns the platform, and for each device name the instruction executions on that device."""
     runs: dict[str, list[Run]] = {}
     platform = "cpu"
     for plane in data.planes:

@@ -124,11 +124,14 @@ def _main_metrics(select_by: str) -> list[str]:
 
 
 def _other_metrics(lines: Sequence[dict], metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Returns the names of the other metrics to draw, and the names of the parts of metrics, grouped by kind.
+    """Returns the names of the metrics to draw besides the main loss.
 
-    The other metrics are the losses of validations and those in `metrics`. An example of a part is "loss/source=wiki".
+    Also returns the names of per-part metrics, grouped by kind of part.
 
-    metrics: the main loss, then other metrics; each has panels for its parts.
+    The other metrics are all validation losses and the metrics in `metrics`. A per-part metric is, for example,
+    "loss/source=wiki", of the kind "loss/source".
+
+    metrics: the main loss, followed by other metrics. The per-part metrics of each of them are drawn in panels.
     """
     names = list(dict.fromkeys(name for line in lines if line["split"] == "valid" for name in line))
     whole = [name for name in names if "/" not in name and name != metrics[0]]

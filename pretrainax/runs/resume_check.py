@@ -54,7 +54,7 @@ class Trial:
             ]
 
     def finish(self, processes: int = 1) -> float:
-        """Trains to the end of the run and returns the seconds that this took.
+        """Trains to the end of the run and returns the elapsed seconds.
 
         Raises:
           RunFailed: the run failed; the message has the last line of its log.

@@ -13,7 +13,7 @@ ACCEPTED = "a profile of the next steps follows"
 
 
 class ProfileRequest:
-    """Handles SIGUSR1 after a call of `listen`; after a signal, `requested` is True until the profile begins.
+    """Handles SIGUSR1 once `listen` has been called. After a signal, `requested` is True until the profile begins.
 
     Python runs a signal handler when the main thread returns to Python code, at the latest between two steps. Until
     then the signal is pending, and the process continues.

@@ -134,7 +134,7 @@ class Space:
         return float(sizes[np.argmin(law.loss(sizes, flops / self.cost(law, sizes)))])
 
     def flops_for(self, law: LossLaw, tokens: float) -> float:
-        """Returns the training FLOPs for which the optimal run reads `tokens` tokens of text."""
+        """Returns the training FLOPs at which the compute-optimal run trains on `tokens` tokens."""
         low, high = (math.log(tokens * self.ladder[i].flops_per_token) for i in (0, -1))
 
         def excess(log_flops: float) -> float:

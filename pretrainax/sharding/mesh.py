@@ -144,7 +144,7 @@ def _devices_of_slices(devices: Sequence[Device], count: int) -> list[list[Devic
 
 
 def axis_size(axes: Union[str, tuple[str, ...]]) -> int:
-    """Returns the number of devices along an axis, or several axes, of the mesh of `jax.set_mesh`; 1 without a mesh."""
+    """Returns the number of devices along one or more axes of the mesh set by `jax.set_mesh`; 1 if no mesh is set."""
     sizes = jax.sharding.get_abstract_mesh().shape
     return math.prod(sizes.get(axis, 1) for axis in ((axes,) if isinstance(axes, str) else axes))
 

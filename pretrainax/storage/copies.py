@@ -62,7 +62,7 @@ class Copy(NamedTuple):
 
 
 def base_folder() -> str:
-    """Returns the default base folder of local copies: pretrainax/stores in the cache folder of this user."""
+    """Returns the default base folder for local copies: pretrainax/stores in the user's cache directory."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(os.path.abspath(cache), "pretrainax", "stores")
 

@@ -399,7 +399,9 @@ def _refusal(path: str, error: Exception, response: _Response) -> UserError:
 
 
 def dataset_error(path: str, repository: str, error: Exception) -> Optional[UserError]:
-    """Returns the UserError for an error of the package datasets; None if the hub is not the cause of the error.
+    """Converts an error raised by the `datasets` package to a UserError.
+
+    Returns None if the Hub did not cause the error.
 
     Args:
       path: start of the message: the config field and its value.

@@ -327,7 +327,7 @@ class TextTask(Task):
         raise NotImplementedError
 
     def label(self, note: Note) -> Example:
-        """Returns the label arrays of an example. note: the result of `read_label`."""
+        """Returns the label arrays of an example."""
         raise NotImplementedError
 
     def read(self, record: Mapping) -> Record:

@@ -24,7 +24,7 @@ def render(template: str, requests: Sequence[Mapping[str, object]]) -> list[str]
     """Renders a template once per request; returns the rendered strings.
 
     Args:
-      requests: the variables of the template by name, for example "messages".
+      requests: one mapping per rendering, from variable names (such as "messages") to values.
 
     Raises:
       ValueError: the template is invalid, rendering fails, or the output differs between processes.

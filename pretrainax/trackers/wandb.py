@@ -38,7 +38,7 @@ class WandB(Tracker):
 
     @property
     def mode_now(self) -> str:
-        """Returns the mode: of the config, of the variable WANDB_MODE, or "online"."""
+        """Returns the W&B mode: the config's `mode`, else the environment variable WANDB_MODE, else "online"."""
         return self.mode or os.environ.get("WANDB_MODE") or "online"
 
     def open(self, run: TrackedRun) -> "WandBWriter":

@@ -13,7 +13,7 @@ from pretrainax.training.run import Run
 
 
 class Profiles(Callback):
-    """Records a profile of the steps `config.train.profile_steps`, and when the process receives SIGUSR1."""
+    """Records profiles of the steps in `config.train.profile_steps`, and on SIGUSR1."""
 
     part = ""  # the time of recording is in the row "profiling" of the goodput table, by `Loop.paused`
 

@@ -39,7 +39,9 @@ def rows_of(table: Sequence[Row], tree: PyTree) -> Rows:
 
 
 def tensor_locations(row: Row, shape: tuple[int, ...]) -> Iterator[Place]:
-    """Yields the published tensors of one of our parameters: one tensor per expert, one per layer, or one in total.
+    """Yields the name and index of each published tensor of a PretrainAX parameter.
+
+    A parameter has one tensor per expert, one per layer, or a single tensor.
 
     Args:
       shape: the shape of our parameter, with its stacked axes.

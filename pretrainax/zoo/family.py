@@ -135,7 +135,7 @@ class TaskClass(NamedTuple):
     more: tuple[Row, ...] = ()  # additional name-table rows of the head
 
     def of_model(self, config: ModelConfig) -> ModelConfig:
-        """Returns `config` with the fields that have a different value in this class (copies of `changes`)."""
+        """Returns `config` with the field values that this class overrides (copies of `changes`)."""
         return dataclasses.replace(config, **copy.deepcopy(dict(self.changes)))
 
     def rows(self, head: TaskHead) -> list[Row]:

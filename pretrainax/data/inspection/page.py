@@ -108,7 +108,10 @@ def _statistic(name: str, statistic: Statistic) -> str:
 
 
 def _histogram(fill: np.ndarray) -> str:
-    """Returns an SVG histogram with 20 bars: the share of each row's inputs that is not padding. fill: [rows]."""
+    """Returns an SVG histogram with 20 bars of `fill` [rows].
+
+    `fill` is the fraction of each row's input tokens that are not padding.
+    """
     counts, _ = np.histogram(np.clip(fill, 0, 1), bins=20, range=(0, 1))
     bars = "".join(
         f'<rect x="{i * 12 + 1}" y="{96 - 88 * count / counts.max():.1f}" width="10" '

@@ -171,16 +171,18 @@ def _masked(row: Example, kinds: np.ndarray, parts: np.ndarray, words: TokenText
 
 
 def _pieces(tokens, segments, kinds, words, parts=None, *, originals=None, dim=None, separates=True) -> list[Piece]:
-    """Groups consecutive tokens with equal marks into pieces. Each predicted token of `originals` is its own piece.
+    """Groups consecutive tokens with the same document, kind, part and dimming into pieces.
+
+    Each position with a target in `originals` is a piece of its own.
 
     Args:
-      tokens, segments: [T] ids, and numbers of examples (0: padding).
+      tokens, segments: [T] token ids, and [T] example numbers from 1 (0: padding).
       kinds: [T] codes of `_CODE`.
       words: decodes the ids.
       parts: [T] values of `Piece.part`; None: "" for all tokens.
       originals: [T] target ids at the predicted positions, -1 elsewhere; None: no predicted positions.
       dim: [T] True for targets without loss; None: False for all tokens.
-      separates: True if the separator of the vocabulary ends a document.
+      separates: whether the vocabulary's separator token ends a document.
     """
     n = len(tokens)
     parts = np.full(n, "") if parts is None else parts

@@ -161,7 +161,7 @@ class Objective(kinds.Objective):
     def example(self, text: Text, rng: np.random.Generator, vocabulary: "Vocabulary") -> Example:
         """Returns the arrays of one example, without padding; a pure function of the arguments and the state of `rng`.
 
-        Names, dtypes and shapes (without the axis of rows) are the same as in a batch: `data.batch.FIELDS`.
+        Names, dtypes and shapes match those of a batch (`data.batch.FIELDS`), without the batch axis.
         """
         raise NotImplementedError
 

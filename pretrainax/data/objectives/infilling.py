@@ -32,7 +32,10 @@ class _Spelling(NamedTuple):
             return None
 
     def tokens(self, text: str) -> Optional[np.ndarray]:
-        """Returns the tokens of a text; None if they decode to a different text, for example after a normalizer."""
+        """Returns the tokens of a text.
+
+        Returns None if they do not decode to the same text, for example because the tokenizer normalizes it.
+        """
         tokens = self.tokenizer.encode(text)
         return tokens if self.text(tokens) == text else None
 

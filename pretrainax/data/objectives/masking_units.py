@@ -120,9 +120,9 @@ class WholeWords(MaskUnit):
 class Runs(WholeWords):
     """Chooses runs of whole words with random lengths.
 
-    The lengths are drawn first. The runs are then placed in the sequence such that they neither overlap nor touch, with
-    all arrangements equally likely. Runs are chosen in the order of the draws. The last run is truncated after the last
-    word that fits the budget. A run that reaches the end of a document ends there.
+    The lengths are drawn first. The runs are then placed in the sequence uniformly at random, without overlapping or
+    adjacent runs. Runs are masked in the order in which their lengths were drawn, until the budget is spent. The last
+    run is truncated to the words that fit. A run that reaches the end of a document ends there.
     """
 
     @property

@@ -28,11 +28,11 @@ class HeldOut(Source):
     """
 
     def __init__(self, source: Source, chosen: str, is_only: bool):
-        """Stores the choice of the validation document.
+        """Stores the source and the selected validation document.
 
         Args:
           chosen: the `document_hash` of the held-out document, as hexadecimal digits.
-          is_only: True if the source has no different document.
+          is_only: True if all documents of the source are identical.
         """
         self.source, self.chosen, self.is_only = source, chosen, is_only
 

@@ -45,7 +45,7 @@ def split(text: str) -> list[str]:
     """Splits a text into sentences. The concatenation of the sentences is the text.
 
     White space belongs to the following sentence, as in the tokens of byte-level BPE and SentencePiece. White space at
-    the end of the text belongs to the last sentence. A single line end is white space. Empty lines and list items are
+    the end of the text belongs to the last sentence. A single newline is whitespace. Blank lines and list items are
     sentence boundaries.
 
         Dr. No came. "Why?" he asked.   ->  [Dr. No came.] [ "Why?" he asked.]

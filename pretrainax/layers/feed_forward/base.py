@@ -113,9 +113,9 @@ class LayerGroup(NamedTuple):
 
 
 def layer_groups(config: ModelConfig, layers: int) -> tuple[LayerGroup, LayerGroup]:
-    """Returns two groups of a stack's layers: the layers without experts in a model with experts, and all other layers.
+    """Splits a stack's layers into the dense layers of a mixture-of-experts model and all other layers.
 
-    The first group is often empty.
+    The first group is empty for dense models and for models with experts in every layer.
 
     Args:
       layers: number of layers of the stack.

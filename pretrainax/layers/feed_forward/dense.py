@@ -14,7 +14,10 @@ from pretrainax.layers.sums import Sums
 
 @register_feed_forward
 class Dense(FeedForward):
-    """The dense feed-forward: down(activation(up(x))), or down(activation(gate(x)) * up(x)) if gated (Shazeer 2020)."""
+    """The dense feed-forward layer: down(activation(up(x))).
+
+    A gated layer computes down(activation(gate(x)) * up(x)) (Shazeer 2020).
+    """
 
     partition_rules = (
         (r"blocks/mlp(_after)?/(shared_)?(up|gate)/kernel", "layers d_model d_ff"),

@@ -74,9 +74,9 @@ def _whole(layout: Layout, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def _product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool = False) -> jax.Array:
-    """Returns the product [S, F] of x [S, D] and a kernel [E, D, F].
+    """Multiplies each row of x [S, D] by its expert's matrix in `kernel` [E, D, F]; returns [S, F].
 
-    If transposed, x is [S, F] and the result is [S, D], for the same kernel.
+    If `transposed`, multiplies by the transposed matrices: x is [S, F] and the result is [S, D].
     """
     if layout.room is None and platform() in GPUS:
         from pretrainax.layers.feed_forward import gpu_products  # imports Pallas, which only this branch needs

@@ -25,7 +25,7 @@ def score(emissions: jax.Array, tags: jax.Array, real: jax.Array, transitions: T
     Args:
       emissions: [B, W, L] float32, the score of each tag for each word.
       tags: [B, W] int32.
-      real: [B, W] bool, True for the words, the first n positions of each row.
+      real: [B, W] bool, True for words, which occupy the first positions of each row; False for padding.
     """
     word_scores = jnp.take_along_axis(emissions, tags[..., None], axis=2).squeeze(2)  # [B, W, L] -> [B, W]
     pair_scores = transitions.between[tags[:, :-1], tags[:, 1:]]  # [B, W - 1]

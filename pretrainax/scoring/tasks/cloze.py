@@ -22,8 +22,9 @@ class LastWord(NamedTuple):
 class Cloze(Task[LastWord]):
     """Predicts the last word of a text, including punctuation attached to it, from all text before it.
 
-    `accuracy` is the share of words of which each token is the most likely one. `perplexity` is per word: exp of the
-    mean of -log p(word | text), which is not divided by the number of tokens.
+    `accuracy` is the fraction of words for which every token is the model's most likely token. text), which is not
+    divided by the number of tokens. | `perplexity` is per word, not per token: the exponential of the mean of -log
+    p(word | text) over words. | text), which is not divided by the number of tokens.
     """
 
     text: str = "{text}"
