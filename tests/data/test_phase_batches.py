@@ -23,7 +23,7 @@ TOKENIZER = types.SimpleNamespace(vocabulary=VOCABULARY, text_table=None)
 
 @pytest.fixture(autouse=True)
 def _no_text_is_counted(monkeypatch):
-    monkeypatch.setattr("pretrainax.data.pipeline.lost_text", lambda tokenizer, corpora: "corpora of numbers")
+    monkeypatch.setattr("pretrainax.data.pipeline.text_loss_reason", lambda tokenizer, corpora: "corpora of numbers")
 
 
 def run(*phases: Phase, steps: int = 20, corpora=None, **changes):

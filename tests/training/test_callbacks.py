@@ -46,7 +46,7 @@ class Recording(Callback):
     def on_batch(self, step, batch):
         self.batches.append(step)
 
-    def metric_names(self, loop, state):
+    def log_metrics(self, loop, state):
         assert loop.sums["loss"]
         return {self.word: loop.step / 2, "apart": {"of": [loop.step]}}
 
