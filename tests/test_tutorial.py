@@ -20,7 +20,7 @@ SMALL = (
 # What else makes a command small, or fit to this machine, by the page
 FLAGS = {
     "first-model": lambda words: SMALL if "--config=small.py" in words else [],
-    "fine-tune": lambda words: fewer_steps(words, 3) + ["--config.train.seed=0"] * ("train" in words),
+    "fine-tune": lambda words: fewer_steps(words, 3),
     "compare": lambda words: fewer_steps(words, 2),
     "scale-out": lambda words: fewer_steps(words, 4 if "--extend" in words else 2),
 }

@@ -142,7 +142,7 @@ def samples(
     Args:
       examples: without padding; all with masks, all with spans, all with answers, or all for continuation.
       lengths: lengths to which examples are padded, so that the model compiles only once.
-      stop: see `Stop`; no further line follows after it returns True.
+      stop: see `Stop`; it ends the predictions, and lines about masks and spans that are predicted already follow.
       count: maximum number of samples.
     """
     words = _Words(tokenizer)
