@@ -24,8 +24,8 @@ ALONE = "alone"
 WAYS = {
     "soft targets": lambda teacher: Distillation(teacher),
     "DistilBERT": lambda teacher: DistilBERT(teacher),
-    "TinyBERT + own loss": lambda teacher: TinyBERT(teacher, own=1.0),
-    "MiniLM + own loss": lambda teacher: MiniLM(teacher, own=1.0, relation_heads=0),
+    "TinyBERT + own loss": lambda teacher: TinyBERT(teacher, hard=1.0),
+    "MiniLM + own loss": lambda teacher: MiniLM(teacher, hard=1.0, relation_heads=0),
 }
 STARTS = ("fresh", "every 2nd layer")
 

@@ -93,7 +93,7 @@ def true_bits(form: Form, span: Span, stop: float) -> float:
     for _ in law:
         behind = behind @ TRANSITIONS
         chances.append(behind[b])  # probability of this number of words between the two sides
-    reached = law @ chances if form.says_end else chances[len(inner) - 1]
+    reached = law @ chances if form.predicts_end else chances[len(inner) - 1]
     return bits - np.log2(TRANSITIONS[inner[-1], b]) + np.log2(reached)
 
 

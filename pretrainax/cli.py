@@ -218,7 +218,7 @@ def deviations() -> str:
         return f"unknown: {e}"
     if compared is None:
         return ""
-    summary = compared.one_line() or "none"
+    summary = compared.summary() or "none"
     return f"{summary}. Source of each number: python -m pretrainax.recipe --config={_CONFIG_PARSER.given}"
 
 
@@ -227,7 +227,7 @@ def report_error(error: Exception) -> int:
 
     The process ends after at most 20 s, even if threads are still running.
     """
-    print(f"pretrainax: {one_line(error)}", file=sys.stderr, flush=True)
+    print(f"pretrainax: {describe_error(error)}", file=sys.stderr, flush=True)
     code = getattr(error, "exit_code", UserError.exit_code)
     # Python waits for the threads of libraries at exit, and a thread may wait forever.
     signal.signal(signal.SIGALRM, lambda *_: os._exit(code))
@@ -248,7 +248,7 @@ def check_overrides(count: Sequence[str], where: str) -> None:
         raise UserError(f"--config.{ignored[0]} changes nothing {where}: leave it out{others}")
 
 
-def one_line(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Returns the message of an error as one line, without control characters and secrets.
 
     The text after the first 4,000 characters is cut.
@@ -375,4 +375,4 @@ def _help() -> None:
     if _CONFIG_PARSER.given:
         file, _ = find_config(_CONFIG_PARSER.given)
         print(f"\n{file}\n\n{textwrap.indent(docstring_of(file), '  ')}\n")
-    print(config_reference.text(CONFIG.value, min(shutil.get_terminal_size().columns, 120)))
+    print(config_reference.format_config(CONFIG.value, min(shutil.get_terminal_size().columns, 120)))

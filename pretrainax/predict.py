@@ -113,7 +113,7 @@ class Prediction:
             for answered in tqdm(
                 answers, desc="predicting", unit=" records", leave=False, disable=not sys.stderr.isatty()
             ):
-                output.add(waiting.popleft(), task.prediction(answered.answers, answered.notes))
+                output.add(waiting.popleft(), task.prediction(answered.predictions, answered.notes))
                 count, cut = count + 1, cut + answered.is_cut
             if not count:
                 bad = f": all {records.bad:,} records are bad" if records.bad else ""

@@ -46,7 +46,7 @@ def main() -> int:
     return 0
 
 
-def _is_idle(row: ledger.Row) -> bool:
+def _is_idle(row: ledger.LedgerRow) -> bool:
     """Returns True for a row whose field has the value None and may have any value according to the ledger."""
     return row.value is None and row.fact is not None and row.fact.value == "any"
 
@@ -68,7 +68,7 @@ def _compare_preset(name: str) -> ledger.Comparison:
     return ledger.compare(zoo.preset(name), zoo.sources_path(name), name, "model")
 
 
-def _cells(row: ledger.Row) -> tuple[str, ...]:
+def _cells(row: ledger.LedgerRow) -> tuple[str, ...]:
     fact = row.fact
     if fact is None:
         return row.path, _written(row.value), "?", "not in the ledger"

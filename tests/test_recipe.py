@@ -70,7 +70,7 @@ def with_other(config: Experiment, path: str, value: object) -> Experiment:
     return config
 
 
-def other_than(row: ledger.Row) -> object:
+def other_than(row: ledger.LedgerRow) -> object:
     """Another value of the kind of a row's, or another class of the kind of its class."""
     if row.path.endswith(".type"):
         cls = Choice.named(str(row.value))
@@ -83,7 +83,7 @@ def other_than(row: ledger.Row) -> object:
     return (*row.value, row.value[0]) if isinstance(row.value, tuple) else "other"
 
 
-def places() -> Iterator[tuple[str, str, ledger.Row]]:
+def places() -> Iterator[tuple[str, str, ledger.LedgerRow]]:
     """Config, variant and row of each value in configs that have all kinds of them."""
     configs = "albert_base:base gpt3:13b llama:3_8b modernbert_base:large t5_base:nano transformer:big ul2_base:base"
     for name in configs.split():
@@ -97,7 +97,7 @@ def noticed(name: str, variant: str, config: Experiment, path: str) -> bool:
     return any(row.path == path and not row.agrees for row in rows)
 
 
-def read_otherwise(row: ledger.Row, read: Callable[[str], dict], path: str) -> dict:
+def read_otherwise(row: ledger.LedgerRow, read: Callable[[str], dict], path: str) -> dict:
     """The contents of a ledger with another value in the line that a row is of."""
     file, i, line = row.fact.line
     contents = read(path)

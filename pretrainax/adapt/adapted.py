@@ -63,7 +63,7 @@ class Adapted(Wrapped):
         whole = nested(self.tuning.merged(_joined(params, frozen[FROZEN])))
         return self.model if self.tuning.is_mergeable else self, whole
 
-    def counted(self, params: PyTree, frozen: Frozen) -> PyTree:
+    def model_params(self, params: PyTree, frozen: Frozen) -> PyTree:
         return params, frozen
 
     def describe(self, run: "Run") -> Iterator[tuple[str, str]]:

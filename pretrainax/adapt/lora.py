@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from pretrainax.adapt.matrices import Matrix, matching, matrices_of, problem_of
+from pretrainax.adapt.matrices import Matrix, matching, matrices_of, pattern_problem
 from pretrainax.adapt.tuning import Tuning, abstract_params, broadcast_to_rows
 from pretrainax.config import Experiment
 from pretrainax.layers.dropout import apply_dropout
@@ -56,7 +56,7 @@ class LoRA(Tuning):
                 added[f"{path}/magnitude"] = norm(kernels[f"{path}/kernel"])
         return added
 
-    def around(self, linear: Linear, call, x, training):
+    def apply_linear(self, linear: Linear, call, x, training):
         y = call(x)
         if not linear.has_variable("params", "lora_a"):
             return y
@@ -102,7 +102,7 @@ class LoRA(Tuning):
         if not self.alpha > 0:
             yield f"config.tuning.alpha is {self.alpha}, it must be above 0"
         matrices = matrices_of(abstract_params(experiment.model))
-        wrong = {pattern: problem for pattern in self.targets if (problem := problem_of(pattern, matrices))}
+        wrong = {pattern: problem for pattern in self.targets if (problem := pattern_problem(pattern, matrices))}
         for pattern, problem in wrong.items():
             yield f"config.tuning.targets has {pattern!r}, {problem}"
         if not wrong:

@@ -64,7 +64,7 @@ def _search(patterns: tuple[str, ...], paths: tuple[str, ...]) -> list[list[bool
     return found_in(tuple(rf"(?:^|/)(?:{pattern})$" for pattern in patterns), paths)
 
 
-def problem_of(pattern: str, matrices: Sequence[Matrix]) -> str:
+def pattern_problem(pattern: str, matrices: Sequence[Matrix]) -> str:
     """Returns the reason why a pattern matches no matrix, with similar names; "" if the pattern matches a matrix."""
     try:
         if any(_search((pattern,), tuple(matrix.path for matrix in matrices))[0]):

@@ -30,7 +30,7 @@ class IA3(Tuning):
         layers = {matrix.path: matrix.layers for matrix in matrices}
         return {f"{path}/ia3": jnp.ones((layers[path], *size), jnp.float32) for path, size in sizes.items()}
 
-    def around(self, linear: Linear, call, x, training):
+    def apply_linear(self, linear: Linear, call, x, training):
         del training
         if not linear.has_variable("params", "ia3"):
             return call(x)

@@ -77,14 +77,16 @@ class Tuning(kinds.Tuning):
         """Returns the Flax interceptor that applies the tuning in a forward pass over a batch."""
         del batch
 
-        def around(call, args, kwargs, context):
+        def intercept(call, args, kwargs, context):
             if isinstance(context.module, Linear) and context.method_name == "__call__":
-                return self.around(context.module, call, *args, training=training)
+                return self.apply_linear(context.module, call, *args, training=training)
             return call(*args, **kwargs)
 
-        return around
+        return intercept
 
-    def around(self, linear: Linear, call: Callable[[jax.Array], jax.Array], x: jax.Array, training: bool) -> jax.Array:
+    def apply_linear(
+        self, linear: Linear, call: Callable[[jax.Array], jax.Array], x: jax.Array, training: bool
+    ) -> jax.Array:
         """Returns the output of a linear layer with its added parameters.
 
         Args:
@@ -116,7 +118,7 @@ class Tuning(kinds.Tuning):
         length, objective = experiment.data.sequence_length, experiment.objective
         if not self.tokens or list(objective.field_problems()) or length < objective.shortest:
             return  # without virtual tokens or valid lengths, there is nothing to compare
-        row = objective.adapted(experiment).places(length)
+        row = objective.adapted(experiment).max_positions(length)
         for field, limit in self.limits(experiment.model).items():
             if row > limit:
                 lower = (

@@ -57,14 +57,14 @@ class _VirtualTokens(Tuning):
     def interceptor(self, batch, training):
         of_linears = super().interceptor(batch, training)
 
-        def around(call, args, kwargs, context):
-            if isinstance(context.module, Model) and context.method_name == "answer":
+        def intercept(call, args, kwargs, context):
+            if isinstance(context.module, Model) and context.method_name == "head_outputs":
                 x, side, _ = args
                 x = x[:, self.length :] if "" in self.sides(context.module.config) else x
                 return call(x, side, batch, **kwargs)
             return of_linears(call, args, kwargs, context)
 
-        return around
+        return intercept
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
@@ -128,7 +128,7 @@ class PromptTuning(_VirtualTokens):
     def interceptor(self, batch, training):
         of_heads, has_prompt = super().interceptor(batch, training), False
 
-        def around(call, args, kwargs, context):
+        def intercept(call, args, kwargs, context):
             nonlocal has_prompt
             if isinstance(context.module, Model) and context.method_name == "embed":
                 has_prompt = not kwargs.get("side")  # not the decoder of an encoder-decoder
@@ -136,7 +136,7 @@ class PromptTuning(_VirtualTokens):
                 return _at_the_left(context.module.get_variable("params", "prompt"), call(*args, **kwargs))
             return of_heads(call, args, kwargs, context)
 
-        return around
+        return intercept
 
 
 @dataclasses.dataclass
@@ -196,7 +196,7 @@ class PrefixTuning(_VirtualTokens):
     def merged(self, params):
         return self.expanded(params)
 
-    def around(self, linear: Linear, call, x, training):
+    def apply_linear(self, linear: Linear, call, x, training):
         del training
         if not linear.has_variable("params", "prefix") or x.ndim != 3:  # disentangled positions have 2-D inputs
             return call(x)

@@ -36,8 +36,8 @@ from pretrainax.checkpoints.shards import (
     OwnArray,
     are_values,
     join_shards,
-    needed_here,
     own_shards,
+    read_by_process,
     regions,
     write_shards,
 )
@@ -204,7 +204,7 @@ class HostCheckpoints(Checkpoints):
         try:
             problems = steps.faults(self.directory, step, lambda name: not are_values(name))
             if not problems:
-                problems = steps.faults(self.directory, step, needed_here(parts, self._written(step)))
+                problems = steps.faults(self.directory, step, read_by_process(parts, self._written(step)))
         except RunFailed as e:
             if not isinstance(e.__cause__, FileNotFoundError):
                 raise

@@ -127,7 +127,7 @@ def regions(arrays: Mapping[str, OwnArray]) -> dict[str, list[Bounds]]:
     return {name: [_bounds(index, x.shape) for index, _ in x.blocks] for name, x in arrays.items()}
 
 
-def needed_here(
+def read_by_process(
     parts: Mapping[str, PyTree], written: Mapping[str, Mapping[str, Mapping[str, Sequence[Bounds]]]]
 ) -> Callable[[str], bool]:
     """Returns a predicate that is True for the files that this process reads in a restore of its shards.

@@ -14,7 +14,7 @@ from absl import logging
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.config import CheckpointConfig, UserError
-from pretrainax.storage.mirror import Gone
+from pretrainax.storage.mirror import ObjectDeleted
 from pretrainax.storage.places import complete, refresh
 
 UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # temporary names of a checkpoint folder
@@ -82,7 +82,7 @@ def faults(directory: str, step: int, needed: Callable[[str], bool] = lambda nam
     path = os.path.join(directory, str(step))
     try:
         complete(path, needed)
-    except Gone as e:
+    except ObjectDeleted as e:
         refresh(directory)
         return [str(e)]
     if problems := manifest.faults(path, needed):

@@ -40,5 +40,5 @@ def resolve_auto(experiment: "Experiment", ids: Optional[int]) -> None:
         examples = [
             (objective, e.data.sequence_length) for e in configs for objective in (e.objective, e.validation_objective)
         ]
-        longest = max(objective.places(length) for objective, length in examples)
+        longest = max(objective.max_positions(length) for objective, length in examples)
         model.position = dataclasses.replace(model.position, max_length=longest)

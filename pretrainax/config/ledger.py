@@ -34,7 +34,7 @@ class Fact(NamedTuple):
     line: tuple[str, int, str] = ("", 0, "")
 
 
-class Row(NamedTuple):
+class LedgerRow(NamedTuple):
     """A config field with its ledger entry."""
 
     path: str  # "train.steps"
@@ -53,10 +53,10 @@ class Deviation(NamedTuple):
 class Comparison(NamedTuple):
     """A config compared with its ledger."""
 
-    rows: list[Row]  # all numbers, all non-default values, and all fields in the ledger
+    rows: list[LedgerRow]  # all numbers, all non-default values, and all fields in the ledger
     deviations: list[Deviation]
 
-    def one_line(self) -> str:
+    def summary(self) -> str:
         """Returns one line with the deviations and the fields whose values differ from the source; "" without any."""
         deviations = "; ".join(deviation.theirs for deviation in self.deviations)
         differing = [row.path for row in self.rows if not row.agrees and not row.path.startswith("data.source.")]
@@ -122,9 +122,9 @@ def compare(config: object, file: str, variant: str, path: str = "") -> Comparis
     rows = []
     for field in fields:
         if (fact := facts.get(field.path)) is not None:
-            rows.append(Row(field.path, field.value, fact, _agrees(fact, field.path, values)))
+            rows.append(LedgerRow(field.path, field.value, fact, _agrees(fact, field.path, values)))
         elif _needs_source(field):
-            rows.append(Row(field.path, field.value, None, False))
+            rows.append(LedgerRow(field.path, field.value, None, False))
     return Comparison(rows, deviations)
 
 

@@ -49,7 +49,7 @@ class Field(NamedTuple):
     below: Union[str, int] = ""
     width: int = 0  # size of an axis C
 
-    def is_of(self, family: str) -> bool:
+    def belongs_to(self, family: str) -> bool:
         """Returns True if this array belongs to the batches of models of a family."""
         return not self.families or family in self.families
 
@@ -253,7 +253,9 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
     absent = ("targets", "loss_weights") if has_answers else ()
     required = ("question",) if model.reads_question else ()
     fields = [
-        f for f in FIELDS if f.is_of(family) and (f.name in (*batch, *required) or not (f.optional or f.name in absent))
+        f
+        for f in FIELDS
+        if f.belongs_to(family) and (f.name in (*batch, *required) or not (f.optional or f.name in absent))
     ]
     for field in fields:
         expected = (

@@ -192,7 +192,7 @@ class Batches:
 
         def make(row: int, place: tuple[RowStream, int], draws: CounterRng) -> list[Example]:
             stream, n = place
-            return stream.counted(n, self.progress(row), draws)
+            return stream.counted_examples(n, self.progress(row), draws)
 
         if any(stream.draws_text and stream.corpus.is_in_store for stream in self.streams):
             generators = [CounterRng(self.mask_seed) for _ in numbers]  # each serves one row at a time
@@ -212,7 +212,7 @@ class Batches:
             for window in stream.row(n)[0]:
                 yield stream.corpus, window
 
-    def of_stream(self, number: int, rows: range) -> HostBatch:
+    def stream_batch(self, number: int, rows: range) -> HostBatch:
         """Returns a batch with rows of a single stream, made with training progress 1.
 
         The batch has the first of `rows`, which are row numbers in the stream. If `rows` has fewer rows than a batch,
@@ -221,7 +221,7 @@ class Batches:
         stream, draws = self.streams[number], CounterRng(self.mask_seed)
         local_rows = rows[self.first_row :][: self.local_batch_size]
         stream.prefetch(local_rows)
-        examples = [stream.counted(n, 1.0, draws) for n in local_rows]
+        examples = [stream.counted_examples(n, 1.0, draws) for n in local_rows]
         empty = [[] for _ in range(self.local_batch_size - len(local_rows))]
         return self._collated(examples + empty, self.lengths, [(stream, n) for n in local_rows])
 
@@ -238,7 +238,7 @@ class Batches:
     def template(self) -> Example:
         """Returns an example that has every array of the batches, over all objectives of a mixture."""
         draws = CounterRng(self.mask_seed)
-        arrays = {name: array for s in self.streams for name, array in s.counted(0, 0.0, draws)[0].items()}
+        arrays = {name: array for s in self.streams for name, array in s.counted_examples(0, 0.0, draws)[0].items()}
         objectives = [stream.objective for stream in self.streams]
         return arrays | text_lengths(objectives, self.streams[0].options.packing, arrays)
 

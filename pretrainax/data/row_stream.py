@@ -121,10 +121,12 @@ class RowStream:
         """
         return [example for example, _ in self._make(n, progress, draws)]
 
-    def counted(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
+    def counted_examples(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
         """Returns the examples of row n, with the arrays that count text if `options.text` is set."""
         items = self._make(n, progress, draws)
-        return [self._counter.counted(*each) for each in items] if self._counter else [example for example, _ in items]
+        return (
+            [self._counter.add_counts(*each) for each in items] if self._counter else [example for example, _ in items]
+        )
 
     def _make(self, n: int, progress: float, draws: CounterRng) -> Iterator[tuple[Example, np.ndarray]]:
         """Yields each example of row n, together with the corpus tokens from which it is made."""

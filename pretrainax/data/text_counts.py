@@ -56,7 +56,7 @@ class TextCounter:
     def __init__(self, table: TextTable, ratio: float, separator: Optional[int], with_target_bytes: bool):
         self._table, self._ratio, self._separator, self._with_target_bytes = table, ratio, separator, with_target_bytes
 
-    def counted(self, example: Example, tokens: np.ndarray) -> Example:
+    def add_counts(self, example: Example, tokens: np.ndarray) -> Example:
         """Returns `example` with "text_weights" [N], "text_tokens" [], "text_bytes" [] and perhaps "target_bytes" [].
 
         Examples that predict no tokens get no "text_weights". tokens: the corpus tokens of the example, [raw].

@@ -91,7 +91,7 @@ class SimilarWords:
                 "tokens in this tokenizer"
             )
 
-    def of(self, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
+    def similar_to(self, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Returns the token ids of each word that is similar to the word with token ids `ids`; [] if there are none."""
         return self._similar.get(ids, [])
 

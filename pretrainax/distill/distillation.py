@@ -17,7 +17,7 @@ from pretrainax.models.heads import heads_of
 class Distillation(kinds.DistillConfig):
     """Trains a student with a weighted sum of its own loss and of distances from a teacher.
 
-    The loss is own · loss + soft · soft_loss + hidden · hidden_loss + embeddings · embedding_loss + attention ·
+    The loss is hard · loss + soft · soft_loss + hidden · hidden_loss + embeddings · embedding_loss + attention ·
     attention_loss + relations · relation_loss. Each term is a mean over predictions or tokens. By default, the loss
     uses only the student's own loss and the soft targets, with the default weights of DistilBERT's fine-tuning code.
 
@@ -30,7 +30,7 @@ class Distillation(kinds.DistillConfig):
     """
 
     teacher: str  # a run, RUN@2000, RUN@best, an export, a Hugging Face directory, hf:org/name[@revision]
-    own: float = 0.5  # weight of the student's own loss
+    hard: float = 0.5  # weight of the student's own loss
     soft: float = 0.5  # weight of the teacher's soft targets
     temperature: float = 2.0  # T of both softmaxes; a higher T gives unlikely outputs more weight
     hidden: float = 0.0  # weight of the distance of hidden states
@@ -62,7 +62,7 @@ class Distillation(kinds.DistillConfig):
         return any((self.hidden, self.embeddings, self.attention, self.relations))
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
-        weights = ("own", "soft", "hidden", "embeddings", "attention", "relations")
+        weights = ("hard", "soft", "hidden", "embeddings", "attention", "relations")
         for name in (*weights, "relation_heads", "relation_layer"):
             if getattr(self, name) < 0:
                 yield f"config.distill.{name} is {getattr(self, name)}, it must be at least 0"
@@ -212,7 +212,7 @@ class DistilBERT(Distillation):
     NOTE The released code has soft targets for all tokens. Here only the predicted tokens have logits and soft targets.
     """
 
-    own: float = 2.0  # weight of the student's own loss, alpha_mlm
+    hard: float = 2.0  # weight of the student's own loss, alpha_mlm
     soft: float = 5.0  # weight of soft targets, alpha_ce
     temperature: float = 2.0  # of both softmaxes
     hidden: float = 1.0  # weight of the distance of hidden states, alpha_cos
@@ -225,10 +225,10 @@ class TinyBERT(Distillation):
     """The loss of TinyBERT's Transformer distillation: attention, hidden states and embeddings, but no outputs.
 
     From Jiao et al. 2020, arXiv 1909.10351, section 3.1. The second stage trains on the outputs for a task:
-    `Distillation(own=0.0, soft=1.0, temperature=1.0)`, initialized from the model of the first stage.
+    `Distillation(hard=0.0, soft=1.0, temperature=1.0)`, initialized from the model of the first stage.
     """
 
-    own: float = 0.0  # the first stage does not train on outputs
+    hard: float = 0.0  # the first stage does not train on outputs
     soft: float = 0.0  # the first stage does not train on soft targets
     temperature: float = 1.0  # of both softmaxes
     hidden: float = 1.0  # equation 8, and equation 11 with lambda 1
@@ -244,7 +244,7 @@ class MiniLM(Distillation):
     BERT base.
     """
 
-    own: float = 0.0  # trains only on relations
+    hard: float = 0.0  # trains only on relations
     soft: float = 0.0  # trains only on relations
     relations: float = 1.0  # weight of the sum over queries, keys and values
     relation_heads: int = 48  # for teachers with the size of BERT base; 64 for BERT large

@@ -57,7 +57,7 @@ add_partition_rules(((rf"{MAPS}/(hidden|embedded)/kernel", "d_model features"),)
 
 
 @flax.struct.dataclass
-class Part:
+class LossTerm:
     """A loss term that compares the student with its teacher."""
 
     value: jax.Array  # [] float32, sum over predictions or tokens
@@ -69,8 +69,8 @@ class Part:
 class Compared(Outputs):
     """The outputs of a student, with the loss terms that compare it with its teacher."""
 
-    own: float = flax.struct.field(pytree_node=False, default=1.0)  # weight of the student's own losses
-    parts: dict[str, Part] = flax.struct.field(default_factory=dict)  # loss terms by metric name
+    hard: float = flax.struct.field(pytree_node=False, default=1.0)  # weight of the student's own losses
+    parts: dict[str, LossTerm] = flax.struct.field(default_factory=dict)  # loss terms by metric name
 
     def combined_objective(
         self, own: jax.Array, counts: Mapping[str, jax.Array], total_counts: Mapping[str, jax.Array]
@@ -86,7 +86,7 @@ class Compared(Outputs):
         total = functools.reduce(jnp.add, shares)
         sums = {name: (part.value, counts[part.unit]) for name, part in self.parts.items()}
         sums["distillation_loss"] = total, counts[TOKENS] / total_counts[TOKENS]
-        return self.own * own + total, jax.lax.stop_gradient(sums)
+        return self.hard * own + total, jax.lax.stop_gradient(sums)
 
 
 class _Pair(NamedTuple):
@@ -140,7 +140,7 @@ class Distilled(Wrapped):
         """Returns the student and its parameters, without the projections."""
         return self.plain, without_maps(params)
 
-    def counted(self, params: PyTree, frozen: Frozen) -> PyTree:
+    def model_params(self, params: PyTree, frozen: Frozen) -> PyTree:
         return without_maps(params)
 
     def describe(self, run: "Run") -> Iterator[tuple[str, str]]:
@@ -159,10 +159,10 @@ class Distilled(Wrapped):
                 "config.distill.attention compares logits, which other kernels do not materialize; "
                 "config.distill.relations needs none",
             )
-        if not distillation.own and not distillation.soft:
+        if not distillation.hard and not distillation.soft:
             yield (
                 "WARNING",
-                "HEADS ARE NOT TRAINED: config.distill.own and config.distill.soft, the weights of the loss and of "
+                "HEADS ARE NOT TRAINED: config.distill.hard and config.distill.soft, the weights of the loss and of "
                 "soft targets, are 0; outputs and validations of the model have no meaning before a further training",
             )
 
@@ -185,9 +185,9 @@ class Distilled(Wrapped):
         parts = dict(self._output_parts(student, teacher, batch)) if config.soft else {}
         if config.compares_states:
             parts |= self._state_parts(list(map(_Pair, states, targets, *_stack_masks(batch, self.config))), maps)
-        return Compared(student.heads, student.sums, student.state, own=config.own, parts=parts)
+        return Compared(student.heads, student.sums, student.state, hard=config.hard, parts=parts)
 
-    def _output_parts(self, student: Outputs, teacher: Outputs, batch: Batch) -> Iterator[tuple[str, Part]]:
+    def _output_parts(self, student: Outputs, teacher: Outputs, batch: Batch) -> Iterator[tuple[str, LossTerm]]:
         for name, output in student.heads.items():
             head = HEADS[name]
             if head.count(batch) is not None:
@@ -195,9 +195,9 @@ class Distilled(Wrapped):
                     output, teacher.heads[name], batch, self.distillation.temperature, self.chunk
                 )
                 metric = f"soft_{head.loss_name.removeprefix('label_')}"
-                yield metric, Part(value, head.loss_name, self.distillation.soft)
+                yield metric, LossTerm(value, head.loss_name, self.distillation.soft)
 
-    def _state_parts(self, pairs: list[_Pair], maps: PyTree) -> dict[str, Part]:
+    def _state_parts(self, pairs: list[_Pair], maps: PyTree) -> dict[str, LossTerm]:
         config, functions = self.distillation, {"cosine": distances.cosine, "squares": distances.squares}
         terms = {
             "hidden_loss": (config.hidden, lambda pair: self._hidden(pair, maps, functions[config.distance])),
@@ -209,7 +209,7 @@ class Distilled(Wrapped):
             "relation_loss": (config.relations, self._relations),
         }
         return {
-            name: Part(functools.reduce(jnp.add, [(distance(p) * p.real).sum() for p in pairs]), TOKENS, weight)
+            name: LossTerm(functools.reduce(jnp.add, [(distance(p) * p.real).sum() for p in pairs]), TOKENS, weight)
             for name, (weight, distance) in terms.items()
             if weight
         }

@@ -74,13 +74,13 @@ def label_loss(
     return (losses * non_empty_rows(batch)).sum()
 
 
-def of_pairs(student: jax.Array, teacher: jax.Array, batch: Batch, temperature: float, chunk: int) -> jax.Array:
+def pair_loss(student: jax.Array, teacher: jax.Array, batch: Batch, temperature: float, chunk: int) -> jax.Array:
     """Returns the soft-target loss of heads for pairs of segments, summed over rows; logits are [B, 2]."""
     del chunk
     return (softened(student, teacher, temperature) * non_empty_rows(batch)).sum()
 
 
-def of_words(student: TaggerOutput, teacher: TaggerOutput, batch: Batch, temperature: float, chunk: int) -> jax.Array:
+def tag_loss(student: TaggerOutput, teacher: TaggerOutput, batch: Batch, temperature: float, chunk: int) -> jax.Array:
     """Returns the soft-target loss of `Tag` heads, summed over the words of a batch.
 
     With a CRF (conditional random field), it compares the marginal probabilities of the tags, at this temperature.
@@ -98,7 +98,7 @@ def of_words(student: TaggerOutput, teacher: TaggerOutput, batch: Batch, tempera
     return (temperature**2 * jnp.where(real, divergence(logs(student), logs(teacher)), 0.0)).sum()
 
 
-def of_spans(
+def span_loss(
     student: ExtractorOutput, teacher: ExtractorOutput, batch: Batch, temperature: float, chunk: int
 ) -> jax.Array:
     """Returns the soft-target loss of `Extract` heads, summed over rows.
@@ -110,7 +110,9 @@ def of_spans(
     return (softened(ours, theirs, temperature).mean(1) * non_empty_rows(batch)).sum()
 
 
-def of_passages(student: EmbedOutput, teacher: EmbedOutput, batch: Batch, temperature: float, chunk: int) -> jax.Array:
+def retrieval_loss(
+    student: EmbedOutput, teacher: EmbedOutput, batch: Batch, temperature: float, chunk: int
+) -> jax.Array:
     """Returns the soft-target loss of `Embed` heads, summed over queries.
 
     The classes are the passages of the batch, so the embeddings of student and teacher may differ in width.
@@ -124,9 +126,9 @@ def of_passages(student: EmbedOutput, teacher: EmbedOutput, batch: Batch, temper
 # summed over the items that the `count` of the head counts
 SOFT_TARGETS: dict[str, Callable[..., jax.Array]] = {
     "lm": token_loss,
-    "pair": of_pairs,
+    "pair": pair_loss,
     "classify": label_loss,
-    "tag": of_words,
-    "extract": of_spans,
-    "embed": of_passages,
+    "tag": tag_loss,
+    "extract": span_loss,
+    "embed": retrieval_loss,
 }

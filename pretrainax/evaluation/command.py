@@ -49,7 +49,7 @@ class Evaluation:
 
     def __init__(self, asked: dict[str, flags.FlagHolder]):
         self._flags = asked
-        self.directory, self.origins, self.of_task = "", [], False
+        self.directory, self.origins, self.has_task_head = "", [], False
         self.kept = ""  # path or URL of the folder of the model, in which the results are written
 
     def __getitem__(self, flag: str):
@@ -77,11 +77,11 @@ class Evaluation:
         else:
             self.origins = [find_origin(path)]
         experiment = experiment_of(self.origins[0])
-        self.of_task = isinstance(experiment.objective, Task) and experiment.objective.has_head
-        return experiment if self.origins[0].steps or self.of_task else None
+        self.has_task_head = isinstance(experiment.objective, Task) and experiment.objective.has_head
+        return experiment if self.origins[0].steps or self.has_task_head else None
 
     @property
-    def of_text(self) -> bool:
+    def scores_text(self) -> bool:
         """Returns True if flags select text or tasks to score, instead of the run's own validation."""
         return self["source"] is not None or self["tasks"] is not None
 
@@ -103,8 +103,8 @@ class Evaluation:
                 path for path in VALIDATION_FIELDS if path != "objective"
             )  # config.evaluate.objective replaces it
         count, what = in_validation, "in a validation"
-        if self.of_text:
-            count = RECORD_SCORE_FIELDS if self.of_task else TEXT_SCORE_FIELDS
+        if self.scores_text:
+            count = RECORD_SCORE_FIELDS if self.has_task_head else TEXT_SCORE_FIELDS
             what = "with --source and --tasks"
         cli.check_overrides(count, what)
         span_flags, token_flags = (
@@ -115,18 +115,18 @@ class Evaluation:
             if self._flags[name].present:
                 changes = "changes nothing with" if self["bytes-of-spans"] else "changes nothing without"
                 raise UserError(f"--{name} {changes} --bytes-of-spans: leave it out")
-        if self.of_task:
+        if self.has_task_head:
             text_flags = ("seed", "bytes-of-spans", "tasks", *token_flags, *span_flags)
             if text_flags := [name for name in text_flags if self._flags[name].present]:
                 raise UserError(
                     f"--{text_flags[0]} is for language models, and {self.directory} has the head of a task: leave it "
                     "out"
                 )
-            if self.of_text:
+            if self.scores_text:
                 task_in(cli.CONFIG.value, self.directory)
         source_flags = ("split", "documents", "seed", "bytes-of-spans", *token_flags, *span_flags)
         given = [name for name in source_flags if self._flags[name].present]
-        if given and not self.of_text:
+        if given and not self.scores_text:
             raise UserError(
                 f"--{given[0]} is for --source. Without it, the command repeats the run's own validation, with the "
                 f"fields config.{', config.'.join(in_validation)}"
@@ -137,17 +137,17 @@ class Evaluation:
 
     def _results(self) -> Iterator[tuple[Origin, list[Result]]]:
         """Yields each checkpoint with its results."""
-        if not self.of_text:
+        if not self.scores_text:
             return validations(self.directory, self.origins)
         tasks = load_tasks(self["tasks"] or ())  # before the slow loading of the model
         values = {name: flag.value for name, flag in self._flags.items()}
-        return score_texts(values, self.origins, tasks, self.of_task)
+        return score_texts(values, self.origins, tasks, self.has_task_head)
 
     def _report(self, results: Sequence[Result]) -> None:
         if self["every-checkpoint"]:
             average = ", moving average of the parameters" if self.origins[0].folder != TRAINED else ""
             print(visible(f"run  {with_urls(self.directory)}{average}\n\n{table_over_steps(results)}\n"))
-        elif self.of_text:
+        elif self.scores_text:
             print(visible(f"model  {results[0].origin}\n\n{results_table(results)}\n"))
         with uploaded_output(self["output"] or os.path.join(self._folder(), f"{self._name()}.json")) as path:
             print(visible(with_urls(write_results(path, results))))
@@ -173,7 +173,7 @@ class Evaluation:
             label = f"step_{os.path.basename(steps[0])}"
         if self.origins[0].folder != TRAINED:
             label = f"{self.origins[0].folder}_{label}"
-        return f"{'text' if self.of_text else 'validation'}-{label}-{digest}"
+        return f"{'text' if self.scores_text else 'validation'}-{label}-{digest}"
 
 
 def _every_origin(directory: str, parameters: str) -> list[Origin]:
@@ -190,5 +190,5 @@ def _every_origin(directory: str, parameters: str) -> list[Origin]:
         try:
             origins.append(find_origin(f"{directory}@{parameters}{step}"))
         except UserError as e:
-            print(f"left out: {cli.one_line(e)}", file=sys.stderr)
+            print(f"left out: {cli.describe_error(e)}", file=sys.stderr)
     return origins

@@ -22,7 +22,7 @@ from pretrainax.inference import beam_search, token_loop
 from pretrainax.inference.cached import CachedModel
 from pretrainax.inference.constraints import allowed_ids, matching, without_strings
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.inference.prompts import batch_of, read_prompt, room_after, tokens_of
+from pretrainax.inference.prompts import batch_of, generation_limit, read_prompt, tokens_of
 from pretrainax.inference.request import Sampling
 from pretrainax.inference.rows import bucket
 from pretrainax.inference.sampling import Rules, row_keys
@@ -94,7 +94,7 @@ def generate(
     for number, prompt in enumerate(prompts):
         try:
             examples.append(read_prompt(prompt, loaded.experiment, loaded.tokenizer))
-            room_after(examples[-1], loaded)
+            generation_limit(examples[-1], loaded)
         except UserError as e:
             raise UserError(f"prompt {first + number + 1}: {e}" if len(prompts) > 1 else str(e)) from e
     return generate_examples(loaded, examples, sampling, on_text, first, batch_size, rates)
@@ -150,7 +150,7 @@ class _Job:
         self.end = vocabulary.separator
         self.rules = rules_of(loaded, sampling)
         most = loaded.experiment.model.position.max_length
-        limits = [min(sampling.max_new_tokens, room_after(p, loaded) or sampling.max_new_tokens) for p in prompts]
+        limits = [min(sampling.max_new_tokens, generation_limit(p, loaded) or sampling.max_new_tokens) for p in prompts]
         self.room = bucket(max(limits))
         rows = -len(prompts) % math.prod(loaded.mesh.shape[axis] for axis in BATCH_AXES)  # extra rows for the devices
         self.limits = np.array(limits + [0] * rows, np.int32)

@@ -137,7 +137,7 @@ def _probabilities(loaded: LoadedModel, row: np.ndarray, positions: Sequence[int
     vocabulary = loaded.tokenizer.vocabulary
     example = read_example(loaded, row) | {"masked_positions": np.array(positions, np.int32)}
     ((_, batch),) = batches([example], loaded.mesh, longest(loaded), vocabulary.pad)
-    logits = loaded.ask(_logits, batch)[0, : len(positions), : vocabulary.size]  # [B, K', rows] -> [K, V]
+    logits = loaded.compute(_logits, batch)[0, : len(positions), : vocabulary.size]  # [B, K', rows] -> [K, V]
     probabilities = np.array(jax.nn.softmax(logits, axis=-1))
     probabilities[:, list(vocabulary.special_ids)] = 0.0
     return probabilities

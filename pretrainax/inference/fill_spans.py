@@ -17,7 +17,7 @@ from pretrainax.data.objectives import DecoderOnly, Denoising, FillInTheMiddle, 
 from pretrainax.inference.beam_search import BeamSequences
 from pretrainax.inference.constraints import FORBIDDEN, Automaton
 from pretrainax.inference.decoding import Generator, stepping_params
-from pretrainax.inference.framing import before_text, check_length, longest, trained_by
+from pretrainax.inference.framing import before_text, check_length, find_objective, longest
 from pretrainax.inference.holes import Holes, with_marks
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import batches, bucket
@@ -106,9 +106,9 @@ def _layout(loaded: LoadedModel, holes: Holes) -> Ask:
     objective = _span_objective(loaded)
     if objective is not None:
         return _with_sentinels(loaded, holes, objective)
-    if (denoising := trained_by(loaded, Denoising)) is not None:
+    if (denoising := find_objective(loaded, Denoising)) is not None:
         return _with_masks(loaded, holes, denoising)
-    if (middle := trained_by(loaded, FillInTheMiddle)) is not None:
+    if (middle := find_objective(loaded, FillInTheMiddle)) is not None:
         return _with_both_sides(loaded, holes, middle)
     family = loaded.experiment.model.family.replace("_", "-")
     kinds = "FillInTheMiddle, DecoderOnly" if family == "decoder" else "SpanCorruption, Denoising"

@@ -86,7 +86,7 @@ def _reads_on(experiment: Experiment) -> bool:
     )
 
 
-def trained_by(loaded: LoadedModel, kind: type[Kind]) -> Optional[Kind]:
+def find_objective(loaded: LoadedModel, kind: type[Kind]) -> Optional[Kind]:
     """Returns the training objective of class `kind`, alone or as part of a mixture; None if there is none."""
     parts = (part for _, part in loaded.experiment.objective.components())
     return next((part for part in parts if isinstance(part, kind)), None)

@@ -61,9 +61,9 @@ class LoadedModel:
         """
         if hidden:
             self.check_plain("give hidden states")
-        return self.run(_with_hidden, batch) if hidden else self.ask(_outputs, batch)
+        return self.run(_with_hidden, batch) if hidden else self.compute(_outputs, batch)
 
-    def ask(self, question: Callable[[Outputs, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
+    def compute(self, question: Callable[[Outputs, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
         """Returns `question(outputs, batch)`, where `outputs` are the model outputs for the batch.
 
         The model and `question` are jitted together, so that only the result of `question` is stored in device memory.
@@ -75,7 +75,7 @@ class LoadedModel:
         return self.run(_with_outputs(question), batch)
 
     def run(self, work: Callable[[AnyModel, PyTree, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
-        """Returns `work(model, params, batch)`, jitted as in `ask`; for results that are not in the outputs."""
+        """Returns `work(model, params, batch)`, jitted as in `compute`; for results that are not in the outputs."""
         with jax.set_mesh(self.mesh):
             return self._compiled(work)(self.params, self._put(with_token_inputs(batch, self._token_inputs)))
 

@@ -28,7 +28,7 @@ _SORTED_BATCHES = 16  # number of batches whose records are sorted by length tog
 class TaskOutputs(NamedTuple):
     """The outputs of the task head for one record."""
 
-    answers: PyTree  # outputs for the d documents of the record, NumPy arrays [d, …]
+    predictions: PyTree  # outputs for the d documents of the record, NumPy arrays [d, …]
     notes: list[Note]  # metadata of the d documents
     is_cut: bool  # True if a text of the record was truncated
 
@@ -92,7 +92,7 @@ def predict(loaded: LoadedModel, task: Task, records: Iterable[Mapping], batch_s
       ValueError: a record is invalid.
     """
     for answered in task_outputs(loaded, task, map(task.read_unlabeled, records), batch_size):
-        yield task.prediction(answered.answers, answered.notes)
+        yield task.prediction(answered.predictions, answered.notes)
 
 
 def task_outputs(
@@ -168,10 +168,10 @@ def _ask(loaded: LoadedModel, examples: Sequence[Example], rows: int, length: in
         some = [[example] for example in examples[start : start + rows]]
         count = -(-min(bucket(len(some), shortest=1), rows) // parts) * parts  # few shapes: repeats the last example
         batch = collate(some + some[-1:] * (count - len(some)), Lengths(length, length, length), pad)
-        outputs.append(jax.device_get(loaded.ask(_answers, batch)))
+        outputs.append(jax.device_get(loaded.compute(_answers, batch)))
     return jax.tree.map(lambda *arrays: np.concatenate(arrays)[: len(examples)], *outputs)
 
 
 def _answers(outputs: Outputs, batch: Batch) -> PyTree:
     (name,) = outputs.heads  # a task model has one head
-    return HEADS[name].answers(outputs.heads[name], batch)
+    return HEADS[name].predictions(outputs.heads[name], batch)

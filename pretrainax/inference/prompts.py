@@ -107,7 +107,7 @@ def tokens_of(prompt: Example) -> int:
     return len(prompt["encoder_tokens" if is_encoder_decoder(prompt) else "tokens"])
 
 
-def room_after(prompt: Example, loaded: LoadedModel) -> Optional[int]:
+def generation_limit(prompt: Example, loaded: LoadedModel) -> Optional[int]:
     """Returns the maximum number of tokens that the model can generate after a prompt; None: no limit.
 
     The model never reads the last generated token, so this token needs no position.

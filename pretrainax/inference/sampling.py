@@ -40,8 +40,8 @@ class Rules(NamedTuple):
 class History(NamedTuple):
     """The state of the rules for each row. It depends on the tokens that the row has read and generated so far."""
 
-    seen: Optional[jax.Array]  # [B, V] bool: ids in the prompt or the generated text; None: no penalty is set
-    said: Optional[jax.Array]  # [B, V] int32: how often each id was generated; None: no penalty is set
+    used: Optional[jax.Array]  # [B, V] bool: ids in the prompt or the generated text; None: no penalty is set
+    counts: Optional[jax.Array]  # [B, V] int32: how often each id was generated; None: no penalty is set
     states: tuple[jax.Array, ...]  # state of each automaton in `Rules.automata`, [B] int32
 
     def take(self, rows: jax.Array) -> "History":
@@ -51,10 +51,10 @@ class History(NamedTuple):
     def after(self, tokens: jax.Array, rules: Rules) -> "History":
         """Returns the history after each row has generated its token, `tokens` [B]."""
         states = tuple(a.step(state, tokens) for a, state in zip(rules.automata, self.states, strict=True))
-        if self.seen is None or self.said is None:
+        if self.used is None or self.counts is None:
             return History(None, None, states)
         rows = jnp.arange(len(tokens))
-        return History(self.seen.at[rows, tokens].set(True), self.said.at[rows, tokens].add(1), states)
+        return History(self.used.at[rows, tokens].set(True), self.counts.at[rows, tokens].add(1), states)
 
 
 def history_of(tokens: jax.Array, is_read: jax.Array, rules: Rules) -> History:
@@ -78,12 +78,12 @@ def history_of(tokens: jax.Array, is_read: jax.Array, rules: Rules) -> History:
 def processed_logits(logits: jax.Array, rules: Rules, history: History) -> jax.Array:
     """Returns the logits or log-probabilities [B, V] after penalties, with -inf for tokens that are not allowed."""
     if rules.repetition_penalty is not None:
-        assert history.seen is not None
-        logits = penalise_repetition(logits, history.seen, rules.repetition_penalty)
+        assert history.used is not None
+        logits = penalise_repetition(logits, history.used, rules.repetition_penalty)
     if rules.frequency_penalty is not None or rules.presence_penalty is not None:
-        assert history.said is not None
+        assert history.counts is not None
         frequency, presence = (0.0 if x is None else x for x in (rules.frequency_penalty, rules.presence_penalty))
-        logits = penalise_counts(logits, history.said, frequency, presence)
+        logits = penalise_counts(logits, history.counts, frequency, presence)
     allowed = rules.allowed[None]
     for automaton, states in zip(rules.automata, history.states, strict=True):
         allowed = allowed & allowed_next(automaton, states)

@@ -20,30 +20,30 @@ class AdaptedStart(NamedTuple):
 
     model: ModelConfig  # model config with which the parameters of the start are read
     fit: Fit  # mapping between the parameters of the start and of `model`
-    ways: dict[str, ParameterRule]  # rule for each parameter of the new model, by path
+    rules: dict[str, ParameterRule]  # rule for each parameter of the new model, by path
     left_out: tuple[str, ...]  # paths of unused parameters of the start
     effects: tuple[str, ...]  # description of the effect of each adaptation on the function of the model
 
     @property
     def copied(self) -> dict[str, str]:
         """Returns the path in the start of each parameter that is copied unchanged, by path in the new model."""
-        return {path: way.source for path, way in self.ways.items() if way.source is not None and not way.made}
+        return {path: way.source for path, way in self.rules.items() if way.source is not None and not way.operations}
 
     @property
-    def made(self) -> dict[str, str]:
+    def created(self) -> dict[str, str]:
         """Returns a description for each parameter that is converted or initialized, by path in the new model."""
-        others = {path: way for path, way in self.ways.items() if path not in self.copied}
+        others = {path: way for path, way in self.rules.items() if path not in self.copied}
         return {path: f"{way.how} ({way.source})" if way.source else "initialized" for path, way in others.items()}
 
     @property
     def report(self) -> dict[str, object]:
         """Returns the record for `start.json`: which parameters are copied, converted, initialized or left out."""
-        return {"copied": self.copied, "made": self.made, "left_out": list(self.left_out)}
+        return {"copied": self.copied, "made": self.created, "left_out": list(self.left_out)}
 
     @property
     def drawn(self) -> list[str]:
         """Returns the paths of the parameters of the new model that have no source in the start and are initialized."""
-        return [path for path, way in self.ways.items() if way.source is None]
+        return [path for path, way in self.rules.items() if way.source is None]
 
     def without(self, lacking: Sequence[str]) -> "AdaptedStart":
         """Returns the plan for a start without some parameters; everything made from them is initialized.
@@ -51,8 +51,8 @@ class AdaptedStart(NamedTuple):
         Args:
           lacking: paths of the parameters that the start lacks.
         """
-        ways = {path: ParameterRule(None) if way.source in lacking else way for path, way in self.ways.items()}
-        return self._replace(ways=ways)
+        ways = {path: ParameterRule(None) if way.source in lacking else way for path, way in self.rules.items()}
+        return self._replace(rules=ways)
 
     def take(self, params: Params, shardings: PyTree, drawn: Mapping[str, jax.Array]) -> Params:
         """Returns the parameters of the new model, converted from the parameters of the start.
@@ -65,18 +65,18 @@ class AdaptedStart(NamedTuple):
           shardings: shardings of the returned parameters.
           drawn: initialized parameters by path.
         """
-        source, target, taken = flat(params), flat(shardings), dict(drawn)
+        source, target, result = flat(params), flat(shardings), dict(drawn)
         del params  # otherwise `params` would keep all arrays in memory
-        remaining = collections.Counter(way.source for path, way in self.ways.items() if path not in drawn)
-        for path, way in self.ways.items():
+        remaining = collections.Counter(way.source for path, way in self.rules.items() if path not in drawn)
+        for path, way in self.rules.items():
             if path in drawn:
                 continue
             assert way.source is not None  # parameters without a source are in `drawn`
             remaining[way.source] -= 1
             x = source[way.source] if remaining[way.source] else source.pop(way.source)
-            is_copied = not way.made and not remaining[way.source] and x.sharding == target[path]
-            taken[path] = x if is_copied else jax.jit(way.applied, out_shardings=target[path])(x)
-        return nested(taken)
+            is_copied = not way.operations and not remaining[way.source] and x.sharding == target[path]
+            result[path] = x if is_copied else jax.jit(way.applied, out_shardings=target[path])(x)
+        return nested(result)
 
 
 def adapted_start(
@@ -114,7 +114,7 @@ def adapted_start(
             "config.model to the result of the adaptations"
         )
     fit, used = fit_of(origin, stages[0], fresh_heads), {way.source for way in ways.values()}
-    unused = [path for path in fit.taken if path not in used]
+    unused = [path for path in fit.sources if path not in used]
     start = AdaptedStart(stages[0], fit, ways, (*fit.left_out, *unused), tuple(effects))
     return start.without(fit.lacking)
 

@@ -41,7 +41,7 @@ from pretrainax.storage.places import local_path
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.zoo.convert import rows_of, tensor_locations
-from pretrainax.zoo.family import HuggingFace, Part, Row
+from pretrainax.zoo.family import FusedPart, HuggingFace, NameRow
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # prefix of the names of low-rank tensors
@@ -69,13 +69,13 @@ class _Place(NamedTuple):
 
     path: str  # of the matrix in this project
     layer: int
-    part: Part  # part of the outputs of the module
+    part: FusedPart  # part of the outputs of the module
 
 
 # --- low-rank updates ------------------------------------------------------------------------------------------------
 
 
-def _modules(table: Sequence[Row], model: ModelConfig) -> dict[str, list[_Place]]:
+def _modules(table: Sequence[NameRow], model: ModelConfig) -> dict[str, list[_Place]]:
     """Returns the matrices of this project that each linear module of transformers contains, by module name.
 
     Args:
@@ -90,7 +90,7 @@ def _modules(table: Sequence[Row], model: ModelConfig) -> dict[str, list[_Place]
     return found
 
 
-def lora_to_peft(tuning: LoRA, trained: State, table: Sequence[Row], model: ModelConfig) -> Adapter:
+def lora_to_peft(tuning: LoRA, trained: State, table: Sequence[NameRow], model: ModelConfig) -> Adapter:
     """Converts the trained arrays of a LoRA fine-tuning run to a PEFT adapter.
 
     Args:
@@ -151,7 +151,7 @@ def _matrix(trained: State, place: _Place, name: str, rank_axis: int) -> np.ndar
     return x.reshape(-1, x.shape[-1]) if rank_axis else x.reshape(x.shape[0], -1)
 
 
-def lora_from_peft(described: JsonObject, tensors: State, table: Sequence[Row], model: ModelConfig) -> tuple:
+def lora_from_peft(described: JsonObject, tensors: State, table: Sequence[NameRow], model: ModelConfig) -> tuple:
     """Converts a peft adapter to a `LoRA` config and its trained arrays by parameter path.
 
     Updates with a smaller rank than the largest rank are padded with zeros.

@@ -130,8 +130,8 @@ def _adaptation_rows(start: AdaptedStart) -> list[tuple[str, str]]:
     if not start.effects:
         return []
     converted: dict[str, list[str]] = {}
-    for path, way in start.ways.items():
-        if way.made:
+    for path, way in start.rules.items():
+        if way.operations:
             converted.setdefault(way.how, []).append(path)
     rows = [("adapted", effect) for effect in start.effects]
     rows.append(("copied", ", ".join(_modules(start.copied)) or "nothing"))

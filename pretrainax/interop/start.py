@@ -71,7 +71,7 @@ class StartModel(NamedTuple):
         classifier = next((x for x in self.classes if type(x.head) is type(usual)), None)
         if classifier is None:
             return dataclasses.replace(self.model, head=usual.left_open())
-        changed = classifier.of_model(self.model)
+        changed = classifier.apply_to(self.model)
         fits = not classifier.changes or _shapes(changed) == _shapes(self.model)
         return dataclasses.replace(changed if fits else self.model, head=dataclasses.replace(classifier.head))
 
@@ -148,7 +148,7 @@ def _single(model: ModelConfig) -> ModelConfig:
 class Fit(NamedTuple):
     """The mapping between the parameters of a new model and of its start: the model that it is initialized from."""
 
-    taken: dict[str, str]  # path in the new model -> path in the start
+    sources: dict[str, str]  # path in the new model -> path in the start
     lacking: list[str]  # head parameters that the start lacks or has in another shape; they are initialized
     left_out: list[str]  # parameters of the start that are not used
     changed: list[str]  # fields of config.model that differ, but do not affect shapes
@@ -178,7 +178,7 @@ def fit_of(origin: Origin, model: ModelConfig, fresh_heads: bool) -> Fit:
     heads = head_modules(model) if fresh_heads else set()
     changed = [name for name in differences(their_model, model) if not weights.is_head(name)]
     fit = _fit(there, model, [path for path in mismatched if path.partition("/")[0] in heads], changed)
-    unmatched = [path for path in mismatched if path in fit.taken]
+    unmatched = [path for path in mismatched if path in fit.sources]
     their_heads, no_decoder = head_modules(their_model), weights.takes_encoder(their_model, model)
     for path in fit.left_out:
         is_optional = path.partition("/")[0] in their_heads or (no_decoder and path.startswith("decoder"))
@@ -239,7 +239,7 @@ def task_head_paths(fit: Fit, model: ModelConfig) -> list[str]:
     heads = {name for head in heads_of(model) if head.loss_name == "label_loss" for name in head.modules(model)}
     return [
         path
-        for path, name in fit.taken.items()
+        for path, name in fit.sources.items()
         if name == path and path.partition("/")[0] in heads and not (_has_pooler(model) and "/dense/" in path)
     ]
 
@@ -286,7 +286,7 @@ def load_start(origin: Origin, model: ModelConfig, abstract: PyTree, fresh: Opti
     if experiment.model.generator is not None and model.generator is None:
         _, params = electra.discriminator(experiment.model, params)
     there, drawn = flat(params), fresh(fit.lacking) if fresh and fit.lacking else {}
-    leaves = [drawn[path] if path in drawn else there[fit.taken[path]] for path in parameter_names(abstract)]
+    leaves = [drawn[path] if path in drawn else there[fit.sources[path]] for path in parameter_names(abstract)]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
 

@@ -21,7 +21,7 @@ from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.param_paths import PyTree, flat, parameter_names
 from pretrainax.storage.places import complete
 from pretrainax.zoo.convert import Rows, as_ours, rows_of, shape_problems, stacked_axes, tensor_locations
-from pretrainax.zoo.family import ConfigJson, Row, differences
+from pretrainax.zoo.family import ConfigJson, NameRow, differences
 
 _MOST_FIELDS = 6  # maximum number of differing fields in an error message
 
@@ -316,7 +316,7 @@ class DirectoryWeights:
         blocks = [self._block(row, name, shape[stacked:], index[stacked:]) for name in tensor_names.flat]
         return np.stack(blocks).reshape(*tensor_names.shape, *blocks[0].shape)
 
-    def _block(self, row: Row, name: str, shape: tuple[int, ...], index: Index) -> np.ndarray:
+    def _block(self, row: NameRow, name: str, shape: tuple[int, ...], index: Index) -> np.ndarray:
         block = np.ascontiguousarray(as_ours(row, self._tensor(name), shape)[index], np.float32)
         if not np.isfinite(block).all():
             # lists all damaged tensors after the first one is found

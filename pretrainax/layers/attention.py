@@ -199,7 +199,7 @@ def _xla_work(spec: AttentionSpec) -> Work:
 
     With a split length, the backward of ring attention recomputes the logits.
     """
-    return Work(all_pairs(spec), again=int(spec.sequence > 1))
+    return Work(all_pairs(spec), recomputed=int(spec.sequence > 1))
 
 
 BACKENDS = {

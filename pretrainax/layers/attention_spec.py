@@ -47,25 +47,25 @@ class KeyBlocks(NamedTuple):
 
     size: int  # tokens per block
     sides: int  # number of neighbouring blocks on each side that a query attends to
-    more: int = 0  # further blocks of keys that a block of queries attends to, anywhere in the row
-    whole: int = 0  # number of additional (global) queries and keys, each of which is paired with a whole row
+    extra_blocks: int = 0  # further blocks of keys that a block of queries attends to, anywhere in the row
+    global_tokens: int = 0  # number of additional (global) queries and keys, each of which is paired with a whole row
 
     def pairs(self, length: int) -> int:
         """Returns the number of query-key pairs that are multiplied in a row of `length` tokens, per head."""
         size = min(self.size, length)
         blocks = -(-length // size)
-        blocks_per_query = 2 * self.sides + 1 + self.more if blocks > 1 else 1
-        return blocks * blocks_per_query * size**2 + self.whole * length
+        blocks_per_query = 2 * self.sides + 1 + self.extra_blocks if blocks > 1 else 1
+        return blocks * blocks_per_query * size**2 + self.global_tokens * length
 
 
 class Work(NamedTuple):
     """The number of query-key pairs that a backend multiplies for one row and one head.
 
-    A training step multiplies each pair PRODUCTS + `again` times.
+    A training step multiplies each pair PRODUCTS + `recomputed` times.
     """
 
     pairs: np.ndarray  # [sequence], number of pairs of the queries in each part of the length
-    again: int = 0  # products per pair that the backward computes in addition to PRODUCTS
+    recomputed: int = 0  # products per pair that the backward computes in addition to PRODUCTS
 
 
 PRODUCTS = 6  # per pair: logits, weighted sum of values, and two products in the backward of each

@@ -102,7 +102,7 @@ class Block(nn.Module):
         x = constrain(x)
         cache = BlockKVCache() if state is None else state
         attend = self_attention_of(config)(config, self.compute, context.deterministic, name="self_attention")
-        ring = None if context.index is None else cache.own
+        ring = None if context.index is None else cache.self_attention
         real = None if mask.query_segment_ids is None else mask.query_segment_ids > 0
         feed_forwards = [part.kind(part.config, name=part.name) for part in feed_forwards_of(config)]
 
@@ -159,5 +159,5 @@ class Block(nn.Module):
     ) -> tuple[jax.Array, PyTree]:
         """Returns the stream after cross-attention to an encoded sequence, and the KV cache of the encoded sequence."""
         cross = MultiHeadAttention(self.config, self.compute, context.deterministic, name="cross_attention")
-        encoded = context.encoded if cache.read is None else cache.read
+        encoded = context.encoded if cache.cross_attention is None else cache.cross_attention
         return sublayer("cross_attention", x, lambda y: cross(y, encoded, context.cross_mask, PositionTerms()))

@@ -33,7 +33,7 @@ class KeyValues:
     values: Optional[jax.Array]  # None: the values are computed from the keys, as in latent attention
 
     @classmethod
-    def of(cls, k: jax.Array, v: Optional[jax.Array]) -> "KeyValues":
+    def from_arrays(cls, k: jax.Array, v: Optional[jax.Array]) -> "KeyValues":
         """Returns the KV cache of the keys and values [B, S, G, K] that attention computed.
 
         Args:
@@ -119,8 +119,8 @@ def slot_distance(index: int | jax.Array, size: int) -> jax.Array:
 class BlockKVCache:
     """The KV cache of a block; both fields are None before the first token."""
 
-    own: Optional[KeyValues] = None  # of self-attention: first the tokens of a prompt, later a ring buffer
-    read: Optional[KeyValues] = None  # of cross-attention: the tokens of the encoded sequence
+    self_attention: Optional[KeyValues] = None  # of self-attention: first the tokens of a prompt, later a ring buffer
+    cross_attention: Optional[KeyValues] = None  # of cross-attention: the tokens of the encoded sequence
 
 
 @flax.struct.dataclass
@@ -134,7 +134,7 @@ class KVCache:
     @property
     def longest(self) -> int:
         """Returns the largest number of slots of a ring buffer of any block."""
-        return max(block.own.keys.shape[-2] for block in self.blocks if block.own is not None)
+        return max(block.self_attention.keys.shape[-2] for block in self.blocks if block.self_attention is not None)
 
     def rings(self, lengths: jax.Array, sizes: list[int]) -> "KVCache":
         """Returns the cache as ring buffers of `sizes` [L] slots, from the cache of prompts that are right-padded.
@@ -143,10 +143,11 @@ class KVCache:
           lengths: [B], number of tokens of each prompt.
           sizes: number of slots for each block.
         """
-        first = self.blocks[0].own
+        first = self.blocks[0].self_attention
         assert first is not None
         blocks = tuple(
-            block.replace(own=block.own.ring(lengths, size)) for block, size in zip(self.blocks, sizes, strict=True)
+            block.replace(self_attention=block.self_attention.ring(lengths, size))
+            for block, size in zip(self.blocks, sizes, strict=True)
         )
         return self.replace(blocks=blocks, index=jnp.asarray(first.keys.shape[-2], jnp.int32))
 

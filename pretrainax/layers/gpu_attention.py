@@ -74,7 +74,7 @@ def cudnn_work(spec: AttentionSpec) -> Work:
     With a prefix, cuDNN gets the mask as a bias and multiplies all pairs. The backward recomputes the logits (Dao et
     al. 2022, arXiv 2205.14135).
     """
-    return Work(all_pairs(spec) if spec.has_prefix else seen_pairs(spec), again=1)
+    return Work(all_pairs(spec) if spec.has_prefix else seen_pairs(spec), recomputed=1)
 
 
 def cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):

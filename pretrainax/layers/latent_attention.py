@@ -88,7 +88,7 @@ class MultiHeadLatentAttention(Attention):
             use_bias=False,
             name="key_value_up",
         )
-        cache = KeyValues.of(jnp.concatenate([latent[:, :, None], rotated_key], axis=-1), None)
+        cache = KeyValues.from_arrays(jnp.concatenate([latent[:, :, None], rotated_key], axis=-1), None)
         attended = functools.partial(self.attended, bias=None, positions=positions, scale=scale_of(config, positions))
         if ring is None:
             # [B, S, R] -> [B, S, H, N + V]

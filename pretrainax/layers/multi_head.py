@@ -173,7 +173,7 @@ class MultiHeadAttention(Attention):
             q, k = self._normed("query_norm", q), k if is_cached else self._normed("key_norm", k)
         q, k = positions.rotate(q, k)
         q, k, v = saved_residual(q), saved_residual(k), saved_residual(v)
-        cache = KeyValues.of(k, v)
+        cache = KeyValues.from_arrays(k, v)
         if ring is not None:
             cache = ring.append(cache, index)
             k, v = cache.heads_last()

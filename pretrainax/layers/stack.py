@@ -80,7 +80,7 @@ class Blocks(nn.Module):
         return blocks(self.config, self.compute, name="blocks")(x, layers, context, state, branch)
 
 
-class Turn(nn.Module):
+class Period(nn.Module):
     """Applies the layers of one period, if layers alternate: some without experts, then one with experts."""
 
     before: Blocks
@@ -222,7 +222,7 @@ class Stack(nn.Module):
         cut = functools.partial(jax.tree.map, lambda a: a.reshape(periods, -1, *a.shape[1:]))
         join = functools.partial(jax.tree.map, lambda a: a.reshape(-1, *a.shape[2:]))
         unrolled_periods = periods if unroll is None else max(1, unroll * periods // self.num_layers)
-        run = nn.scan(Turn, **_PER_LAYER, in_axes=_IN_AXES, length=periods, unroll=unrolled_periods)
+        run = nn.scan(Period, **_PER_LAYER, in_axes=_IN_AXES, length=periods, unroll=unrolled_periods)
         run = nn.map_variables(run, "params", cut, join, init=self.is_initializing())
         layers = layer_flags(self.config, self.num_layers)
         x, side = run(early, last, name="turns")(x, cut(layers), context, cut(state), branch)

@@ -77,8 +77,8 @@ def tpu_work(spec: AttentionSpec) -> Work:
     The backward pass of each runs two kernels: one for the query gradients, and one for the key and value gradients.
     Both recompute the logits, and both compute the gradient of the attention weights.
     """
-    local, whole = (length + -length % LANES for length in (spec.query_length // spec.sequence, spec.key_length))
-    return Work(seen_pairs(spec, (_block(local), _block(whole))), again=3)
+    queries, keys = (length + -length % LANES for length in (spec.query_length // spec.sequence, spec.key_length))
+    return Work(seen_pairs(spec, (_block(queries), _block(keys))), recomputed=3)
 
 
 @on_each_device

@@ -53,7 +53,7 @@ _abstract_params: dict[str, PyTree] = {}
 def _trace_params(config: ModelConfig) -> PyTree:
     names = ("tokens", "positions", "segment_ids", "encoder_tokens", "encoder_positions", "encoder_segment_ids")
     batch = {name: jax.ShapeDtypeStruct((1, 2), jnp.int32) for name in (*names, "question")}
-    widths = {field.name: field.width for field in FIELDS if field.is_of(config.family) and field.width}
+    widths = {field.name: field.width for field in FIELDS if field.belongs_to(config.family) and field.width}
     batch |= {name: jax.ShapeDtypeStruct((1, 2, width), jnp.int32) for name, width in widths.items()}
     model = build(config, Compute(attention="xla"))
     init = lambda key, batch: model.init(key, batch, deterministic=True)["params"]  # noqa: E731

@@ -57,7 +57,7 @@ class Flops(NamedTuple):
     """The FLOPs of one example's forward pass, without the FLOPs of query-key pairs in attention."""
 
     blocks: float  # FLOPs in the blocks
-    around: float  # FLOPs before and after the blocks
+    outside_blocks: float  # FLOPs before and after the blocks
 
 
 class AnyFamily(nn.Module):
@@ -154,7 +154,7 @@ class Model(AnyFamily):
         # [B, T, E] -> [B, T, D]
         return self.embedding_projection(x) if self.config.embedding_dim else x
 
-    def answer(self, x: jax.Array, side: SideOutputs, batch: Batch, *, deterministic: bool) -> Outputs:
+    def head_outputs(self, x: jax.Array, side: SideOutputs, batch: Batch, *, deterministic: bool) -> Outputs:
         """Returns the outputs of all heads for the last hidden states, with the side outputs of the blocks.
 
         Args:
@@ -164,8 +164,8 @@ class Model(AnyFamily):
         """
         outputs, sums = {}, side.sums
         for head in heads_of(self.config):
-            outputs[head.name] = head.answer(self, x, batch, deterministic=deterministic)
-            sums = add_sums(sums, head.of_blocks(outputs[head.name]))
+            outputs[head.name] = head.output(self, x, batch, deterministic=deterministic)
+            sums = add_sums(sums, head.block_sums(outputs[head.name]))
         return Outputs(outputs, sums, side.state)
 
 

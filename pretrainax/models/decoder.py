@@ -41,7 +41,7 @@ class Decoder(Model):
           deterministic: disables dropout.
         """
         x, side = self._through_stack(batch, state, deterministic=deterministic)
-        return self.answer(x, side, batch, deterministic=deterministic)
+        return self.head_outputs(x, side, batch, deterministic=deterministic)
 
     def one_forward_one_backward_loss(self, batch: Batch, loss: Callable[[Outputs, Batch], Loss]) -> Loss:
         """Returns the training objective of a batch and its sums, in a pipeline with the 1F1B schedule.
@@ -56,10 +56,10 @@ class Decoder(Model):
         tokens = {name: batch[name] for name in ("targets", "loss_weights", "text_weights") if name in batch}
         if "target_bytes" in batch:  # a count per row, here stored at the first token of the row and added up
             tokens["target_bytes"] = jnp.zeros_like(batch["loss_weights"]).at[:, 0].set(batch["target_bytes"])
-        answer = functools.partial(self.clone(parent=None).apply, deterministic=False, method="answer")
+        head_outputs = functools.partial(self.clone(parent=None).apply, deterministic=False, method="head_outputs")
 
         def run(params, x, tokens):
-            return loss(cast(Outputs, answer({"params": params}, x, SideOutputs(), tokens)), tokens)
+            return loss(cast(Outputs, head_outputs({"params": params}, x, SideOutputs(), tokens)), tokens)
 
         objective, side = self._through_stack(batch, ending=LossStage(run, params, tokens), deterministic=False)
         return objective, side.sums

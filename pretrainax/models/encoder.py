@@ -23,4 +23,4 @@ class Encoder(Model):
         ids = batch["positions"], segments_of(batch)
         question = batch["question"] if self.config.reads_question else None
         x, side = self.encoder(x, *ids, prefix_mask=question, ending=absolute, deterministic=deterministic)
-        return self.answer(x, side, batch, deterministic=deterministic)
+        return self.head_outputs(x, side, batch, deterministic=deterministic)

@@ -66,7 +66,7 @@ class EncoderDecoder(Model):
             deterministic=deterministic,
         )
         both = dataclasses.replace(side, sums=add_sums(encoded.sums, side.sums))
-        return self.answer(self._drop(x, deterministic), both, batch, deterministic=deterministic)
+        return self.head_outputs(self._drop(x, deterministic), both, batch, deterministic=deterministic)
 
     def _drop(self, x: jax.Array, deterministic: bool) -> jax.Array:
         # Like T5, applies dropout after the final norm (Raffel et al. 2020, section 2.1).

@@ -126,8 +126,8 @@ def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, 
     """Returns the forward FLOPs of one example without query-key pairs: in the blocks, and before and after them."""
     if config.generator is not None:
         parts = (other_flops(part, inputs, targets) for part in component_configs(config))
-        blocks, around = map(sum, zip(*parts, strict=True))
-        return blocks, around
+        blocks, outside_blocks = map(sum, zip(*parts, strict=True))
+        return blocks, outside_blocks
     if (own := model_of(config).flops(config, inputs, targets)) is not None:
         return own
     repeated = 1 if config.enhanced_mask_decoder else 0  # the last block runs twice

@@ -49,7 +49,7 @@ class RecurrentModel(Model):
         if self.config.head is not None:
             x = self.scalar_mix(_layers(words, side.state))
         x = self.dropout(x, deterministic=deterministic)
-        return self.answer(x, SideOutputs(sums=side.sums), batch, deterministic=deterministic)
+        return self.head_outputs(x, SideOutputs(sums=side.sums), batch, deterministic=deterministic)
 
 
 def _layers(words: jax.Array, above: jax.Array) -> jax.Array:

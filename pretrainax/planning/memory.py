@@ -159,10 +159,10 @@ def _activation_bytes(
       arrays: the residuals of one microbatch, without the effect of a pipeline.
       width: bytes per element of the compute dtype.
     """
-    if stages.again:
+    if stages.recompute:
         layers, streams = 1 / stages.parts, 2 * stages.count + 1 + 2 * stages.parts / stages.count
     else:
-        layers, streams = stages.seen, stages.parts + stages.ticks if stages.count > 1 else 0
+        layers, streams = stages.compute_factor, stages.parts + stages.ticks if stages.count > 1 else 0
     residuals = sum(x.bytes * (layers if is_stacked(x.module) else 1) for x in arrays)
     tokens = stages.rows * lengths_of(shapes_of(experiment)).inputs / mesh_sizes[LENGTH_AXIS]
     return residuals + streams * tokens * experiment.model.d_model * width
@@ -186,7 +186,7 @@ def _logit_bytes(
       width: bytes per element of the compute dtype. Logits are always float32 on a CPU.
     """
     model, stages = experiment.model, pipeline_stages(experiment, mesh_sizes)
-    rows = stages.rows / stages.count if stages.again else micro_rows(experiment, mesh_sizes)
+    rows = stages.rows / stages.count if stages.recompute else micro_rows(experiment, mesh_sizes)
     predicted = rows * lengths_of(shapes).targets / mesh_sizes[LENGTH_AXIS]
     vocabulary = predicted_vocabulary(model) / mesh_sizes[TENSOR_AXIS]
     logit_width = 4 if platform == "cpu" else width if model.final_logit_cap is None else 2 * width

@@ -168,7 +168,7 @@ def _traffic(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tup
         for one in collectives:
             sizes = sums.setdefault((one.axis, one.kind), [0, 0, 0])
             sizes[place] += one.total
-            sizes[2] += one.bytes * (one.beside or 0)
+            sizes[2] += one.bytes * (one.overlapping or 0)
     yield "axis", "kind", "estimate", *(("compiled", "overlapped with products") if compiled else ())
     for (axis, kind), (estimated, measured, overlapped) in sorted(sums.items(), key=lambda item: -max(item[1])):
         share = f"{overlapped / measured:.0%}" if measured else ""
@@ -176,7 +176,7 @@ def _traffic(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tup
 
 
 def _memory_traffic(moved: MemoryTraffic) -> Iterator[tuple[str, ...]]:
-    for kind, size in moved.by("kind").items():
+    for kind, size in moved.sum_by("kind").items():
         yield kind, byte_size(size), f"{size / moved.total:.0%}"
 
 

@@ -83,12 +83,12 @@ class Passes(NamedTuple):
     For example, with `logits=3.2` these kernels move 3.2 times the bytes of the logits.
     """
 
-    kept: float  # residuals of a block, except for attention
+    block_residuals: float  # residuals of a block, except for attention
     attention_residuals: float  # residuals of attention: queries, keys, values, results
     pairs: float  # float32 logits of attention without a fused kernel; on a TPU also of attention with a bias
     dropped: float  # logits as for `pairs`, if attention weights have dropout: the backward pass reads them again
-    by_row: float  # logits with a position bias that differs by row, in addition to `pairs` or `dropped`
-    turned: float  # queries and keys in float32, with rotary positions
+    row_bias: float  # logits with a position bias that differs by row, in addition to `pairs` or `dropped`
+    rotated: float  # queries and keys in float32, with rotary positions
     logits: float  # logits of the loss, in the compute dtype
     state: float  # parameters, optimizer moments, moving averages and gradients
     stacked: float  # residuals of loops over layers: written into stacks and sliced out of the stacks
@@ -104,16 +104,16 @@ class Passes(NamedTuple):
 #   norm reads the gradients once more. The 4 arrays therefore have 8 reads and writes.
 # - `layers`: parameters of layers are read in float32 and written in half of the bytes.
 # - `looped`: the copies that a loop makes add up to 5.
-# The TPU value of `state` is not fitted either. `by_row` is from DeBERTa, the only config with a bias that differs by
+# The TPU value of `state` is not fitted either. `row_bias` is from DeBERTa, the only config with a bias that differs by
 # row. `dropped` is from four steps with all layers.
 PASSES = {
     "gpu": Passes(
-        kept=9.6,
+        block_residuals=9.6,
         attention_residuals=3.6,
         pairs=11.3,
         dropped=11.3,
-        by_row=11.3,
-        turned=0.0,
+        row_bias=11.3,
+        rotated=0.0,
         logits=3.2,
         state=2.0,
         stacked=4.7,
@@ -123,12 +123,12 @@ PASSES = {
         experts=4.2,
     ),
     "tpu": Passes(
-        kept=4.5,
+        block_residuals=4.5,
         attention_residuals=4.5,
         pairs=7.7,
         dropped=4.9,
-        by_row=47.7,
-        turned=12.4,
+        row_bias=47.7,
+        rotated=12.4,
         logits=5.9,
         state=1.6,
         stacked=1.8,
@@ -239,9 +239,9 @@ def hidden_share(one: Collective) -> float:
     For a collective of a compiled step, this is the share of its runs that overlap. For an estimated collective, the
     rule is in the docstring of this module.
     """
-    if one.beside is None:
+    if one.overlapping is None:
         return float(one.axis == FSDP_AXIS and one.kind in ("all-gather", "reduce-scatter"))
-    return one.beside / one.count
+    return one.overlapping / one.count
 
 
 def _product_flops(experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf, stretch: float) -> float:
@@ -261,17 +261,17 @@ def _product_flops(experiment: Experiment, teacher: Optional[ModelConfig], work:
     makes_again = has_backward and train.remat != "none"
 
     def products(one: Attention) -> float:
-        pairs, again = work(one)
+        pairs, recompute = work(one)
         count = PRODUCTS * attention_fraction(passes) + has_backward * again + 2 * makes_again
         return count * pairs.max() * len(pairs)
 
     model = experiment.model, lengths.inputs, lengths.targets
-    blocks, around = other_flops(*model)
+    blocks, outside_blocks = other_flops(*model)
     blocks += (1 / GROUPED - 1) * expert_flops(*model)
     again = (train.layer_forwards - 1) * blocks if has_backward else 0.0
     teacher_flops = 0.0 if teacher is None else executed_flops(teacher, 1, lengths.inputs, lengths.targets, work) / 3
     layers = matrix_flops(passes, blocks, 0.0) + again + attention_flops(*model, products)
-    return experiment.rows_per_update * (stretch * layers + matrix_flops(passes, 0.0, around) + teacher_flops)
+    return experiment.rows_per_update * (stretch * layers + matrix_flops(passes, 0.0, outside_blocks) + teacher_flops)
 
 
 def memory_bytes_between_products(
@@ -299,9 +299,12 @@ def memory_bytes_between_products(
     layers += passes.dropped * attention.dropped
     if platform == "gpu" or train.remat == "block" or _layer_residuals(arrays) > _ROOM_FOR_A_LAYER:
         layers += sum(
-            x.bytes * (passes.attention_residuals if x.module.endswith("attention") else passes.kept) for x in arrays
+            x.bytes * (passes.attention_residuals if x.module.endswith("attention") else passes.block_residuals)
+            for x in arrays
         )
-        layers += passes.pairs * attention.pairs + passes.by_row * attention.by_row + passes.turned * attention.turned
+        layers += (
+            passes.pairs * attention.pairs + passes.row_bias * attention.row_bias + passes.rotated * attention.rotated
+        )
     logits = rows * lengths.targets * predicted_vocabulary(experiment.model) / mesh_sizes[TENSOR_AXIS]
     each = pipeline_stages(experiment, mesh_sizes).stretch * layers + passes.logits * width * logits
     parts = _of_layers(experiment, mesh_sizes, platform)
@@ -365,8 +368,8 @@ class _Attention(NamedTuple):
 
     pairs: float
     dropped: float
-    by_row: float
-    turned: float
+    row_bias: float
+    rotated: float
 
 
 def _of_attention(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, rows: float) -> _Attention:
@@ -377,7 +380,7 @@ def _of_attention(experiment: Experiment, mesh_sizes: dict[str, int], platform: 
     """
     specs, lengths = attention_specs(experiment, mesh_sizes, platform), lengths_of(shapes_of(experiment))
     implementation, is_tpu = implementation_of(specs, experiment.train.attention, platform), platform == "tpu"
-    model, pairs, dropped, by_row, turned = experiment.model, 0.0, 0.0, 0.0, 0.0
+    model, pairs, dropped, by_row, rotated = experiment.model, 0.0, 0.0, 0.0, 0.0
     for one in attentions(model, lengths.inputs, lengths.targets):
         name, spec = implementation(one)
         layer = 4 * rows * one.heads * float(all_pairs(spec).sum())
@@ -388,8 +391,8 @@ def _of_attention(experiment: Experiment, mesh_sizes: dict[str, int], platform: 
         by_row += (spec.bias == "by_row") * one.layers * layer
         if isinstance(model.position, RotaryPositions):
             width = (one.heads + one.kv_heads) * model.position.rotated_dims(one.head_dim)
-            turned += 4 * rows * one.layers * width * one.queries
-    return _Attention(pairs, dropped, by_row, turned)
+            rotated += 4 * rows * one.layers * width * one.queries
+    return _Attention(pairs, dropped, by_row, rotated)
 
 
 def link_rate(axis: str, mesh_sizes: dict[str, int], topology: Topology) -> float:

@@ -66,4 +66,4 @@ def _example(objective: Objective, lengths: Lengths, vocabulary: Vocabulary, cou
             objective.sample_note(),
         )
     text = Text(tokens, np.ones_like(tokens), parts, elsewhere=lambda rng: text, note=note)
-    return counter.counted(objective.example(text, np.random.default_rng(0), vocabulary), tokens)
+    return counter.add_counts(objective.example(text, np.random.default_rng(0), vocabulary), tokens)

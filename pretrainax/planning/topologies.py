@@ -129,7 +129,7 @@ class Topology:
         return self.slices * math.prod(self.shape) * self.chip.devices_per_chip
 
     @property
-    def wraps_around(self) -> bool:
+    def is_torus(self) -> bool:
         """Returns True if the links of a TPU slice wrap around in all dimensions, so that they form a torus.
 
         A 3D torus needs at least 4 chips per dimension. A 2D torus needs 16 chips per dimension, which is a whole pod.

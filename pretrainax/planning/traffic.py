@@ -49,7 +49,7 @@ class Collective:
     where: str  # the module of the model, "encoder/blocks/mlp/up"
     # number of runs that overlap with a matrix product: they start before the product and end after it. None for an
     # estimate whose overlap is unknown.
-    beside: Optional[int] = dataclasses.field(default=None, compare=False)
+    overlapping: Optional[int] = dataclasses.field(default=None, compare=False)
 
     @property
     def total(self) -> int:
@@ -88,7 +88,7 @@ def collectives(
         *_experts(experiment, mesh_sizes, width),
         *_pipeline(experiment, mesh_sizes, width),
     ]
-    wraps = topology is not None and topology.wraps_around
+    wraps = topology is not None and topology.is_torus
     return [_around_the_torus(c, mesh_sizes, topology) if wraps else c for c in estimates if c.bytes]
 
 
@@ -112,7 +112,7 @@ def _passes(experiment: Experiment, sizes: dict[str, int]) -> int:
 
     The parameters are gathered for each forward pass, including recomputation, and for the backward pass.
     """
-    return experiment.train.layer_forwards + 1 + bool(pipeline_stages(experiment, sizes).again)
+    return experiment.train.layer_forwards + 1 + bool(pipeline_stages(experiment, sizes).recompute)
 
 
 def _parameters(experiment: Experiment, sizes: dict[str, int], params: PyTree, width: int) -> Iterator[Collective]:
@@ -164,7 +164,7 @@ def _stacks(experiment: Experiment) -> list[tuple[ModelConfig, int, int]]:
 
 def _rows_of_layers(experiment: Experiment, sizes: dict[str, int]) -> float:
     """Returns the rows per microbatch that the layers of a device process, including unused rows in the bubble."""
-    return micro_rows(experiment, sizes) * pipeline_stages(experiment, sizes).seen
+    return micro_rows(experiment, sizes) * pipeline_stages(experiment, sizes).compute_factor
 
 
 def _tensor(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
@@ -219,9 +219,9 @@ def _pipeline(experiment: Experiment, sizes: dict[str, int], width: int) -> Iter
     for stack, length, _ in _stacks(experiment):
         name, part = stack.family, stages.rows * length / sizes[LENGTH_AXIS] * stack.d_model * width
         yield Collective(PIPELINE_AXIS, "collective-permute", round(part), 2 * stages.ticks * accumulate, name)
-        if stages.again:
+        if stages.recompute:
             entering = _sent(part, stages.count, 2)
             yield Collective(PIPELINE_AXIS, "all-reduce", entering, 2 * stages.ticks * accumulate, name)
-        ends, times = (part, stages.parts) if stages.again else (stages.parts * part, 2)
+        ends, times = (part, stages.parts) if stages.recompute else (stages.parts * part, 2)
         for kind in ("all-gather", "reduce-scatter"):
             yield Collective(PIPELINE_AXIS, kind, _sent(ends, stages.count), times * accumulate, name)

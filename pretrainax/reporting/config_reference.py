@@ -49,7 +49,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def text(experiment: Experiment, width: int) -> str:
+def format_config(experiment: Experiment, width: int) -> str:
     """Returns a text with all fields of one config and their values, for a terminal with `width` columns."""
     legend, others = textwrap.wrap(_LEGEND, width), textwrap.wrap(_OTHER_CLASSES, width)
     return "\n".join([*legend, *_values(experiment, "config", width), "", *others])

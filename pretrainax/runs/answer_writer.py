@@ -52,7 +52,7 @@ class AnswerWriter(Callback):
             model, tokenizer = plain(run.model), run.prepared.tokenizer
             self._writer = LoadedModel(run.experiment, model, None, tokenizer, run.mesh, "this run")
         loaded = dataclasses.replace(self._writer, params=run.plain(params)[1]).share_compiled(self._writer)
-        sampling = Sampling(max_new_tokens=bound.room_for_answer, num_beams=task.num_beams)
+        sampling = Sampling(max_new_tokens=bound.answer_capacity, num_beams=task.num_beams)
         answers = generate_examples(loaded, prompts, sampling)
         loaded.forget()
         return answers, [stream.note(n) for n in numbers]

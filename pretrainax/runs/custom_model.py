@@ -12,7 +12,7 @@ from pretrainax.interop.run_start import TrainedStart
 from pretrainax.layers.compute import Compute, compute_for
 from pretrainax.models import AnyModel, Outputs
 from pretrainax.sharding.param_paths import PyTree
-from pretrainax.training.wrapped import Frozen, Wrapped, counted, merged, plain, teacher_config
+from pretrainax.training.wrapped import Frozen, Wrapped, merged, model_params, plain, teacher_config
 
 # (outputs of the model, batch) -> {name: (sum, count)}, scalars of the batch. Each name ends in "_loss". The value
 # sum / count is added to the objective and logged as a metric of that name. With `config.train.accumulate`, the weight
@@ -50,8 +50,8 @@ class WithLoss(Wrapped):
     def merged(self, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
         return merged(self.model, params, frozen)
 
-    def counted(self, params: PyTree, frozen: Frozen) -> PyTree:
-        return counted(self.model, params, frozen)
+    def model_params(self, params: PyTree, frozen: Frozen) -> PyTree:
+        return model_params(self.model, params, frozen)
 
     def describe(self, run) -> Iterator[tuple[str, str]]:
         if isinstance(self.model, Wrapped):

@@ -57,7 +57,7 @@ class Group(NamedTuple):
     def to_json(self) -> JsonObject:
         """Returns a row of runs.json."""
         low, high = (min(self.finite_values), max(self.finite_values)) if self.finite_values else (None, None)
-        counts = {"runs": len(self.values_by_run), "with_figure": len(self.finite_values)}
+        counts = {"runs": len(self.values_by_run), "with_metric": len(self.finite_values)}
         row = {"values": self.values, **counts, "median": self.median, "spread": self.spread}
         return row | {"lowest": low, "highest": high}
 
@@ -103,13 +103,13 @@ class Comparison:
 
     def to_json(self) -> JsonObject:
         """Returns the content of runs.json, except for the configs of the runs."""
-        won = self.best_group and self.best_group.values
+        best = self.best_group and self.best_group.values
         return {
-            "figure": self.metric,
+            "metric": self.metric,
             "larger_is_better": self.larger,
             "runs": [result.to_json() for result in self.results],
             "groups": [group.to_json() for group in self.groups],
-            "won": won,
+            "best": best,
             "at_the_edge": self.edges,
         }
 

@@ -157,7 +157,7 @@ def record(experiment: Experiment, workdir: str, folder: str) -> int:
 # --- comparison ------------------------------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
+class Check(NamedTuple):
     """A row of the result table: one comparison of two runs."""
 
     run: str
@@ -166,7 +166,7 @@ class Row(NamedTuple):
     good: bool
 
 
-def compare(run: str, whole: Trial, other: Trial, same: bool) -> Iterator[Row]:
+def compare(run: str, whole: Trial, other: Trial, same: bool) -> Iterator[Check]:
     """Yields rows that compare the batches, losses and parameters of two trials.
 
     Args:
@@ -178,7 +178,7 @@ def compare(run: str, whole: Trial, other: Trial, same: bool) -> Iterator[Row]:
     wrong = {step for (step, row), rows in expected.items() if not got.get((step, row), set()) <= rows}
     wrong |= {step for step, row in expected.keys() ^ got.keys()}
     steps = {step for step, _ in expected}
-    yield Row(run, "batches", _equal(len(steps), len(wrong), "steps"), not wrong)
+    yield Check(run, "batches", _equal(len(steps), len(wrong), "steps"), not wrong)
 
     pairs = [(whole.losses(split), other.losses(split)) for split in ("train", "valid")]
     missing = any(a.keys() != b.keys() for a, b in pairs)
@@ -193,12 +193,12 @@ def compare(run: str, whole: Trial, other: Trial, same: bool) -> Iterator[Row]:
     text = (
         f"{count:,} bit-identical" if not different else f"{different:,} of {count:,} differ, by at most {largest:.2g}"
     )
-    yield Row("", "parameters", text, not (same and different))
+    yield Check("", "parameters", text, not (same and different))
 
 
 def compare_losses(
     run: str, what: str, pairs: list[tuple[Optional[float], Optional[float]]], missing: bool, tolerance: float
-) -> Row:
+) -> Check:
     """Returns a row that compares pairs of losses.
 
     Args:
@@ -209,15 +209,15 @@ def compare_losses(
     """
     different = [(a, b) for a, b in pairs if a != b]
     if missing:
-        return Row(run, what, "different steps", False)
+        return Check(run, what, "different steps", False)
     if not different:
-        return Row(run, what, f"{len(pairs)} bit-identical", True)
+        return Check(run, what, f"{len(pairs)} bit-identical", True)
     finite = [(a, b) for a, b in different if a is not None and b is not None]
     if len(finite) < len(different):
-        return Row(run, what, "not finite in one of the two runs", False)
+        return Check(run, what, "not finite in one of the two runs", False)
     largest = max(abs(a - b) / max(abs(a), abs(b)) for a, b in finite)
     text = f"{len(different)} of {len(pairs)} differ, relative difference at most {largest:.2g}; allowed: {tolerance:g}"
-    return Row(run, what, text, largest <= tolerance)
+    return Check(run, what, text, largest <= tolerance)
 
 
 def _equal(count: int, wrong: int, unit: str) -> str:

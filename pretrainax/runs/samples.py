@@ -97,7 +97,7 @@ class Samples(Callback):
             shown.append(line)
 
         show_samples(loop.run, loop.run.validated(state), show, lambda: loop.is_stopping)
-        loop.text("samples", "\n".join(shown))
+        loop.log_text("samples", "\n".join(shown))
 
 
 def prompted(loaded: LoadedModel, prompts: Sequence[str], stop: Stop = bool) -> Iterator[str]:

@@ -104,7 +104,7 @@ class Recorder:
             self._request.refusal = f"the profile of steps {_span(range(step, end + 1))} is being written"
         self._request.requested = False
 
-    def seen(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         """Stores that `step` has been trained, for the name of an unfinished profile."""
         self._current = step
 

@@ -46,7 +46,7 @@ class Run(NamedTuple):
     workdir: str
     parameters: int  # number of parameters without embeddings
     tokens: float  # number of tokens of text that all steps read
-    loss: float  # value of the metric `Fit.figure` in the last validation
+    loss: float  # value of the metric `Fit.metric` in the last validation
 
 
 class Fit(NamedTuple):
@@ -54,7 +54,7 @@ class Fit(NamedTuple):
     resampled: list[LossLaw]  # laws from resampled residuals (bootstrap)
     runs: list[Run]  # the runs that the law was fitted to
     left_out: list[str]  # one line per excluded run, with the reason
-    figure: str = "loss"  # the metric of the fit, `config.evaluate.select_by` of the runs
+    metric: str = "loss"  # the metric of the fit, `config.evaluate.select_by` of the runs
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def _law_json(found: Fit) -> dict[str, object]:
         "source": law.source,
         "family": law.family,
         "with_embeddings": law.with_embeddings,
-        "figure": found.figure,
+        "metric": found.metric,
         "constants": {name: getattr(law, name) for name in CONSTANTS},
         "intervals": {name: interval([getattr(x, name) for x in found.resampled]) for name in (*CONSTANTS, "exponent")},
         "interval": COVERAGE,
@@ -284,8 +284,8 @@ def _law_json(found: Fit) -> dict[str, object]:
 
 def _tables(found: Fit) -> str:
     law, width = found.law, max(len(run.workdir) for run in found.runs)
-    loss = max(len(found.figure), 8)
-    lines = [f"{'run':<{width}}  {'N':>8} {'D':>8} {found.figure:>{loss}} {'law':>8}   error"]
+    loss = max(len(found.metric), 8)
+    lines = [f"{'run':<{width}}  {'N':>8} {'D':>8} {found.metric:>{loss}} {'law':>8}   error"]
     for run in found.runs:
         predicted = law.loss(run.parameters, run.tokens)
         lines.append(

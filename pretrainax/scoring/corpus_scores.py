@@ -48,7 +48,7 @@ def score_source(
     parts = source.components()
     counted = [_count(loaded, method, part, split, documents, watch) for part in parts]
     name = f"{source}, {SPLITS[split]}" + (f", at most {documents:,} documents" if documents else "")
-    how = "; ".join(filter(None, (method.counted, method.explanation)))
+    how = "; ".join(filter(None, (method.description, method.explanation)))
     results = []
     if len(parts) > 1:
         for part, totals in zip(parts, counted, strict=True):
@@ -97,7 +97,7 @@ def _count(
 
     def questions() -> Iterator[tuple[int, Example]]:
         for number, document in enumerate(watch(itertools.islice(documents_of(source, split, skipped), documents))):
-            asked = method.ask(document)
+            asked = method.examples_for(document)
             sizes.append(asked.bytes)
             other.update({"unknown tokens": asked.unknown, "documents in pieces": asked.pieces > 1})
             other["pairs cut"] += asked.is_cut

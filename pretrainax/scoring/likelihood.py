@@ -31,7 +31,7 @@ class Score:
     nats: float  # negative log-probability of the predicted tokens
     tokens: int  # number of predicted tokens
     bytes: int  # UTF-8 bytes of the predicted text
-    counted: str  # the method: "left to right, …", "pseudo-log-likelihood, …", "by the targets of its objective, …"
+    method: str  # the method: "left to right, …", "pseudo-log-likelihood, …", "by the targets of its objective, …"
 
 
 class ExampleScore(NamedTuple):
@@ -72,7 +72,7 @@ def score(
     method = method_of(loaded, Scoring(context, stride, by_word, seed))
     asked = []
     for number, text in enumerate(texts):
-        asked.append(method.ask(text))
+        asked.append(method.examples_for(text))
         if isinstance(method, PseudoLikelihood) and asked[-1].pieces > 1:
             raise UserError(
                 f"text {number} has {len(loaded.tokenizer.encode(text)):,} tokens, and this encoder takes at most "
@@ -84,7 +84,7 @@ def score(
         nats[answer.number] += answer.nats
         tokens[answer.number] += answer.tokens
     return [
-        Score(float(n), int(t), text.bytes, method.counted + (f", in {text.pieces} pieces" * (text.pieces > 1)))
+        Score(float(n), int(t), text.bytes, method.description + (f", in {text.pieces} pieces" * (text.pieces > 1)))
         for n, t, text in zip(nats, tokens, asked, strict=True)
     ]
 
@@ -104,7 +104,7 @@ def score_examples(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]
 
     for rows, batch in batches(taken(), loaded.mesh, longest(loaded), loaded.tokenizer.vocabulary.pad):
         weights = batch.pop("loss_weights")  # with weights in the batch, the model would also compute the loss
-        log_probs, is_best = jax.device_get(loaded.ask(target_log_probabilities, batch))  # [B, N]
+        log_probs, is_best = jax.device_get(loaded.compute(target_log_probabilities, batch))  # [B, N]
         nats = -np.where(weights > 0, log_probs.astype(np.float64) * weights, 0.0).sum(axis=1)
         if not np.isfinite(nats).all():
             raise RunFailed(
@@ -118,7 +118,7 @@ def score_examples(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]
 def target_log_probabilities(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Returns the log-probability of each target, and whether no token is more likely than the target.
 
-    This is a function for `LoadedModel.ask`.
+    This is a function for `LoadedModel.compute`.
 
     Returns:
       Log-probabilities in nats, float32 [B, N], and a bool array [B, N].

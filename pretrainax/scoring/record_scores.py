@@ -40,7 +40,7 @@ def score_records(
     answers, notes, count = [], [], 0
     task_records = (item for item in documents if isinstance(item, Record) and not task.is_skipped(item))
     for each in task_outputs(loaded, task, task_records, even=True):
-        answers.append(each.answers)
+        answers.append(each.predictions)
         notes += each.notes
         count, cut = count + 1, cut + each.is_cut
     if not count:

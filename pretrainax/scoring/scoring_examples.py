@@ -49,12 +49,12 @@ class ScoringExamples(NamedTuple):
 
 
 class Method:
-    """Base class of the scoring methods. The attribute `counted` is a description of the method for users."""
+    """Base class of the scoring methods. The attribute `description` is a description of the method for users."""
 
     prefix: ClassVar[str] = ""  # prefix of metric names, if the metrics are not a likelihood of the whole text
     explanation: ClassVar[str] = ""  # meaning of the metrics with this prefix
     options: ClassVar[tuple[str, ...]] = ()  # supported fields of `Scoring`, in addition to the context
-    counted: str
+    description: str
 
     def __init__(self, loaded: LoadedModel, scoring: Scoring):
         for field in dataclasses.fields(scoring):
@@ -66,11 +66,11 @@ class Method:
                 )
         self.tokenizer, self.vocabulary = loaded.tokenizer, loaded.tokenizer.vocabulary
         self.context = context_length(loaded, scoring.context)
-        self.limit = f", at most {self.context:,} tokens at a time"  # for `counted`
+        self.limit = f", at most {self.context:,} tokens at a time"  # for `description`
 
-    manner: ClassVar[str]  # the first words of `counted`, without numbers
+    manner: ClassVar[str]  # the first words of `description`, without numbers
 
-    def ask(self, document: Document) -> ScoringExamples:
+    def examples_for(self, document: Document) -> ScoringExamples:
         """Returns the examples that score a text, or the target of a pair (source, target).
 
         Raises:
@@ -111,7 +111,7 @@ class LeftToRight(Method):
             )
         self.start = start_token(loaded)
         first_token = "" if self.start is not None else ", the first token given"
-        self.counted = f"{self.manner}, in windows of {self.context:,} tokens every {self.stride:,}{first_token}"
+        self.description = f"{self.manner}, in windows of {self.context:,} tokens every {self.stride:,}{first_token}"
         self._spellings = self.tokenizer.spellings()
 
     def _about(self, text, ids):
@@ -154,7 +154,7 @@ class PseudoLikelihood(Method):
         if self.context < 3:
             raise UserError(f"context={self.context}: a token between [CLS] and [SEP] needs at least 3")
         self._words = WholeWords().bind(self.tokenizer) if scoring.by_word else None
-        self.counted = (
+        self.description = (
             f"{self.manner}, {'word by word, left to right' if scoring.by_word else 'token by token'}{self.limit}"
         )
 
@@ -196,31 +196,37 @@ class Targets(Method):
         super().__init__(loaded, scoring)
         objective, self.seed = loaded.experiment.objective.bind(self.tokenizer), scoring.seed or 0
         parts = [(w, o) for w, o in objective.components() if isinstance(o, Objective)]
-        self.of_text = [(w, o) for w, o in parts if o.unit not in ("pairs", "records")]
-        self.of_pairs = [o for _, o in objective.components(pairs=True) if o.unit == "pairs"]
+        self.text_objectives = [(w, o) for w, o in parts if o.unit not in ("pairs", "records")]
+        self.pair_objectives = [o for _, o in objective.components(pairs=True) if o.unit == "pairs"]
         start = objective.components()[0][1].decoder_start(self.vocabulary)
-        if not self.of_pairs and loaded.experiment.model.family == "encoder_decoder" and start == self.vocabulary.pad:
-            self.of_pairs = [SequenceToSequence()]  # in the format of T5's pretraining
+        if (
+            not self.pair_objectives
+            and loaded.experiment.model.family == "encoder_decoder"
+            and start == self.vocabulary.pad
+        ):
+            self.pair_objectives = [SequenceToSequence()]  # in the format of T5's pretraining
         name = type(objective).__name__
-        if not self.of_text and not self.of_pairs:
+        if not self.text_objectives and not self.pair_objectives:
             raise UserError(
                 f"{loaded.origin} was trained by {name}, on records: use python -m pretrainax.evaluate without "
                 "--source for its metrics"
             )
-        self.counted = f"{self.manner}, {name}" + (f", seed {self.seed}" if self.of_text else "") + self.limit
+        self.description = (
+            f"{self.manner}, {name}" + (f", seed {self.seed}" if self.text_objectives else "") + self.limit
+        )
         self._name = name
 
-    def ask(self, document):
-        return self._about_pair(*document) if isinstance(document, tuple) else super().ask(document)
+    def examples_for(self, document):
+        return self._about_pair(*document) if isinstance(document, tuple) else super().examples_for(document)
 
     def _about(self, text, ids):
-        if not self.of_text:
+        if not self.text_objectives:
             raise UserError(f"this model was trained by {self._name}, on pairs: give (source, target), not a text")
         rng = np.random.default_rng([self.seed % 2**64, zlib.crc32(ids.tobytes())])
-        weights = np.array([weight for weight, _ in self.of_text])
+        weights = np.array([weight for weight, _ in self.text_objectives])
         examples = []
         while len(ids) > 1:  # corruption needs a token to remove and a token to leave
-            objective = self.of_text[rng.choice(len(weights), p=weights / weights.sum())][1]
+            objective = self.text_objectives[rng.choice(len(weights), p=weights / weights.sum())][1]
             piece = ids[: objective.lengths(self.context).raw]
             ids = ids[len(piece) :]
             room = max(min(self.context, len(piece) + 2), objective.shortest)
@@ -230,9 +236,9 @@ class Targets(Method):
         return ScoringExamples(examples, sum(map(self._bytes, examples)), unknown, max(len(examples), 1))
 
     def _about_pair(self, source: str, target: str) -> ScoringExamples:
-        if not self.of_pairs:
+        if not self.pair_objectives:
             raise UserError(f"this model was trained by {self._name}, which does not support pairs: give texts")
-        (objective,) = self.of_pairs[:1]
+        (objective,) = self.pair_objectives[:1]
         sides = [np.append(ids, self.vocabulary.separator) for ids in self.tokenizer.encode_batch([source, target])]
         rooms = objective.max_pair_lengths(objective.lengths(self.context))
         cut = [s if len(s) <= room else np.append(s[: room - 1], s[-1]) for s, room in zip(sides, rooms, strict=True)]

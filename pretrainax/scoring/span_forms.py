@@ -48,14 +48,14 @@ class Ids(NamedTuple):
 class Form:
     """A format in which a model predicts a span.
 
-    `ask` returns examples. The targets with weight 1 are the ids of the span, followed by the token that ends it if
-    `says_end` is True.
+    `examples_for` returns examples. The targets with weight 1 are the ids of the span, followed by the token that ends
+    the span if `predicts_end` is True.
     """
 
     given: str  # context that the model reads: LEFT or BOTH
     marks: int  # maximum number of ids in a row in addition to the span and its context
-    says_end: bool  # True: the model predicts the end of the span; False: it gets the number of tokens
-    ask: Callable[[Ids], list[Example]]
+    predicts_end: bool  # True: the model predicts the end of the span; False: it gets the number of tokens
+    examples_for: Callable[[Ids], list[Example]]
 
     def fitted(self, ids: Ids, longest: int) -> Ids:
         """Returns `ids` with the context truncated so that a row has at most `longest` ids.
@@ -113,9 +113,13 @@ def _objective_forms(part: Objective, loaded: LoadedModel) -> Iterator[Form]:
     vocabulary = loaded.tokenizer.vocabulary
     objective = part.objective if isinstance(part, DecoderOnly) else part
     if isinstance(objective, SpanCorruption):
-        yield Form(BOTH, objective.room + 6, True, lambda ids: [_span_corruption(ids, part, objective, vocabulary)])
+        yield Form(
+            BOTH, objective.mode_tokens + 6, True, lambda ids: [_span_corruption(ids, part, objective, vocabulary)]
+        )
     elif isinstance(objective, SequentialDenoising):
-        yield Form(LEFT, objective.room + 1, False, lambda ids: [_continuation(ids, part, objective, vocabulary)])
+        yield Form(
+            LEFT, objective.mode_tokens + 1, False, lambda ids: [_continuation(ids, part, objective, vocabulary)]
+        )
     elif isinstance(objective, Denoising) and objective.infilling_rate:
         yield Form(BOTH, 3, True, lambda ids: [_denoising(ids, part, vocabulary)])
     elif isinstance(objective, FillInTheMiddle):
@@ -129,12 +133,12 @@ def _objective_forms(part: Objective, loaded: LoadedModel) -> Iterator[Form]:
 def _causal_form(loaded: LoadedModel, sees_prefix: bool = False) -> Form:
     start, separator = start_token(loaded), loaded.tokenizer.vocabulary.separator
 
-    def ask(ids: Ids) -> list[Example]:
+    def examples_for(ids: Ids) -> list[Example]:
         # In training, a separator is before each document, but a BOS token is before each row.
         has_start = start is not None and (ids.is_start or start != separator)
         return [causal_example(_joined([start] if has_start else [], ids.left), ids.span, sees_prefix)]
 
-    return Form(LEFT, 1, False, ask)
+    return Form(LEFT, 1, False, examples_for)
 
 
 # --- examples of each form ------------------------------------------------------------------------------------------

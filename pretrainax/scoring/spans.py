@@ -60,7 +60,7 @@ class SpanScores:
     origin: str  # description of the model
     form: Form
     spans: list[Span]
-    said: np.ndarray  # float64, - log2 of the probability of the ids, and of the end if the model predicts it
+    token_bits: np.ndarray  # float64, - log2 of the probability of the ids, and of the end if the model predicts it
     length: np.ndarray  # float64, bits for the number of ids; 0 if the model predicts the end
     unknown: np.ndarray  # float64, bits for words with unknown ids
     is_changed: np.ndarray  # bool: True if the ids do not decode to the span
@@ -68,7 +68,7 @@ class SpanScores:
 
     @property
     def bits(self) -> np.ndarray:
-        return self.said + self.length + self.unknown
+        return self.token_bits + self.length + self.unknown
 
     @property
     def bytes(self) -> np.ndarray:
@@ -98,7 +98,7 @@ class SpanScores:
         counts = {"documents": len(np.unique(self.documents)), "spans": len(self.spans), "bytes": int(self.bytes.sum())}
         if self.is_cut.any():
             counts["spans with surroundings cut"] = int(self.is_cut.sum())
-        end = "the model predicts its end" if self.form.says_end else "with the cost of its number of tokens"
+        end = "the model predicts its end" if self.form.predicts_end else "with the cost of its number of tokens"
         how = f"spans chosen by bytes ({self.fingerprint}), given {self.form.given}: {end}"
         parts = {"bits_per_byte": self.bits, "bits_per_byte_for_length": self.length}
         parts |= {"bits_per_byte_for_unknown_words": self.unknown, "share_changed": self.is_changed * self.bytes}
@@ -185,7 +185,7 @@ def _score_form(loaded: LoadedModel, form: Form, spans: list[Span], ids: list[Id
     longest = context_length(loaded)
     fitted = [form.fitted(span_ids, longest) for span_ids in ids]
     token_bits = np.zeros(len(spans))
-    questions = ((i, example) for i, span_ids in enumerate(watch(fitted)) for example in form.ask(span_ids))
+    questions = ((i, example) for i, span_ids in enumerate(watch(fitted)) for example in form.examples_for(span_ids))
     for answer in score_examples(loaded, questions):
         token_bits[answer.number] += answer.nats / math.log(2)
     numbers = np.array([len(span_ids.span) for span_ids in ids])
@@ -195,8 +195,8 @@ def _score_form(loaded: LoadedModel, form: Form, spans: list[Span], ids: list[Id
         origin=loaded.origin,
         form=form,
         spans=spans,
-        said=token_bits,
-        length=np.zeros(len(spans)) if form.says_end else length_bits(numbers, documents),
+        token_bits=token_bits,
+        length=np.zeros(len(spans)) if form.predicts_end else length_bits(numbers, documents),
         unknown=np.array([_unknown_bits(loaded.tokenizer, *both) for both in zip(spans, ids, strict=True)]),
         is_changed=np.array([_is_changed(loaded.tokenizer, *both) for both in zip(spans, ids, strict=True)]),
         is_cut=np.array([len(span_ids.left) + len(span_ids.right) for span_ids in fitted]) < whole,

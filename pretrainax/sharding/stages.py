@@ -14,7 +14,7 @@ class Stages(NamedTuple):
     count: int  # number of stages; 1: no pipeline, and one part
     parts: int  # number of parts of a micro-batch
     rows: int  # rows of a part on one device
-    again: float = 0.0  # time of the forward pass that 1F1B recomputes / time of the layers; 0: GPipe
+    recompute: float = 0.0  # time of the forward pass that 1F1B recomputes / time of the layers; 0: GPipe
 
     @property
     def ticks(self) -> int:
@@ -27,14 +27,14 @@ class Stages(NamedTuple):
         return (self.count - 1) / self.ticks
 
     @property
-    def seen(self) -> float:
+    def compute_factor(self) -> float:
         """Returns the number of rows that the layers compute per row of the batch; above 1 because of the bubble."""
         return self.ticks / self.parts
 
     @property
     def stretch(self) -> float:
         """Returns the time of the layers, divided by their time in a run without a pipeline."""
-        return self.seen * (1 + self.again)
+        return self.compute_factor * (1 + self.recompute)
 
 
 def pipeline_stages(experiment: Experiment, sizes: Mapping[str, int]) -> Stages:
@@ -51,7 +51,7 @@ def describe_stages(experiment: Experiment, sizes: Mapping[str, int]) -> str:
     stages, layers = pipeline_stages(experiment, sizes), experiment.model.num_layers
     if stages.count == 1:
         return ""
-    order = ", 1F1B schedule" if stages.again else ""
+    order = ", 1F1B schedule" if stages.recompute else ""
     return (
         f"{stages.count} stages of {layers // stages.count} of {layers} layers, {stages.parts} parts of {stages.rows} "
         f"rows per device{order}; the bubble is {stages.bubble:.0%} of the time of the layers"

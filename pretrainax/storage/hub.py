@@ -181,7 +181,7 @@ def _resolved(path: str) -> _Model:
     hub = _library(path)
     query = {"revision": name.revision, "timeout": _TIMEOUT, "files_metadata": True}
     try:
-        with client_log_shown():
+        with show_client_log():
             info = _request(path, lambda: hub.HfApi().model_info(name.repository, **query))
     except _Unreachable as e:
         return _cached(path, name, str(e))
@@ -261,7 +261,7 @@ def _download(model: _Model, names: list[str], what: str) -> None:
             )
 
     try:
-        with client_log_shown(), concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
+        with show_client_log(), concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
             list(pool.map(fetch, missing))
     except _Unreachable as e:
         raise RunFailed(
@@ -324,7 +324,7 @@ def push(folder: str, repository: str, is_private: bool) -> str:
     stale = ["model*.safetensors", _INDEX]
     options = {"repo_id": repository, "commit_message": "Export of PretrainAX", "delete_patterns": stale}
     try:
-        with client_log_shown():
+        with show_client_log():
             _request(path, lambda: api.create_repo(repository, private=is_private, exist_ok=True))
             if is_private and not _request(path, lambda: api.model_info(repository, timeout=_TIMEOUT)).private:
                 raise UserError(
@@ -480,7 +480,7 @@ _client_log = _ClientLog()
 
 
 @contextlib.contextmanager
-def client_log_shown() -> Iterator[None]:
+def show_client_log() -> Iterator[None]:
     """Context manager that prints the warnings of huggingface_hub, such as resumed transfers, with `print_message`."""
     _client_log.count(1)
     try:

@@ -52,7 +52,7 @@ _THREADS = 8
 _LISTINGS = 20  # attempts to download from a changing store; a run deletes at most one checkpoint per save
 
 
-class Gone(RunFailed):
+class ObjectDeleted(RunFailed):
     """Raised if an object was deleted after it was listed."""
 
 
@@ -81,7 +81,7 @@ class Mirror:
                 try:
                     self._follow(remote, lazy)
                     break
-                except Gone:
+                except ObjectDeleted:
                     if not retries:
                         raise
             self._write_record()
@@ -96,10 +96,10 @@ class Mirror:
         lost: list[str] = []
         damaged: list[str] = []
         for name, known in list(self._known.items()):
-            if remote.get(name, LOST) == known.there and known.here in (None, local.get(name)):
+            if remote.get(name, LOST) == known.remote and known.local in (None, local.get(name)):
                 continue
             del self._known[name]
-            fate = fates.of(name)
+            fate = fates.status(name)
             if fate == "lost" and name in local:
                 lost.append(name)
             elif fate == "replaced":
@@ -129,13 +129,13 @@ class Mirror:
             remote, local = self._listed(), self._scan()
             newest, lost, gone = newest_complete(local), [], []
             for name, known in list(self._known.items()):
-                if name in local and known.here == local[name] and remote.get(name) != known.there:
+                if name in local and known.local == local[name] and remote.get(name) != known.remote:
                     lost.append(name)
                     del self._known[name]
-                elif known.here is not None and name not in local and not is_replaced(name, local, newest):
+                elif known.local is not None and name not in local and not is_replaced(name, local, newest):
                     gone.append(name)
-                    self._known[name] = ObjectState(remote.get(name, known.there), None)
-                if self._known.get(name, known).here is None and name not in remote:
+                    self._known[name] = ObjectState(remote.get(name, known.remote), None)
+                if self._known.get(name, known).local is None and name not in remote:
                     self._known.pop(name, None)
             if lost:
                 print_message(
@@ -239,7 +239,7 @@ class Mirror:
             for name in names:
                 stamp = self._stamp(name)
                 known = self._known.get(name)
-                if known is None or known.there != stamp or known.here != self._scan_one(name):
+                if known is None or known.remote != stamp or known.local != self._scan_one(name):
                     self._known[name] = ObjectState(stamp, None)
             self._download(names)
             self._write_record()
@@ -274,15 +274,15 @@ class Mirror:
         try:
             return self.store.read_ranges(named)
         except FileNotFoundError as e:
-            raise Gone(f"one of {named[0][0]} to {named[-1][0]} is no longer in {self.store.url}") from e
+            raise ObjectDeleted(f"one of {named[0][0]} to {named[-1][0]} is no longer in {self.store.url}") from e
 
     def evict(self, path: str) -> None:
         """Deletes a local file if it is unchanged since its last download or upload; `complete` downloads it again."""
         name = os.path.relpath(path, self.root)
         with self._lock:
-            if (known := self._known.get(name)) is not None and known.here == self._scan_one(name):
+            if (known := self._known.get(name)) is not None and known.local == self._scan_one(name):
                 self._remove(name)
-                self._known[name] = ObjectState(known.there, None)
+                self._known[name] = ObjectState(known.remote, None)
                 self._write_record()
 
     def has_pending_uploads(self) -> bool:
@@ -296,19 +296,19 @@ class Mirror:
         have changed since their upload, then the changed files are damaged, because no save changes only some files.
         """
         steps = {name: step_of(name) for name in local}
-        same = {steps[name] for name, known in self._known.items() if name in local and known.here == local[name]}
+        same = {steps[name] for name, known in self._known.items() if name in local and known.local == local[name]}
         whole = {step_of(name) for name in self._known if os.path.basename(name) == MANIFEST}
         changed = [name for name in self._changed(local) if name in self._known]
         if not (damaged := [name for name in changed if steps[name] in same & whole - {""}]):
             return local
         print_message(f"{count_text(damaged)} in {self.root} changed after the save: fetching from {self.store.url}")
         for name in damaged:
-            self._known[name] = ObjectState(self._known[name].there, None)
+            self._known[name] = ObjectState(self._known[name].remote, None)
         self._download(damaged)
         return self._scan()
 
     def _changed(self, local: dict[str, LocalState]) -> list[str]:
-        return [name for name, here in local.items() if name not in self._known or self._known[name].here != here]
+        return [name for name, here in local.items() if name not in self._known or self._known[name].local != here]
 
     # --- objects and files -------------------------------------------------------------------------------------------
 
@@ -340,8 +340,8 @@ class Mirror:
 
     def _download(self, names: Collection[str]) -> None:
         """Downloads the objects that are not local; raises Gone if an object is deleted before its download."""
-        wanted = [name for name in names if self._known[name].here is None]
-        self._check_room(sum(self._known[name].there.size for name in wanted))
+        wanted = [name for name in names if self._known[name].local is None]
+        self._check_room(sum(self._known[name].remote.size for name in wanted))
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(self._download_one, (name for name in wanted if file_of(name) == name)))
         for file in sorted({file_of(name) for name in wanted if file_of(name) != name}):
@@ -356,7 +356,7 @@ class Mirror:
 
     def _download_one(self, name: str) -> None:
         """Downloads an object; repeats the download if a run rewrites the object in the meantime, such as a plot."""
-        path, stamp = path_below(self.root, name), self._known[name].there
+        path, stamp = path_below(self.root, name), self._known[name].remote
         while True:
             with self._present(name):
                 self.store.get(name, path)
@@ -376,7 +376,7 @@ class Mirror:
         count = 0
         while count < len(parts) and parts[count] == f"{file}.{count:05d}":
             count += 1
-            if self._known[parts[count - 1]].there.size != PART:
+            if self._known[parts[count - 1]].remote.size != PART:
                 break
         if after := parts[count:]:
             message = (
@@ -391,7 +391,7 @@ class Mirror:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             write_atomically(path, b"".join(map(self._read, parts[:count])))
         for name, here in self._marks(file).items():
-            self._known[name] = ObjectState(self._known[name].there, here)
+            self._known[name] = ObjectState(self._known[name].remote, here)
 
     def _stamp(self, name: str) -> Stamp:
         with self._present(name):
@@ -407,7 +407,9 @@ class Mirror:
         try:
             yield
         except FileNotFoundError as e:
-            raise Gone(f"{self.store.url}/{name} was deleted while it was fetched: run the same command again") from e
+            raise ObjectDeleted(
+                f"{self.store.url}/{name} was deleted while it was fetched: run the same command again"
+            ) from e
 
     def _hold(self, names: list[str], links: str) -> list[str]:
         """Creates hard links to the files of objects in a folder; returns the objects to upload.
@@ -443,11 +445,11 @@ class Mirror:
     def _gone(self, local: dict[str, LocalState]) -> list[str]:
         """Returns the objects whose local files were replaced, and the objects in the folder of a replaced manifest."""
         newest = newest_complete(local)
-        deleted = (name for name, known in self._known.items() if known.here and name not in local)
+        deleted = (name for name, known in self._known.items() if known.local and name not in local)
         gone = [name for name in deleted if is_replaced(name, local, newest)]
         folders = tuple(f"{os.path.dirname(name)}/" for name in gone if rank_of(name) and "/" in name)
         return gone + [
-            n for n, known in self._known.items() if known.here is None and folders and n.startswith(folders)
+            n for n, known in self._known.items() if known.local is None and folders and n.startswith(folders)
         ]
 
     def _retract(self, names: Iterable[str]) -> None:
@@ -465,7 +467,7 @@ class Mirror:
         self._prune(file)
         for other, known in self._known.items():  # parts of the same file are downloaded again
             if file != name and file_of(other) == file:
-                self._known[other] = ObjectState(known.there, None)
+                self._known[other] = ObjectState(known.remote, None)
 
     def _prune(self, file: str) -> None:
         """Removes the empty parent folders of a file."""

@@ -29,7 +29,7 @@ class ObjectStatus:
         self._newest = newest_complete(listing)  # step of the newest complete checkpoint, by folder of checkpoints
         self._manifests: dict[str, dict[str, str]] = {}
 
-    def of(self, name: str) -> Fate:
+    def status(self, name: str) -> Fate:
         """Returns the class of an object that is missing in the store, or has changed: replaced, lost or vouched."""
         match = STEP.fullmatch(name)
         if match and (manifest := f"{match[1]}/{match[2]}/{MANIFEST}") in self._listed:

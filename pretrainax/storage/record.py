@@ -19,8 +19,8 @@ class LocalState(NamedTuple):
 class ObjectState(NamedTuple):
     """State of an object at its last download or upload, in the store and in the local copy."""
 
-    there: Stamp  # size and version in the store
-    here: Optional[LocalState]  # state of the local file; None: the object was listed, but not downloaded
+    remote: Stamp  # size and version in the store
+    local: Optional[LocalState]  # state of the local file; None: the object was listed, but not downloaded
 
 
 def read_record(path: str, url: str) -> tuple[dict[str, ObjectState], int]:

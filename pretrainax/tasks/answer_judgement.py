@@ -47,7 +47,7 @@ class AnswerJudgement(Classification):
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         """Returns accuracy and F1 over all records, and the share of questions whose judgments are all correct."""
-        answers, notes = self.by_record(answers, notes)
+        answers, notes = self.combine_windows(answers, notes)
         scores, right = super().metrics(answers, notes), collections.defaultdict(list)
         for logits, note in zip(answers, notes, strict=True):
             right[tuple(note["group"])].append(logits.argmax() == note["label"])

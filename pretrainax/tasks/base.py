@@ -112,7 +112,7 @@ class Task(Objective):
 
         Args:
           answers: head outputs for the n documents of the split, NumPy array(s) [n, …]; see
-            `models.heads.base.Head.answers`.
+            `models.heads.base.Head.predict`.
           notes: the notes of the n documents.
         """
         raise NotImplementedError
@@ -141,7 +141,7 @@ class Task(Objective):
 
     def validate(self, run: "Run", params: "Params") -> dict[str, float]:
         """Returns the validation loss and the metrics of the task for `params`."""
-        figures, answers, notes = run.validation.answers(params)
+        figures, answers, notes = run.validation.predict(params)
         return figures | self.metrics(answers, notes)
 
     def warnings_of(self, experiment: Experiment, batches: "Batches") -> Iterator[str]:
@@ -225,7 +225,7 @@ class Task(Objective):
     def prompt(self, tokens: np.ndarray, vocabulary: "Vocabulary") -> Example:
         raise UserError(f"the model was trained for {type(self).__name__} and cannot generate text")
 
-    def texts(self, tokens: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
+    def split_strings(self, tokens: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
         """Splits the tokens of a document into the tokens of its strings. ends: the end offset of each string."""
         return np.split(tokens, ends[:-1])
 
@@ -234,7 +234,7 @@ class Task(Objective):
         """Returns the maximum number of tokens in a row."""
         return self.lengths(self._length).inputs
 
-    def room(self, texts: int, length: Optional[int] = None) -> int:
+    def text_capacity(self, texts: int, length: Optional[int] = None) -> int:
         """Returns the maximum number of text tokens in a row, which is its length minus the special tokens.
 
         Args:
@@ -245,7 +245,7 @@ class Task(Objective):
 
     def is_cut(self, encoded: Encoded) -> bool:
         """Returns True if `example` truncates the document to the row length."""
-        return sum(map(len, encoded.parts)) > self.room(len(encoded.parts))
+        return sum(map(len, encoded.parts)) > self.text_capacity(len(encoded.parts))
 
     def framed(self, texts: Sequence[np.ndarray], vocabulary: "Vocabulary", length: Optional[int] = None) -> Example:
         """Returns the model inputs for one row: the strings with the special tokens of the pretraining, truncated.
@@ -257,10 +257,10 @@ class Task(Objective):
           texts: token ids of each string, [tokens].
           length: number of tokens of the row; None: config.data.sequence_length.
         """
-        sizes = truncate_longest_first([len(ids) for ids in texts], self.room(len(texts), length))
+        sizes = truncate_longest_first([len(ids) for ids in texts], self.text_capacity(len(texts), length))
         row, numbers = self._frame.wrap([ids[:n] for ids, n in zip(texts, sizes, strict=True)])
-        ones, places = np.ones(len(row), np.int32), np.arange(len(row), dtype=np.int32)
-        example = {"tokens": row, "segment_ids": ones, "positions": places}
+        ones, positions = np.ones(len(row), np.int32), np.arange(len(row), dtype=np.int32)
+        example = {"tokens": row, "segment_ids": ones, "positions": positions}
         if self._model.family == "encoder":
             return {**example, "token_types": np.minimum(numbers, max(self._model.num_token_types - 1, 0))}
         if self._model.family == "encoder_decoder":
@@ -341,18 +341,18 @@ class TextTask(Task):
         if self.chunks is None:
             yield whole
         else:
-            room = self.bind(tokenizer).room(len(whole.parts))
+            room = self.bind(tokenizer).text_capacity(len(whole.parts))
             yield from self.chunks.windows(whole, room)
 
     def example(self, text: Text, rng: np.random.Generator, vocabulary: "Vocabulary") -> Example:
         assert text.parts is not None and text.note is not None  # set for records
-        example = self.framed(self.texts(text.tokens, text.parts), vocabulary)
+        example = self.framed(self.split_strings(text.tokens, text.parts), vocabulary)
         return example | (self.label(text.note) if self.sample_note().keys() <= text.note.keys() else {})
 
     def is_cut(self, encoded: Encoded) -> bool:
         return LOST in encoded.note or super().is_cut(encoded)
 
-    def by_record(self, answers: np.ndarray, notes: Sequence[Note]) -> tuple[np.ndarray, Sequence[Note]]:
+    def combine_windows(self, answers: np.ndarray, notes: Sequence[Note]) -> tuple[np.ndarray, Sequence[Note]]:
         """Combines the head outputs [n, L] of n windows into outputs [records, L], and returns one note per record.
 
         Without `chunks`, each record has one window, and the arguments are returned.

@@ -93,11 +93,11 @@ class Classification(TextTask):
                 yield f"config.objective.numbered has {name!r}, {nearest(name, self.labels)} (config.objective.labels)"
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
-        answers, notes = self.by_record(answers, notes)
+        answers, notes = self.combine_windows(answers, notes)
         if self.multi_label:
             truth = np.array([[i in note["labels"] for i in range(len(self.labels))] for note in notes])
-            return label_metrics.of_labels(answers > 0, truth)
-        return label_metrics.of_classes(
+            return label_metrics.multi_label_metrics(answers > 0, truth)
+        return label_metrics.class_metrics(
             answers.argmax(-1), np.array([note["label"] for note in notes]), len(self.labels)
         )
 
@@ -107,7 +107,7 @@ class Classification(TextTask):
         The prediction is the most likely label or, with `multi_label`, a list of all labels with a probability above
         0.5. The probabilities are {label: probability} for all labels.
         """
-        (logits,), _ = self.by_record(answers, notes)
+        (logits,), _ = self.combine_windows(answers, notes)
         probabilities = (sigmoid if self.multi_label else softmax)(logits)
         likely = [name for name, logit in zip(self.labels, logits, strict=True) if logit > 0]
         return {

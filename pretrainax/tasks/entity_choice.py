@@ -78,7 +78,7 @@ class EntityChoice(Task):
             yield Encoded([passage, ids], {WINDOW: number, "entity": entity, **labels})
 
     def example(self, text, rng, vocabulary):
-        example = self.framed(self.texts(text.tokens, text.parts), vocabulary)
+        example = self.framed(self.split_strings(text.tokens, text.parts), vocabulary)
         return example | ({"labels": np.array(text.note["label"], np.int32)} if "label" in text.note else {})
 
     def sample_note(self):
@@ -103,7 +103,7 @@ class EntityChoice(Task):
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         records = records_of(notes)
         predicted = [notes[docs][int(_scores(answers[docs]).argmax())]["entity"] for docs in records]
-        return label_metrics.of_answers(
+        return label_metrics.answer_metrics(
             predicted, [notes[docs.start]["answers"] for docs in records], some_have_none=False
         )
 

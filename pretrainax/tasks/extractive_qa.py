@@ -186,7 +186,7 @@ class ExtractiveQA(Task):
         return [{name: getattr(self, name) for name in names}, self._length, self._model.family]
 
     def example(self, text, rng, vocabulary):
-        texts, note = self.texts(text.tokens, text.parts), text.note
+        texts, note = self.split_strings(text.tokens, text.parts), text.note
         example = self.framed(texts, vocabulary)
         if self._model.reads_question:
             indices = np.arange(len(example["tokens"]))
@@ -235,7 +235,7 @@ class ExtractiveQA(Task):
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         records = records_of(notes)
         predicted = [self.extract(answers[record], notes[record]).text for record in records]
-        return label_metrics.of_answers(
+        return label_metrics.answer_metrics(
             predicted, [notes[record.start]["answers"] for record in records], self.no_answer
         )
 

@@ -127,14 +127,14 @@ class Instructions(WritingTask):
     def prompt_example(self, text, vocabulary):
         """Returns all tokens before the last answer of a conversation as a decoder example without targets.
 
-        If they and `room_for_answer` tokens do not fit into a row, the first tokens are omitted.
+        If they and `answer_capacity` tokens do not fit into a row, the first tokens are omitted.
         """
         *_, (start, _) = _answers(text.parts, len(text.tokens))
-        room = max(self._length - self.room_for_answer, 1)
+        room = max(self._length - self.answer_capacity, 1)
         return decoder_inputs(text.tokens[max(start - room, 0) : start])
 
     @property
-    def room_for_answer(self) -> int:
+    def answer_capacity(self) -> int:
         return self.max_new_tokens or self._length // 2
 
     def lengths(self, sequence_length: int) -> Lengths:

@@ -18,7 +18,7 @@ OF_ANSWERS_OR_NONE = (*OF_ANSWERS, "has_answer_exact_match", "has_answer_f1", "n
 OF_NUMBERS = ("pearson", "spearman", "pearson_spearman", "squared_error")
 
 
-def of_classes(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str, float]:
+def class_metrics(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str, float]:
     """Returns accuracy, F1 and Matthews correlation of n predicted classes.
 
     With two classes, F1 is the F1 of the second class, as in GLUE; with more classes, it is the mean over all classes.
@@ -37,7 +37,7 @@ def of_classes(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str, f
     return {"accuracy": accuracy, "f1": f1, "matthews": matthews, "accuracy_f1": (accuracy + f1) / 2}
 
 
-def of_labels(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+def multi_label_metrics(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     """Returns accuracy, macro F1 ("f1") and micro F1 of the labels of n records, each with any number of labels.
 
     A record counts as accurate only if all of its labels are correct.
@@ -56,7 +56,7 @@ def of_labels(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     return {"accuracy": float((said == truth).all(1).mean()), "f1": scores["f1_macro"], "f1_micro": scores["f1_micro"]}
 
 
-def of_spans(said: Sequence[Sequence[str]], truth: Sequence[Sequence[str]], scheme: str) -> dict[str, float]:
+def span_metrics(said: Sequence[Sequence[str]], truth: Sequence[Sequence[str]], scheme: str) -> dict[str, float]:
     """Returns precision, recall and F1 of the spans that tags "B-X", "I-X" and "O" define (X: the type of a span).
 
     Spans are defined as in conlleval, the script of the CoNLL shared tasks, in which a span may begin with I-X.
@@ -75,7 +75,7 @@ def of_spans(said: Sequence[Sequence[str]], truth: Sequence[Sequence[str]], sche
     return {"precision": float(precision), "recall": float(recall), "f1": float(f1), "strict_f1": float(strict)}
 
 
-def of_numbers(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+def regression_metrics(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     """Returns Pearson and Spearman correlation, the mean of both, and the mean squared error of n numbers.
 
     The mean of both is the official metric of STS-B in GLUE. The correlations are 0 if the predictions or the labels
@@ -94,7 +94,7 @@ def of_numbers(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     }
 
 
-def of_answers(said: Sequence[str], truth: Sequence[Sequence[str]], some_have_none: bool) -> dict[str, float]:
+def answer_metrics(said: Sequence[str], truth: Sequence[Sequence[str]], some_have_none: bool) -> dict[str, float]:
     """Returns SQuAD's metrics of the answers to n questions, from 0 to 1: exact match, and the mean F1 of words.
 
     The metric of an answer is the maximum over its reference answers (Rajpurkar et al. 2016, section 6.1). If a

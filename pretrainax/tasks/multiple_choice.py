@@ -107,8 +107,8 @@ class MultipleChoice(Task):
         yield Encoded([ids for choice in choices for ids in (context, choice)], record.note)
 
     def example(self, text, rng, vocabulary):
-        parts = self.texts(text.tokens, text.parts)
-        room = self.room(2)
+        parts = self.split_strings(text.tokens, text.parts)
+        room = self.text_capacity(2)
         pairs = ((context, choice[-room:]) for context, choice in zip(parts[::2], parts[1::2], strict=True))
         rows = [self.framed((context[: room - len(choice)], choice), vocabulary) for context, choice in pairs]
         labels = {"labels": np.array(text.note["label"], np.int32)} if "label" in text.note else {}
@@ -116,12 +116,12 @@ class MultipleChoice(Task):
 
     def is_cut(self, encoded: Encoded) -> bool:
         sizes = np.array([len(ids) for ids in encoded.parts]).reshape(-1, 2)
-        return bool((sizes.sum(1) > self.room(2)).any())
+        return bool((sizes.sum(1) > self.text_capacity(2)).any())
 
     def lengths(self, sequence_length: int) -> Lengths:
         return Lengths(*(self.choices * n for n in super().lengths(sequence_length)))
 
-    def places(self, sequence_length: int) -> int:
+    def max_positions(self, sequence_length: int) -> int:
         return sequence_length
 
     def measure(self, raw: int) -> Lengths:

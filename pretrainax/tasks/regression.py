@@ -58,10 +58,10 @@ class Regression(TextTask):
             yield f"config.model.head is {head}, Regression needs Classify(num_labels=1, kind='regression')"
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
-        answers, notes = self.by_record(answers, notes)
-        return label_metrics.of_numbers(answers[:, 0], np.array([note["score"] for note in notes]))
+        answers, notes = self.combine_windows(answers, notes)
+        return label_metrics.regression_metrics(answers[:, 0], np.array([note["score"] for note in notes]))
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
         """Returns the predicted number of a record as "prediction"."""
-        ((number,),), _ = self.by_record(answers, notes)
+        ((number,),), _ = self.combine_windows(answers, notes)
         return {"prediction": rounded(number)}

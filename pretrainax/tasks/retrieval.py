@@ -83,7 +83,7 @@ class Retrieval(Task):
         return list(texts[: self.negatives])
 
     def example(self, text, rng, vocabulary):
-        parts = enumerate(self.texts(text.tokens, text.parts))
+        parts = enumerate(self.split_strings(text.tokens, text.parts))
         rows = [self.framed((ids,), vocabulary, self._max_length(i)) for i, ids in parts]
         return {**concatenate_segments(rows), "texts": np.array(len(rows), np.int32)}
 
@@ -92,7 +92,7 @@ class Retrieval(Task):
         return self._length if number else self.query_length
 
     def is_cut(self, encoded: Encoded) -> bool:
-        return any(len(ids) > self.room(1, self._max_length(i)) for i, ids in enumerate(encoded.parts))
+        return any(len(ids) > self.text_capacity(1, self._max_length(i)) for i, ids in enumerate(encoded.parts))
 
     @property
     def max_texts(self) -> int:
@@ -105,7 +105,7 @@ class Retrieval(Task):
         row = self.query_length + (1 + self.negatives) * sequence_length
         return Lengths(row, row, row)
 
-    def places(self, sequence_length: int) -> int:
+    def max_positions(self, sequence_length: int) -> int:
         return max(self.query_length, sequence_length)
 
     def measure(self, raw: int) -> Lengths:

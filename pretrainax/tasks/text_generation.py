@@ -97,7 +97,7 @@ class TextGeneration(WritingTask):
         return decoder_inputs(np.concatenate([self._frame.before, tokens]))
 
     def prompt_example(self, text, vocabulary):
-        return self.prompt(self._truncated(text, answer=self.room_for_answer)[0], vocabulary)
+        return self.prompt(self._truncated(text, answer=self.answer_capacity)[0], vocabulary)
 
     def _start(self, vocabulary) -> int:
         start = self.decoder_start(vocabulary)
@@ -137,7 +137,7 @@ class TextGeneration(WritingTask):
         return min(body, room - tail), tail, target
 
     @property
-    def room_for_answer(self) -> int:
+    def answer_capacity(self) -> int:
         is_decoder = self._model.family == "decoder"
         return self.max_new_tokens or self.target_length or self._length // (2 if is_decoder else 1)
 
@@ -168,7 +168,7 @@ class TextGeneration(WritingTask):
 
     def metrics(self, answers, notes):
         truth = [note["answer"] for note in notes]
-        label_metrics = text_metrics.of_labels(answers, truth, self.labels) if self.labels else {}
+        label_metrics = text_metrics.label_accuracy(answers, truth, self.labels) if self.labels else {}
         return label_metrics | super().metrics(answers, notes)
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:

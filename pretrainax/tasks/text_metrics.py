@@ -13,7 +13,7 @@ def names(scores: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for score in scores for name in SCORES.get(score, ()))
 
 
-def of_texts(said: Sequence[str], truth: Sequence[str], scores: Iterable[str]) -> dict[str, float]:
+def generation_metrics(said: Sequence[str], truth: Sequence[str], scores: Iterable[str]) -> dict[str, float]:
     """Returns the metrics of n generated texts, compared with n reference texts.
 
     exact_match  share of generated texts that equal the reference, without surrounding white space
@@ -31,7 +31,7 @@ def of_texts(said: Sequence[str], truth: Sequence[str], scores: Iterable[str]) -
     return metrics
 
 
-def of_labels(said: Sequence[str], truth: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
+def label_accuracy(said: Sequence[str], truth: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
     """Returns the share of generated texts that are the correct label, and the number that are not in `labels`."""
     said = [text.strip() for text in said]
     right = np.mean([a == b for a, b in zip(said, truth, strict=True)])

@@ -143,22 +143,22 @@ class TokenClassification(Task):
         yield Encoded(tokenizer.encode_batch(words), {k: v for k, v in record.note.items() if k == "tags"})
 
     def is_cut(self, encoded: Encoded) -> bool:
-        return sum(map(len, encoded.parts)) > self.room(1)
+        return sum(map(len, encoded.parts)) > self.text_capacity(1)
 
     # --- examples -----------------------------------------------------------------------------------------------------
 
     def example(self, text, rng, vocabulary):
         example = self.framed([text.tokens], vocabulary)
-        sizes, room = np.diff(text.parts, prepend=0), len(example["tokens"]) - self._frame.count(1)
+        sizes, capacity = np.diff(text.parts, prepend=0), len(example["tokens"]) - self._frame.count(1)
         starts, ends = text.parts - sizes, text.parts
-        is_read = (sizes > 0) & ((starts < room) if self.subword == "first" else (ends <= room))
+        is_read = (sizes > 0) & ((starts < capacity) if self.subword == "first" else (ends <= capacity))
         numbers = np.where(is_read, np.cumsum(is_read), 0)
         word_of_token = np.repeat(numbers, sizes)
         if self.subword != "mean":
             pieces = starts if self.subword == "first" else ends - 1
             word_of_token[np.setdiff1d(np.arange(len(word_of_token)), pieces[sizes > 0])] = 0
         words = np.zeros(len(example["tokens"]), np.int32)
-        words[len(self._frame.before) :][:room] = word_of_token[:room]
+        words[len(self._frame.before) :][:capacity] = word_of_token[:capacity]
         tags = {"word_labels": np.array(text.note["tags"], np.int32)[is_read]} if "tags" in text.note else {}
         return {**example, "words": words, **tags}
 
@@ -211,7 +211,7 @@ class TokenClassification(Task):
         scores = {"accuracy": float((flat == np.concatenate(truth)).mean())}
         if self.spans:
             names = np.array([*self.labels, "O"])  # index -1, for words that are not read, is O
-            scores |= label_metrics.of_spans(
+            scores |= label_metrics.span_metrics(
                 [names[x].tolist() for x in predicted], [names[x].tolist() for x in truth], self.spans
             )
         return scores | {"unread": float((flat < 0).mean())}

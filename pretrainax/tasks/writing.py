@@ -44,7 +44,7 @@ class WritingTask(Task):
         raise NotImplementedError
 
     @property
-    def room_for_answer(self) -> int:
+    def answer_capacity(self) -> int:
         """Returns the number of tokens that are reserved for a generated answer, which is its maximum length."""
         raise NotImplementedError
 
@@ -66,7 +66,7 @@ class WritingTask(Task):
         return {name: value for name, value in to_json(self).items() if name not in _VALIDATION_FIELDS}
 
     def metrics(self, answers: Sequence[str], notes: Sequence[Note]) -> dict[str, float]:  # pyright: ignore
-        return text_metrics.of_texts(answers, [note["answer"] for note in notes], self.scores)
+        return text_metrics.generation_metrics(answers, [note["answer"] for note in notes], self.scores)
 
     def check_vocabulary(self, vocabulary, sequence_length):
         if vocabulary.separator is None:

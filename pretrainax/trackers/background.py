@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from pretrainax.trackers.base import TrackedRun, Tracker, Writer, one_line
+from pretrainax.trackers.base import TrackedRun, Tracker, Writer, describe_error
 from pretrainax.trackers.secrets import masked
 
 _ROOM = 1000  # maximum number of queued calls: 50,000 steps with a log line every 50 steps
@@ -33,15 +33,15 @@ class Trackers:
         self._workers = [_Worker(tracker, run, log) for tracker in trackers]
         self._step, self._done = run.step, False
 
-    def metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Sends the metrics of `step` to all trackers; split: "train" or "valid"."""
         self._step = step
-        self._put(lambda writer: writer.metrics(step, split, values))
+        self._put(lambda writer: writer.write_metrics(step, split, values))
 
-    def text(self, name: str, text: str) -> None:
+    def log_text(self, name: str, text: str) -> None:
         """Sends a Markdown text to all trackers, with secrets masked, as an entry of the last step."""
         step, safe = self._step, masked(text)
-        self._put(lambda writer: writer.text(step, name, safe))
+        self._put(lambda writer: writer.write_text(step, name, safe))
 
     def rewind(self, step: int) -> None:
         """Lets all trackers remove or mark their entries after `step`, because the run returns to this step."""
@@ -135,4 +135,4 @@ class _Worker:
             writer.close(call)
         except Exception as error:
             if not self._disabled:
-                self._disable(one_line(error))
+                self._disable(describe_error(error))

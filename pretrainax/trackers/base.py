@@ -42,11 +42,11 @@ class Writer(abc.ABC):
     link: str = ""  # URL of the run in the tracker, if it is known only after opening; "": none
 
     @abc.abstractmethod
-    def metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
+    def write_metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Writes the metrics of `step`; split: "train" or "valid"."""
 
     @abc.abstractmethod
-    def text(self, step: int, name: str, text: str) -> None:
+    def write_text(self, step: int, name: str, text: str) -> None:
         """Writes a Markdown text as an entry of `step` with a name."""
 
     @abc.abstractmethod
@@ -108,7 +108,7 @@ def config_table(config: Mapping[str, Value]) -> str:
     return "\n".join(["| field | value |", "| --- | --- |", *rows])
 
 
-def one_line(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Returns the type and message of an error as one line of at most 300 characters, with secrets masked."""
     line = masked(" ".join(f"{type(error).__name__}: {error}".split()))
     return line if len(line) <= 300 else f"{line[:300]}…"

@@ -67,7 +67,7 @@ class MLflowWriter(Writer):
             logging.getLogger(name).setLevel(logging.WARNING)
         self._entities, self._tracker, self._run = entities, tracker, run
         self._client = MlflowClient(tracker.uri(run.workdir))
-        self._progress = Progress.of(run.workdir, "MLflow")
+        self._progress = Progress.load(run.workdir, "MLflow")
         if self._progress.run:
             self._client.update_run(self._progress.run, status="RUNNING")
         else:
@@ -99,14 +99,14 @@ class MLflowWriter(Writer):
     def _id(self) -> str:
         return self._progress.run
 
-    def metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
+    def write_metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
         if self._progress.is_new(step, split):
             now = int(1000 * time.time())
             points = [self._entities.Metric(_name(f"{split}/{k}"), x, now, step) for k, x in values.items()]
             self._client.log_batch(self._id, metrics=points)
             self._progress.wrote(step, split)
 
-    def text(self, step: int, name: str, text: str) -> None:
+    def write_text(self, step: int, name: str, text: str) -> None:
         self._client.log_text(self._id, text, f"{name}/step-{step}.md")
 
     def rewind(self, step: int) -> None:
@@ -118,7 +118,7 @@ class MLflowWriter(Writer):
         self._begin(f"{self._tracker.name or self._run.name}, rollback {self._progress.rollbacks}", tags)
 
     def finish(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.metrics(step, "final", metrics)
+        self.write_metrics(step, "final", metrics)
 
     def close(self, done: bool) -> None:
         self._client.set_terminated(self._id, "FINISHED" if done else "KILLED")

@@ -21,10 +21,10 @@ class Progress:
     run: str = ""  # id of the current run in the service; "": none yet
     first: str = ""  # id of the first run in the service; a rollback may begin another run
     rollbacks: int = 0
-    written: dict[str, int] = dataclasses.field(default_factory=dict)  # kind -> last written step, {"train": 1000}
+    last_steps: dict[str, int] = dataclasses.field(default_factory=dict)  # kind -> last written step, {"train": 1000}
 
     @classmethod
-    def of(cls, workdir: str, tracker: str) -> "Progress":
+    def load(cls, workdir: str, tracker: str) -> "Progress":
         """Reads the progress that an earlier process has stored in the workdir; returns an empty progress without it.
 
         Raises:
@@ -43,17 +43,17 @@ class Progress:
 
     def is_new(self, step: int, what: str) -> bool:
         """Returns True if no entry of kind `what` has been written for this step or a later step."""
-        return step > self.written.get(what, -1)
+        return step > self.last_steps.get(what, -1)
 
     def wrote(self, step: int, what: str) -> None:
         """Stores that an entry of kind `what` was written for `step`."""
-        self.written[what] = step
+        self.last_steps[what] = step
         self._save()
 
     def rewind(self, step: int) -> None:
         """Stores a rollback to `step`: entries of later steps are new again."""
         self.rollbacks += 1
-        self.written = {what: min(last, step) for what, last in self.written.items()}
+        self.last_steps = {what: min(last, step) for what, last in self.last_steps.items()}
         self._save()
 
     def _save(self) -> None:

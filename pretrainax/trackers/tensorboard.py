@@ -69,17 +69,17 @@ class EventWriter(Writer):
         is_new = not os.path.isdir(folder)
         self._open(run.step)
         if is_new or run.step == 0:
-            self.text(0, "config", config_table(run.config))
+            self.write_text(0, "config", config_table(run.config))
 
     def _open(self, step: int) -> None:
         after = step + 1 if step else 0  # a run that begins again at step 0 also writes its config again
         self._files = {split: _EventFile(os.path.join(self._folder, split), after) for split in (*_SPLITS, "")}
 
-    def metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
+    def write_metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
         found = [value for name, x in values.items() for value in self._summary.scalar(name, x).value]
         self._files[split].add(step, found)
 
-    def text(self, step: int, name: str, text: str) -> None:
+    def write_text(self, step: int, name: str, text: str) -> None:
         self._files[""].add(step, self._summary.text(name, text).value)
 
     def rewind(self, step: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, Optional
 
 from pretrainax.config import Experiment, UserError
-from pretrainax.trackers.base import TrackedRun, Tracker, Writer, one_line
+from pretrainax.trackers.base import TrackedRun, Tracker, Writer, describe_error
 from pretrainax.trackers.progress import Progress
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class WandBWriter(Writer):
         import wandb
 
         self._wandb, self._tracker, self._run = wandb, tracker, run
-        self._progress = Progress.of(run.workdir, "WandB")
+        self._progress = Progress.load(run.workdir, "WandB")
         wandb.setup(wandb.Settings(silent=True))  # this package prints its own messages
         if tracker.mode_now == "online" and not wandb.login(prompt=False):
             raise UserError("no W&B key found: run `wandb login`, set WANDB_API_KEY, or use WandB(mode='offline')")
@@ -100,12 +100,12 @@ class WandBWriter(Writer):
         self.link = self._here.url or ""
         progress.begin(name)
 
-    def metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
+    def write_metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
         if self._progress.is_new(step, split):
             self._here.log({f"{split}/{name}": value for name, value in values.items()}, step=step)
             self._progress.wrote(step, split)
 
-    def text(self, step: int, name: str, text: str) -> None:
+    def write_text(self, step: int, name: str, text: str) -> None:
         if self._progress.is_new(step, name):
             page = "\n".join(f"<p>{_escaped(line)}</p>" for line in text.splitlines())
             self._here.log({name: self._wandb.Html(page, inject=False)}, step=step)
@@ -121,7 +121,7 @@ class WandBWriter(Writer):
             try:
                 return self._open(name, resume_from=f"{name}?_step={step}")
             except Exception as error:  # the server or the price plan does not support rewinding
-                why = one_line(error)
+                why = describe_error(error)
         self._open(f"{self._progress.first}-{self._progress.rollbacks}", resume="allow")
         self._here.config.update({"rollback": {"from_run": name, "to_step": step, "not_rewound_as": why}})
 

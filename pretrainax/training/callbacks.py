@@ -125,7 +125,7 @@ class Callbacks:
             except (UserError, RunFailed, Spike):
                 raise
             except Exception as error:
-                raise RunFailed(f"callback {name_of(callback)}.{method} failed: {one_line(error)}") from error
+                raise RunFailed(f"callback {name_of(callback)}.{method} failed: {describe_error(error)}") from error
 
     @contextlib.contextmanager
     def closing(self) -> Iterator["Callbacks"]:
@@ -141,6 +141,6 @@ def name_of(callback: Callback) -> str:
     return callback.label or type(callback).__name__
 
 
-def one_line(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Returns the type and the message of an exception as one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from pretrainax.config import RunFailed
-from pretrainax.training.callbacks import name_of, one_line
+from pretrainax.training.callbacks import describe_error, name_of
 from pretrainax.training.train_step import TrainState
 
 if TYPE_CHECKING:  # that module imports this module
@@ -30,7 +30,7 @@ def finish(loop: "Loop", state: TrainState) -> None:
         try:
             metrics = run.validate(run.validated(state))
         except Exception as error:
-            raise RunFailed(f"the run is done and saved, but its validation failed: {one_line(error)}") from error
+            raise RunFailed(f"the run is done and saved, but its validation failed: {describe_error(error)}") from error
     for each in loop.callbacks.overriding("on_end"):
         with continue_on_error(name_of(each), loop), loop.callbacks.timed(each):
             each.on_end(loop, state, metrics)
@@ -47,5 +47,5 @@ def continue_on_error(what: str, loop: "Loop") -> Iterator[None]:
         yield
     except Exception as error:
         if jax.process_count() > 1:
-            raise RunFailed(f"the run is done and saved, but {what} failed: {one_line(error)}") from error
-        loop.note(f"the run is done and saved, but without {what}: {one_line(error)}")
+            raise RunFailed(f"the run is done and saved, but {what} failed: {describe_error(error)}") from error
+        loop.note(f"the run is done and saved, but without {what}: {describe_error(error)}")

@@ -56,7 +56,7 @@ class Loop:
     """Runs the jitted update, and periodically logs, evaluates and saves.
 
     `loop_state` is the state, in addition to the `TrainState`, that a restart needs; each checkpoint contains a copy.
-    Callbacks use `run`, `step`, `workdir`, `sums`, `note`, `text`, `paused`, `stop`, `request` and `is_stopping`.
+    Callbacks use `run`, `step`, `workdir`, `sums`, `note`, `log_text`, `paused`, `stop`, `request` and `is_stopping`.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Loop:
         """Prints a line to the log of the run."""
         self.writer.note(line)
 
-    def text(self, name: str, text: str) -> None:
+    def log_text(self, name: str, text: str) -> None:
         """Passes a text about the model, such as samples, to `on_text` of all callbacks."""
         self.callbacks.call("on_text", self, name, text)
 

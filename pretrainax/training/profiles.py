@@ -39,7 +39,7 @@ class Profiles(Callback):
             jax.block_until_ready(state)  # a device may still run the previous step, even if its metrics are ready
             with loop.paused("profiling"):
                 self._recorder.begin(step)
-        self._recorder.seen(step)
+        self._recorder.set_step(step)
 
     def on_step(self, loop, state, metrics):
         assert self._recorder is not None  # on_start

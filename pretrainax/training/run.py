@@ -34,7 +34,7 @@ from pretrainax.training.start import FRESH, Start
 from pretrainax.training.train_step import Frozen, Params
 from pretrainax.training.validation import Validation
 from pretrainax.training.work import Work
-from pretrainax.training.wrapped import counted, merged, plain, trained_model
+from pretrainax.training.wrapped import merged, model_params, plain, trained_model
 
 # Generates text for a validation: (run, params, task) -> (arguments of the task's `metrics`, metadata of the records).
 GenerateOutputs = Callable[["Run", Params, Objective], tuple[Sequence, list[Note]]]
@@ -158,7 +158,7 @@ class Run:
     @functools.cached_property
     def parameters(self) -> int:
         """Returns the number of parameters, trained or frozen, without a teacher and distillation projections."""
-        own = counted(self.model, self.abstract_state.params, self.abstract_frozen)
+        own = model_params(self.model, self.abstract_state.params, self.abstract_frozen)
         return sum(p.size for p in jax.tree.leaves(own))
 
     @functools.cached_property

@@ -28,13 +28,13 @@ class Tracking(Callback):
 
     def _send(self, step: int, split: str, metrics) -> None:
         numbers = {name: number(x) for name, x in metrics.items() if not isinstance(x, dict)}
-        self._trackers.metrics(step, split, {name: x for name, x in numbers.items() if x is not None})
+        self._trackers.log_metrics(step, split, {name: x for name, x in numbers.items() if x is not None})
 
     def on_rollback(self, loop, state, metrics):
         self._trackers.rewind(loop.step)
 
     def on_text(self, loop, name, text):
-        self._trackers.text(name, text)
+        self._trackers.log_text(name, text)
 
     def on_end(self, loop, state, metrics):
         self._trackers.finish(metrics)

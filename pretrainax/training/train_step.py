@@ -317,13 +317,13 @@ def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh, sequences: b
 def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.stages.Wrapped:
     """Returns the jitted evaluation of a batch by a task head: `(params, batch, frozen=None) -> (sums, outputs)`.
 
-    The sums are as in `make_eval_step`. The outputs are those of `Head.answers`, arrays [B, …], on each device.
+    The sums are as in `make_eval_step`. The outputs are those of `Head.predictions`, arrays [B, …], on each device.
     """
 
     def answer_step(params, batch, frozen=None):
         outputs = model.apply({"params": params, **(frozen or {})}, batch, deterministic=True)
         (name,) = outputs.heads  # the model of a task has one head
-        answers = HEADS[name].answers(outputs.heads[name], batch)
+        answers = HEADS[name].predictions(outputs.heads[name], batch)
         return losses.objective(outputs, batch, losses.counts(batch), **loss_options(train))[1], answers
 
     return jax.jit(answer_step, out_shardings=NamedSharding(mesh, P()))

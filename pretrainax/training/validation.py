@@ -40,7 +40,7 @@ class Validation:
             if self.experiment.validation_objective.unit != "records":
                 yield batches[i]
             else:  # each record once, then empty rows to fill the last batch
-                yield batches.of_stream(0, range(i * size, min((i + 1) * size, batches.rows_per_epoch)))
+                yield batches.stream_batch(0, range(i * size, min((i + 1) * size, batches.rows_per_epoch)))
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -61,14 +61,14 @@ class Validation:
         rows = self.sizes[0] * self.experiment.train.global_batch_size
         return self.valid_batches.schedule.before(rows).tolist()
 
-    def by_part(self) -> Iterator[tuple[tuple[str, ...], HostBatch]]:
+    def iterate_parts(self) -> Iterator[tuple[tuple[str, ...], HostBatch]]:
         """Yields the rows of a validation as (parts of a stream, batch); each batch has rows of only one stream."""
         if not any(self.parts):
             yield from (((), batch) for batch in self.batches())
             return
         for number, (parts, count) in enumerate(zip(self.parts, self.rows, strict=True)):
             for first in range(0, count, self.experiment.train.global_batch_size):
-                yield parts, self.valid_batches.of_stream(number, range(first, count))
+                yield parts, self.valid_batches.stream_batch(number, range(first, count))
 
     def metrics(self, params: Params) -> dict[str, float]:
         """Returns the validation metrics of the heads: (sum over all batches) / (count over all batches).
@@ -76,21 +76,21 @@ class Validation:
         With several sources or objectives, the result also has metrics of each of them, {"loss/source=wiki": …}.
         """
         parts, sums = [], []
-        for batch_parts, batch in self.by_part():
+        for batch_parts, batch in self.iterate_parts():
             parts.append(batch_parts)
             sums.append(self.eval_step(params, put_batch(batch, self.mesh), self.frozen))
         sums = jax.device_get(sums)
         return summarize(add_up(sums)) | summarize_parts(parts, sums)
 
-    def answers(self, params: Params) -> tuple[dict[str, float], PyTree, list[Note]]:
+    def predict(self, params: Params) -> tuple[dict[str, float], PyTree, list[Note]]:
         """Returns the metrics and outputs of a task head for the n records of one validation, in order.
 
         Returns:
           The metrics of the head; the outputs of the head, NumPy arrays [n, …]; the metadata of the n records.
         """
         outputs = [self.answer_step(params, put_batch(batch, self.mesh), self.frozen) for batch in self.batches()]
-        sums, answers = zip(*jax.device_get(outputs), strict=True)
+        sums, outputs = zip(*jax.device_get(outputs), strict=True)
         (stream,) = self.valid_batches.streams
         count = min(len(outputs) * self.experiment.train.global_batch_size, self.valid_batches.rows_per_epoch)
-        joined = jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *answers)
+        joined = jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *outputs)
         return summarize(add_up(sums)), joined, [stream.note(n) for n in range(count)]

@@ -52,7 +52,7 @@ class Wrapped(AnyModel, abc.ABC):
         """Returns the model without wrapper for use after training, and its parameters."""
 
     @abc.abstractmethod
-    def counted(self, params: PyTree, frozen: Frozen) -> PyTree:
+    def model_params(self, params: PyTree, frozen: Frozen) -> PyTree:
         """Returns the parameters of the model itself, trained and frozen (arrays or shapes), without a teacher's."""
 
     @property
@@ -87,9 +87,9 @@ def merged(model: AnyModel, params: PyTree, frozen: Frozen) -> tuple[AnyModel, P
     return model.merged(params, frozen) if isinstance(model, Wrapped) else (model, params)
 
 
-def counted(model: AnyModel, params: PyTree, frozen: Frozen) -> PyTree:
+def model_params(model: AnyModel, params: PyTree, frozen: Frozen) -> PyTree:
     """Returns the parameters of the model itself, trained and frozen (arrays or shapes), without a teacher's."""
-    return model.counted(params, frozen) if isinstance(model, Wrapped) else params
+    return model.model_params(params, frozen) if isinstance(model, Wrapped) else params
 
 
 def teacher_config(model: AnyModel) -> Optional[ModelConfig]:

@@ -73,7 +73,7 @@ def markdown(table: list[tuple[str, ...]]) -> str:
     return f"# The zoo\n\n{LEGEND}\n\n" + tables.markdown(COLUMNS, table, padded=False)
 
 
-def text(table: list[tuple[str, ...]]) -> str:
+def format_table(table: list[tuple[str, ...]]) -> str:
     """Returns the rows of `table` under COLUMNS as aligned columns for a terminal, followed by LEGEND."""
     return f"{tables.text_table([COLUMNS, *table])}\n\n{LEGEND}\n"
 
@@ -90,7 +90,7 @@ def main() -> None:
         table = list(rows(only.value))
         if not table:
             raise UserError(f"--only={only.value}: no preset has a name with this prefix")
-        print((markdown if as_markdown.value else text)(table), end="")
+        print((markdown if as_markdown.value else format_table)(table), end="")
         return 0
 
     cli.run(run)

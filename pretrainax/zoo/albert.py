@@ -5,13 +5,13 @@ from pretrainax.zoo.bert import FIELDS, read_pair_head
 from pretrainax.zoo.family import (
     Family,
     HuggingFace,
-    Row,
+    NameRow,
     TaskClass,
+    config_variants,
     layer_norm,
     linear,
     question_answering_class,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -65,13 +65,13 @@ def albert(variant: str = "base") -> ModelConfig:
     )
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
+def huggingface_names(config: ModelConfig) -> list[NameRow]:
     """Returns the name table of AlbertForPreTraining, or of AlbertForMaskedLM if `config.pair_head` is False."""
     block, layer = "encoder/blocks", "albert.encoder.albert_layer_groups.0.albert_layers.{layer}"  # the shared layer
     rows = [
-        Row("token_embedding/embedding", "albert.embeddings.word_embeddings.weight"),
-        Row("position_embedding/embedding", "albert.embeddings.position_embeddings.weight"),
-        Row("token_type_embedding/embedding", "albert.embeddings.token_type_embeddings.weight"),
+        NameRow("token_embedding/embedding", "albert.embeddings.word_embeddings.weight"),
+        NameRow("position_embedding/embedding", "albert.embeddings.position_embeddings.weight"),
+        NameRow("token_type_embedding/embedding", "albert.embeddings.token_type_embeddings.weight"),
         *layer_norm("embedding_norm", "albert.embeddings.LayerNorm"),
         *linear("embedding_projection", "albert.encoder.embedding_hidden_mapping_in", bias=True),
         *linear(f"{block}/self_attention/query", f"{layer}.attention.query", bias=True),
@@ -84,7 +84,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
         *layer_norm(f"{block}/mlp_norm", f"{layer}.full_layer_layer_norm"),
         *linear("masked_lm_head/dense", "predictions.dense", bias=True),
         *layer_norm("masked_lm_head/norm", "predictions.LayerNorm"),
-        Row("unembedding/bias", "predictions.bias"),
+        NameRow("unembedding/bias", "predictions.bias"),
     ]
     if config.pair_head:
         rows += linear("pair_head/dense", "albert.pooler", bias=True)
@@ -105,7 +105,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Lan et al. 2019, arXiv 1909.11942",
         objective="masked language modelling, sentence order prediction",
-        configs=trained_by("albert_base", SIZES),
+        configs=config_variants("albert_base", SIZES),
         huggingface=HuggingFace(
             model_type="albert",
             architecture=lambda config: "AlbertForPreTraining" if config.pair_head else "AlbertForMaskedLM",

@@ -7,12 +7,12 @@ from pretrainax.zoo.family import (
     ConfigJson,
     Family,
     HuggingFace,
-    Row,
+    NameRow,
     TaskClass,
+    config_variants,
     layer_norm,
     linear,
     question_answering_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -44,7 +44,7 @@ def bart(variant: str = "base") -> ModelConfig:
     )
 
 
-def block_names(prefix: str) -> list[Row]:
+def block_names(prefix: str) -> list[NameRow]:
     """Returns the name-table rows of the encoder and decoder blocks, for transformers' BartModel and MarianModel.
 
     Args:
@@ -66,13 +66,13 @@ def block_names(prefix: str) -> list[Row]:
     return rows
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' BartForConditionalGeneration: one `Row` per parameter."""
+def huggingface_names(config: ModelConfig) -> list[NameRow]:
+    """Returns the name table of transformers' BartForConditionalGeneration: one `NameRow` per parameter."""
     del config  # unused
     return [
-        Row("token_embedding/embedding", "model.shared.weight"),
-        Row("position_embedding/embedding", "model.encoder.embed_positions.weight"),
-        Row("decoder_position_embedding/embedding", "model.decoder.embed_positions.weight"),
+        NameRow("token_embedding/embedding", "model.shared.weight"),
+        NameRow("position_embedding/embedding", "model.encoder.embed_positions.weight"),
+        NameRow("decoder_position_embedding/embedding", "model.decoder.embed_positions.weight"),
         *layer_norm("embedding_norm", "model.encoder.layernorm_embedding"),
         *layer_norm("decoder_embedding_norm", "model.decoder.layernorm_embedding"),
         *block_names("model"),
@@ -148,7 +148,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Lewis et al. 2019, arXiv 1910.13461",
         objective="text infilling, sentence permutation",
-        configs=trained_by("bart_base", SIZES),
+        configs=config_variants("bart_base", SIZES),
         huggingface=HuggingFace(
             model_type="bart",
             architecture="BartForConditionalGeneration",

@@ -8,13 +8,13 @@ from pretrainax.zoo.family import (
     ConfigJson,
     Family,
     HuggingFace,
-    Row,
+    NameRow,
     TaskClass,
+    config_variants,
     layer_norm,
     linear,
     question_answering_class,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -96,7 +96,7 @@ def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> 
     )
 
 
-def encoder_names(prefix: str) -> list[Row]:
+def encoder_names(prefix: str) -> list[NameRow]:
     """Returns the name-table rows of the embeddings and blocks, for classes of transformers with BertModel's names.
 
     Args:
@@ -104,9 +104,9 @@ def encoder_names(prefix: str) -> list[Row]:
     """
     block, layer = "encoder/blocks", f"{prefix}.encoder.layer.{{layer}}"
     return [
-        Row("token_embedding/embedding", f"{prefix}.embeddings.word_embeddings.weight"),
-        Row("position_embedding/embedding", f"{prefix}.embeddings.position_embeddings.weight"),
-        Row("token_type_embedding/embedding", f"{prefix}.embeddings.token_type_embeddings.weight"),
+        NameRow("token_embedding/embedding", f"{prefix}.embeddings.word_embeddings.weight"),
+        NameRow("position_embedding/embedding", f"{prefix}.embeddings.position_embeddings.weight"),
+        NameRow("token_type_embedding/embedding", f"{prefix}.embeddings.token_type_embeddings.weight"),
         *layer_norm("embedding_norm", f"{prefix}.embeddings.LayerNorm"),
         *linear(f"{block}/self_attention/query", f"{layer}.attention.self.query", bias=True),
         *linear(f"{block}/self_attention/key", f"{layer}.attention.self.key", bias=True),
@@ -119,13 +119,13 @@ def encoder_names(prefix: str) -> list[Row]:
     ]
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
+def huggingface_names(config: ModelConfig) -> list[NameRow]:
     """Returns the name table of BertForPreTraining, or of BertForMaskedLM if `config.pair_head` is False."""
     rows = [
         *encoder_names("bert"),
         *linear("masked_lm_head/dense", "cls.predictions.transform.dense", bias=True),
         *layer_norm("masked_lm_head/norm", "cls.predictions.transform.LayerNorm"),
-        Row("unembedding/bias", "cls.predictions.bias"),
+        NameRow("unembedding/bias", "cls.predictions.bias"),
     ]
     if config.pair_head:
         rows += linear("pair_head/dense", "bert.pooler.dense", bias=True)
@@ -133,13 +133,13 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
     return rows
 
 
-def distilbert_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' DistilBertForMaskedLM: one `Row` per parameter."""
+def distilbert_names(config: ModelConfig) -> list[NameRow]:
+    """Returns the name table of transformers' DistilBertForMaskedLM: one `NameRow` per parameter."""
     del config  # unused
     block, layer = "encoder/blocks", "distilbert.transformer.layer.{layer}"
     return [
-        Row("token_embedding/embedding", "distilbert.embeddings.word_embeddings.weight"),
-        Row("position_embedding/embedding", "distilbert.embeddings.position_embeddings.weight"),
+        NameRow("token_embedding/embedding", "distilbert.embeddings.word_embeddings.weight"),
+        NameRow("position_embedding/embedding", "distilbert.embeddings.position_embeddings.weight"),
         *layer_norm("embedding_norm", "distilbert.embeddings.LayerNorm"),
         *linear(f"{block}/self_attention/query", f"{layer}.attention.q_lin", bias=True),
         *linear(f"{block}/self_attention/key", f"{layer}.attention.k_lin", bias=True),
@@ -151,7 +151,7 @@ def distilbert_names(config: ModelConfig) -> list[Row]:
         *layer_norm(f"{block}/mlp_norm", f"{layer}.output_layer_norm"),
         *linear("masked_lm_head/dense", "vocab_transform", bias=True),
         *layer_norm("masked_lm_head/norm", "vocab_layer_norm"),
-        Row("unembedding/bias", "vocab_projector.bias"),
+        NameRow("unembedding/bias", "vocab_projector.bias"),
     ]
 
 
@@ -253,7 +253,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Devlin et al. 2018, arXiv 1810.04805",
         objective="masked language modelling, next sentence prediction",
-        configs=trained_by("bert_base", ("small", "medium", "base", "large")),
+        configs=config_variants("bert_base", ("small", "medium", "base", "large")),
         huggingface=HUGGINGFACE,
     ),
     Family(

@@ -13,12 +13,12 @@ from pretrainax.zoo.family import (
     ConfigJson,
     Family,
     HuggingFace,
-    Row,
+    NameRow,
     TaskClass,
+    config_variants,
     layer_norm,
     linear,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -46,7 +46,7 @@ def bigbird(variant: str = "base") -> ModelConfig:
     )
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
+def huggingface_names(config: ModelConfig) -> list[NameRow]:
     """Returns the name table of BigBirdForPreTraining, or of BigBirdForMaskedLM if `config.pair_head` is False."""
     pooler = {x: f"bert.pooler.{x}" for x in ("weight", "bias")}
     new = {f"bert.pooler.dense.{x}": name for x, name in pooler.items()}
@@ -89,7 +89,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Zaheer et al. 2020, arXiv 2007.14062",
         objective="masked language modelling",
-        configs=trained_by("bigbird", SIZES),
+        configs=config_variants("bigbird", SIZES),
         huggingface=HuggingFace(
             model_type="big_bird",
             architecture=lambda config: "BigBirdForPreTraining" if config.pair_head else "BigBirdForMaskedLM",

@@ -1,7 +1,7 @@
 """Converts weights between files of Hugging Face transformers and our parameter tree, with a family's name table.
 
-A name table is a list of rows. Each `Row` names one of our parameters and its published tensors: the tensors in files
-of transformers. `as_ours` returns a published tensor as a view in our shape. Reading a file copies from this view, and
+A name table is a list of `NameRow`. Each names one of our parameters and its published tensors: the tensors in files of
+transformers. `as_ours` returns a published tensor as a view in our shape. Reading a file copies from this view, and
 writing a file copies into this view. Both directions therefore use the same mapping and preserve all bits.
 """
 
@@ -16,17 +16,17 @@ import numpy as np
 from pretrainax import models
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.sharding.param_paths import PyTree, parameter_names
-from pretrainax.zoo.family import Row
+from pretrainax.zoo.family import NameRow
 
 # The name of a published tensor, and its index in our array: (layer, expert), (layer,), or () if our array is not
 # stacked.
 Place: TypeAlias = tuple[str, tuple[int, ...]]
 _STACKED = ("layer", "expert")  # outermost first
 # Path of each of our parameters -> (row of the name table, shape of our parameter).
-Rows: TypeAlias = Mapping[str, tuple[Row, tuple[int, ...]]]
+Rows: TypeAlias = Mapping[str, tuple[NameRow, tuple[int, ...]]]
 
 
-def rows_of(table: Sequence[Row], tree: PyTree) -> Rows:
+def rows_of(table: Sequence[NameRow], tree: PyTree) -> Rows:
     """Returns, for each leaf of a parameter tree, its row of the name table and its shape.
 
     Raises:
@@ -38,7 +38,7 @@ def rows_of(table: Sequence[Row], tree: PyTree) -> Rows:
     return {name: (rows[name], x.shape) for name, x in zip(names, jax.tree.leaves(tree), strict=True)}
 
 
-def tensor_locations(row: Row, shape: tuple[int, ...]) -> Iterator[Place]:
+def tensor_locations(row: NameRow, shape: tuple[int, ...]) -> Iterator[Place]:
     """Yields the name and index of each published tensor of a PretrainAX parameter.
 
     A parameter has one tensor per expert, one per layer, or a single tensor.
@@ -54,12 +54,12 @@ def tensor_locations(row: Row, shape: tuple[int, ...]) -> Iterator[Place]:
         yield first or row.name.format(**numbers), index
 
 
-def stacked_axes(row: Row) -> int:
+def stacked_axes(row: NameRow) -> int:
     """Returns the number of stacked axes of our array: leading axes with a separate published tensor per index."""
     return sum(f"{{{name}}}" in row.name for name in _STACKED)
 
 
-def their_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
+def their_shape(row: NameRow, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shape of a published tensor.
 
     Args:
@@ -78,7 +78,7 @@ def their_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def as_ours(row: Row, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def as_ours(row: NameRow, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Returns a view of a published tensor in our shape, so that writes to the view change the published tensor.
 
     Args:
@@ -95,24 +95,24 @@ def as_ours(row: Row, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.moveaxis(ours, range(len(shape) - inputs), range(inputs, len(shape)))
 
 
-def _is_convolution(row: Row) -> bool:
+def _is_convolution(row: NameRow) -> bool:
     return row.path.endswith("convolution/kernel")
 
 
-def _holds_all_experts(row: Row) -> bool:
+def _holds_all_experts(row: NameRow) -> bool:
     return "/experts_" in row.path and "{expert}" not in row.name
 
 
-def _has_heads(row: Row) -> bool:
+def _has_heads(row: NameRow) -> bool:
     return re.search(r"_attention/(query|key|value|out|query_up|key_value_up)/kernel$", row.path) is not None
 
 
-def _inputs(row: Row) -> int:
+def _inputs(row: NameRow) -> int:
     """Returns the number of input axes of our kernel: 2 (heads, width) for attention's output projection, else 1."""
     return 2 if _has_heads(row) and row.path.endswith("out/kernel") else 1
 
 
-def from_huggingface(table: Sequence[Row], state: Mapping[str, np.ndarray], config: ModelConfig) -> PyTree:
+def from_huggingface(table: Sequence[NameRow], state: Mapping[str, np.ndarray], config: ModelConfig) -> PyTree:
     """Returns the parameters of `config` as float32 NumPy arrays, from a Hugging Face state dict.
 
     Raises:
@@ -133,7 +133,7 @@ def from_huggingface(table: Sequence[Row], state: Mapping[str, np.ndarray], conf
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
-def to_huggingface(table: Sequence[Row], params: PyTree) -> dict[str, np.ndarray]:
+def to_huggingface(table: Sequence[NameRow], params: PyTree) -> dict[str, np.ndarray]:
     """Returns the Hugging Face state dict of our parameters (the inverse of `from_huggingface`).
 
     The state dict contains tied tensors only once, under the name in the table.

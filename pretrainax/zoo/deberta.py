@@ -22,14 +22,14 @@ from pretrainax.zoo.family import (
     ConfigJson,
     Family,
     HuggingFace,
-    Row,
+    NameRow,
     TaskClass,
     check_tied,
+    config_variants,
     layer_norm,
     linear,
     question_answering_class,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -104,14 +104,14 @@ def _base() -> ModelConfig:
     )
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
+def huggingface_names(config: ModelConfig) -> list[NameRow]:
     architecture = _architecture(config)
     base = "" if architecture == "DebertaV2Model" else "deberta."
     block, layer = "encoder/blocks", base + "encoder.layer.{layer}"
     rows = [
-        Row("token_embedding/embedding", f"{base}embeddings.word_embeddings.weight"),
+        NameRow("token_embedding/embedding", f"{base}embeddings.word_embeddings.weight"),
         *layer_norm("embedding_norm", f"{base}embeddings.LayerNorm"),
-        Row("encoder/relative_embedding/embedding", f"{base}encoder.rel_embeddings.weight"),
+        NameRow("encoder/relative_embedding/embedding", f"{base}encoder.rel_embeddings.weight"),
         *layer_norm("encoder/relative_embedding/norm", f"{base}encoder.LayerNorm"),
         *linear(f"{block}/self_attention/query", f"{layer}.attention.self.query_proj", bias=True),
         *linear(f"{block}/self_attention/key", f"{layer}.attention.self.key_proj", bias=True),
@@ -131,13 +131,13 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
         rows += layer_norm("replaced_token_head/norm", "mask_predictions.LayerNorm")
         rows += linear("replaced_token_head/output", "mask_predictions.classifier", bias=True)
     if architecture == "MaskedLanguageModel":
-        rows.append(Row("position_embedding/embedding", f"{base}embeddings.position_embeddings.weight"))
+        rows.append(NameRow("position_embedding/embedding", f"{base}embeddings.position_embeddings.weight"))
     if config.masked_lm_head:
         ours = architecture == "MaskedLanguageModel"
         head, dense = ("lm_predictions.lm_head",) * 2 if ours else ("cls.predictions", "cls.predictions.transform")
         rows += linear("masked_lm_head/dense", f"{dense}.dense", bias=True)
         rows += layer_norm("masked_lm_head/norm", f"{dense}.LayerNorm")
-        rows.append(Row("unembedding/bias", f"{head}.bias"))
+        rows.append(NameRow("unembedding/bias", f"{head}.bias"))
     return rows
 
 
@@ -263,7 +263,7 @@ FAMILIES = (
         sizes=V3_SIZES,
         paper="He et al. 2021, arXiv 2111.09543",
         objective="replaced token detection",
-        configs=trained_by("deberta_v3_base", ("xsmall", "small", "base", "large")),
+        configs=config_variants("deberta_v3_base", ("xsmall", "small", "base", "large")),
         huggingface=HUGGINGFACE,
     ),
 )

@@ -11,11 +11,11 @@ from pretrainax.zoo.family import (
     ConfigJson,
     Family,
     HuggingFace,
-    Row,
+    NameRow,
     TaskClass,
+    config_variants,
     linear,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -88,7 +88,7 @@ def _stretched(weight: float) -> RotaryPositions:
 # --- Hugging Face ---------------------------------------------------------------------------------------------------
 
 
-def _latent_rows(config: ModelConfig) -> list[Row]:
+def _latent_rows(config: ModelConfig) -> list[NameRow]:
     ours, theirs = f"{llama.BLOCK}/self_attention", f"{llama.LAYER}.self_attn"
     assert config.latent_attention is not None
     if config.latent_attention.query_rank is None:
@@ -96,30 +96,30 @@ def _latent_rows(config: ModelConfig) -> list[Row]:
     else:
         query = [
             *linear(f"{ours}/query_down", f"{theirs}.q_a_proj", bias=False),
-            Row(f"{ours}/query_down_norm/scale", f"{theirs}.q_a_layernorm.weight"),
+            NameRow(f"{ours}/query_down_norm/scale", f"{theirs}.q_a_layernorm.weight"),
             *linear(f"{ours}/query_up", f"{theirs}.q_b_proj", bias=False),
         ]
     return [
         *query,
         *linear(f"{ours}/key_value_down", f"{theirs}.kv_a_proj_with_mqa", bias=False),
-        Row(f"{ours}/key_value_down_norm/scale", f"{theirs}.kv_a_layernorm.weight"),
+        NameRow(f"{ours}/key_value_down_norm/scale", f"{theirs}.kv_a_layernorm.weight"),
         *linear(f"{ours}/key_value_up", f"{theirs}.kv_b_proj", bias=False),
         *linear(f"{ours}/out", f"{theirs}.o_proj", bias=False),
     ]
 
 
-def _mixture_rows(config: ModelConfig) -> list[Row]:
+def _mixture_rows(config: ModelConfig) -> list[NameRow]:
     assert config.experts is not None
     ours, theirs = f"{llama.BLOCK}/mlp", f"{llama.LAYER}.mlp"
     rows = experts.rows("mlp", gate="gate_proj", up="up_proj", down="down_proj")
     for name in ("gate", "up", "down") if config.experts.shared_experts else ():
         rows += linear(f"{ours}/shared_{name}", f"{theirs}.shared_experts.{name}_proj", bias=False)
     if config.experts.bias_rate is not None:
-        rows.append(Row(f"{ours}/router/balance", f"{theirs}.gate.e_score_correction_bias"))
+        rows.append(NameRow(f"{ours}/router/balance", f"{theirs}.gate.e_score_correction_bias"))
     return rows
 
 
-def _names(config: ModelConfig) -> list[Row]:
+def _names(config: ModelConfig) -> list[NameRow]:
     attention = llama.attention_rows if config.latent_attention is None else _latent_rows
     first, rest = layer_groups(config, config.num_layers)
     dense = llama.block_rows(first.config, attention, llama.feed_forward_rows)
@@ -212,7 +212,7 @@ FAMILIES = (
         sizes=SIZES_MOE,
         paper="Dai et al. 2024, arXiv 2401.06066",
         objective="causal language modelling",
-        configs=trained_by("deepseek", SIZES_MOE),
+        configs=config_variants("deepseek", SIZES_MOE),
         huggingface=HuggingFace(
             model_type="deepseek",
             architecture="DeepseekForCausalLM",  # a class of the released code, not of transformers
@@ -232,7 +232,7 @@ FAMILIES = (
         sizes=SIZES_2,
         paper="DeepSeek-AI 2024, arXiv 2405.04434",
         objective="causal language modelling",
-        configs=trained_by("deepseek", SIZES_2),
+        configs=config_variants("deepseek", SIZES_2),
         huggingface=HuggingFace(
             model_type="deepseek_v2",
             architecture="DeepseekV2ForCausalLM",
@@ -253,7 +253,7 @@ FAMILIES = (
         sizes=SIZES_3,
         paper="DeepSeek-AI 2024, arXiv 2412.19437; 2025, arXiv 2501.12948",
         objective="causal language modelling",
-        configs=trained_by("deepseek", ["v3"]),
+        configs=config_variants("deepseek", ["v3"]),
         huggingface=HuggingFace(
             model_type="deepseek_v3",
             architecture="DeepseekV3ForCausalLM",

@@ -17,14 +17,14 @@ from pretrainax.zoo.family import (
     ConfigJson,
     Family,
     HuggingFace,
-    Row,
+    NameRow,
     TaskClass,
     check_tied,
+    config_variants,
     layer_norm,
     linear,
     question_answering_class,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -60,7 +60,7 @@ def _base() -> ModelConfig:
     return config
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
+def huggingface_names(config: ModelConfig) -> list[NameRow]:
     """Returns the name table of ElectraForPreTraining, or of ElectraForMaskedLM if `config.masked_lm_head` is True."""
     rows = encoder_names("electra")
     if config.embedding_dim:
@@ -70,7 +70,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
             *rows,
             *linear("masked_lm_head/dense", "generator_predictions.dense", bias=True),
             *layer_norm("masked_lm_head/norm", "generator_predictions.LayerNorm"),
-            Row("unembedding/bias", "generator_lm_head.bias"),
+            NameRow("unembedding/bias", "generator_lm_head.bias"),
         ]
     return [
         *rows,
@@ -142,7 +142,7 @@ FAMILY = Family(
     sizes=SIZES,
     paper="Clark et al. 2020, arXiv 2003.10555",
     objective="replaced token detection",
-    configs=trained_by("electra_small", ("small",)) | trained_by("electra_base", ("base", "large")),
+    configs=config_variants("electra_small", ("small",)) | config_variants("electra_base", ("base", "large")),
     huggingface=HUGGINGFACE,
 )
 

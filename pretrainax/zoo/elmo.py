@@ -6,7 +6,7 @@ has another 407 M parameters in the variant `original`. The released weights are
 """
 
 from pretrainax.config import ModelConfig, NoPositions, Recurrent
-from pretrainax.zoo.family import Family, trained_by
+from pretrainax.zoo.family import Family, config_variants
 from pretrainax.zoo.variants import pick
 
 # variant -> (width of an LSTM's output, width of an LSTM's cell state, number of highway layers)
@@ -40,7 +40,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Peters et al. 2018, arXiv 1802.05365",
         objective="language modelling in both directions",
-        configs=trained_by("elmo", SIZES),
+        configs=config_variants("elmo", SIZES),
         huggingface=None,
     ),
 )

@@ -4,7 +4,7 @@ import dataclasses
 
 from pretrainax.config import ModelConfig, RotaryPositions
 from pretrainax.zoo import llama
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, token_classification_class, trained_by
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, NameRow, config_variants, token_classification_class
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads)
@@ -27,7 +27,7 @@ def eurobert(variant: str = "210m") -> ModelConfig:
     return dataclasses.replace(config, family="encoder")
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
+def huggingface_names(config: ModelConfig) -> list[NameRow]:
     """Returns the name table of transformers' EuroBertForMaskedLM, which has the tensor names of LLaMA."""
     rows = llama.huggingface_names(config)
     return [row._replace(path=row.path.replace("decoder/", "encoder/", 1)) for row in rows]
@@ -52,7 +52,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Boizard et al. 2025, arXiv 2503.05500",
         objective="masked language modelling in 15 languages",
-        configs=trained_by("eurobert", SIZES),
+        configs=config_variants("eurobert", SIZES),
         huggingface=HuggingFace(
             model_type="eurobert",
             architecture="EuroBertForMaskedLM",

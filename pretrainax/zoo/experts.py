@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from pretrainax.config import ModelConfig
 from pretrainax.layers.feed_forward import LayerGroup
-from pretrainax.zoo.family import ConfigJson, Row, linear
+from pretrainax.zoo.family import ConfigJson, NameRow, linear
 from pretrainax.zoo.llama import BLOCK, LAYER, huggingface_names
 
 
-def names(module: str, gate: str, up: str, down: str) -> Callable[[ModelConfig], list[Row]]:
+def names(module: str, gate: str, up: str, down: str) -> Callable[[ModelConfig], list[NameRow]]:
     """Returns a function for `HuggingFace.table`: the name table of a LLaMA-like class with experts in all layers.
 
     The arguments are explained at `rows`.
@@ -16,7 +16,7 @@ def names(module: str, gate: str, up: str, down: str) -> Callable[[ModelConfig],
     return lambda config: huggingface_names(config, lambda _: rows(module, gate, up, down))
 
 
-def rows(module: str, gate: str, up: str, down: str) -> list[Row]:
+def rows(module: str, gate: str, up: str, down: str) -> list[NameRow]:
     """Returns the name-table rows of the router and the experts, for files with separate tensors per expert.
 
     Args:
@@ -30,7 +30,7 @@ def rows(module: str, gate: str, up: str, down: str) -> list[Row]:
     return table
 
 
-def rows_of_kind(kind: LayerGroup, stack: str, rows: list[Row]) -> list[Row]:
+def rows_of_kind(kind: LayerGroup, stack: str, rows: list[NameRow]) -> list[NameRow]:
     """Returns `rows` restricted to the layers of one kind (with or without experts); [] if there are no such layers.
 
     Args:

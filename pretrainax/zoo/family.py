@@ -1,7 +1,7 @@
 """Published families: their sizes, and the conversion to and from transformers (config.json and tensor names).
 
 In names and comments, "ours" is what belongs to this package and "theirs" is what belongs to transformers. A name table
-is a list of `Row`: it maps each of our parameters to its tensors in files of transformers.
+is a list of `NameRow`: it maps each of our parameters to its tensors in files of transformers.
 """
 
 import copy
@@ -43,7 +43,7 @@ _THEIR_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish"
 }
 
 
-class Part(NamedTuple):
+class FusedPart(NamedTuple):
     """Selects contiguous outputs of a fused matrix in transformers, which contains one of our matrices.
 
     The outputs of the fused matrix are divided into `pieces` equal pieces. Our matrix is the `count` pieces from piece
@@ -82,10 +82,10 @@ class Every(NamedTuple):
         return size * self.pieces
 
 
-WHOLE = Part()
+WHOLE = FusedPart()
 
 
-class Row(NamedTuple):
+class NameRow(NamedTuple):
     """One row of a name table: maps one of our parameters to its tensors in a Hugging Face state dict."""
 
     path: str  # the path of our parameter, "decoder/blocks/mlp/up/kernel"
@@ -95,12 +95,12 @@ class Row(NamedTuple):
     # True: their tensor is the weight of a torch.nn.Linear, [out, in]. Ours is [in, out]; `in` or `out` may be two
     # axes, heads and width.
     transposed: bool = False
-    part: Part | Every = WHOLE  # selects our outputs from a fused tensor (GPT-2: query | key | value)
+    part: FusedPart | Every = WHOLE  # selects our outputs from a fused tensor (GPT-2: query | key | value)
     first: Optional[str] = None  # the tensor name in layer 0 if it differs from `name`
     layers: Optional[Sequence[int]] = None  # the layer number in transformers of each stacked layer; None: 0, 1, …
 
 
-def linear(path: str, name: str, bias: bool, part: Part = WHOLE) -> list[Row]:
+def linear(path: str, name: str, bias: bool, part: FusedPart = WHOLE) -> list[NameRow]:
     """Returns the name-table rows of a linear layer: its kernel and, with `bias`, its bias.
 
     Args:
@@ -108,12 +108,12 @@ def linear(path: str, name: str, bias: bool, part: Part = WHOLE) -> list[Row]:
       name: the name of the torch.nn.Linear in transformers.
       part: selects our outputs from a fused matrix.
     """
-    rows = [Row(f"{path}/kernel", f"{name}.weight", transposed=True, part=part)]
-    return rows + [Row(f"{path}/bias", f"{name}.bias", part=part)] if bias else rows
+    rows = [NameRow(f"{path}/kernel", f"{name}.weight", transposed=True, part=part)]
+    return rows + [NameRow(f"{path}/bias", f"{name}.bias", part=part)] if bias else rows
 
 
-def layer_norm(path: str, name: str) -> list[Row]:
-    return [Row(f"{path}/scale", f"{name}.weight"), Row(f"{path}/bias", f"{name}.bias")]
+def layer_norm(path: str, name: str) -> list[NameRow]:
+    return [NameRow(f"{path}/scale", f"{name}.weight"), NameRow(f"{path}/bias", f"{name}.bias")]
 
 
 TaskHead: TypeAlias = Classify | Tag | Extract
@@ -132,21 +132,21 @@ class TaskClass(NamedTuple):
     base: str = ""  # replaces the first component of the names of tensors outside the head; "" keeps that component
     family: str = ""  # "encoder" if the class uses only the encoder of the pretrained model; "": the whole model
     changes: Mapping[str, object] = MappingProxyType({})  # fields of ModelConfig with a different value in this class
-    more: tuple[Row, ...] = ()  # additional name-table rows of the head
+    more: tuple[NameRow, ...] = ()  # additional name-table rows of the head
 
-    def of_model(self, config: ModelConfig) -> ModelConfig:
+    def apply_to(self, config: ModelConfig) -> ModelConfig:
         """Returns `config` with the field values that this class overrides (copies of `changes`)."""
         return dataclasses.replace(config, **copy.deepcopy(dict(self.changes)))
 
-    def rows(self, head: TaskHead) -> list[Row]:
+    def rows(self, head: TaskHead) -> list[NameRow]:
         """Returns the name-table rows of the parameters of `head`."""
         module = _MODULES[type(head)]
         rows = linear(f"{module}/output", self.output, head.output_bias)
         rows += linear(f"{module}/dense", self.dense, head.hidden_bias) if head.hidden != "none" else []
         rows += self.more if isinstance(head, Extract) and head.feed_forward else ()
-        return rows + ([Row(f"{module}/norm/scale", f"{self.norm}.weight")] if head.hidden_norm else [])
+        return rows + ([NameRow(f"{module}/norm/scale", f"{self.norm}.weight")] if head.hidden_norm else [])
 
-    def name_of(self, row: Row) -> Row:
+    def name_of(self, row: NameRow) -> NameRow:
         """Returns `row`, a row of a parameter outside the head, with the tensor name that this class has for it."""
         rest = row.name.partition(".")[2]
         return row._replace(name=f"{self.base}.{rest}" if self.base else self.prefix + row.name)
@@ -212,7 +212,7 @@ class HuggingFace:
     architecture: str | Callable[[ModelConfig], str]  # the class of transformers that computes the same logits
     base: Callable[[], ModelConfig]  # returns a new config with the values of transformers for missing keys
     fields: Mapping[str, str]  # key of config.json -> field of ModelConfig, "position.max_length" for a nested field
-    table: Callable[[ModelConfig], list[Row]]  # returns the name table of a pretraining model: see `names`
+    table: Callable[[ModelConfig], list[NameRow]]  # returns the name table of a pretraining model: see `names`
     constants: ConfigJson = dataclasses.field(default_factory=dict)  # key of config.json -> the only supported value
     # Conversions that `fields` cannot express: `read` sets fields of the config, `write` returns keys of config.json.
     read: Callable[[ConfigJson, ModelConfig], None] = _nothing_to_read
@@ -242,7 +242,7 @@ class HuggingFace:
             return self.classifier
         return next((classifier for classifier in self.classifiers if _is_same_kind(classifier.head, head)), None)
 
-    def names(self, config: ModelConfig) -> list[Row]:
+    def names(self, config: ModelConfig) -> list[NameRow]:
         """Returns the name table of a model. Parameters of a head that transformers does not have are left out."""
         rows, classifier, head = self.table(config), self.classifier_of(config.head), config.head
         if head is None:
@@ -268,7 +268,7 @@ class HuggingFace:
                 config = without_heads(self.read_config({**json, "architectures": None, **whole}))
                 config.head = _read_head(json, classifier.head)
                 config.family = classifier.family or config.family  # pyright: ignore[reportAttributeAccessIssue]
-                return classifier.of_model(config)
+                return classifier.apply_to(config)
         config = self.base()
         for key, value in self.constants.items():
             if json.get(key, value) != value and not (json[key] is None and _null_means(value)):
@@ -464,7 +464,7 @@ class Family:
     configs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # variant -> the value of --config
 
 
-def trained_by(config: str, variants: Iterable[str]) -> dict[str, str]:
+def config_variants(config: str, variants: Iterable[str]) -> dict[str, str]:
     """Returns `Family.configs` for variants that have the same names in a file of configs/.
 
     Args:

@@ -15,8 +15,8 @@ from pretrainax.zoo.family import (
     Family,
     HuggingFace,
     TaskClass,
+    config_variants,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -207,7 +207,7 @@ def _family(number: str, sizes: Mapping[str, object], paper: str, *, architectur
         sizes=sizes,
         paper=paper,
         objective="causal language modelling" + ", by distillation" * (number != "1"),
-        configs=trained_by("gemma", sizes),
+        configs=config_variants("gemma", sizes),
         huggingface=HuggingFace(
             architecture=architecture,
             table=llama.huggingface_names,

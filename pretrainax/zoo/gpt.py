@@ -9,15 +9,15 @@ from pretrainax.zoo.family import (
     WHOLE,
     ConfigJson,
     Family,
+    FusedPart,
     HuggingFace,
-    Part,
-    Row,
+    NameRow,
     TaskClass,
+    config_variants,
     layer_norm,
     linear,
     question_answering_class,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.patterns import kinds, shortest
 from pretrainax.zoo.variants import pick
@@ -110,22 +110,22 @@ def _decoder(num_layers: int, d_model: int, num_heads: int, context: int) -> Mod
 # --- Hugging Face --------------------------------------------------------------------------------------------------
 
 
-def _conv(path: str, name: str, part: Part = WHOLE) -> list[Row]:
+def _conv(path: str, name: str, part: FusedPart = WHOLE) -> list[NameRow]:
     """Returns the name-table rows of a linear layer that is a Conv1D in transformers.
 
     Unlike the weight of a torch.nn.Linear, the weight of a Conv1D is [in, out], as our kernel is.
     """
-    return [Row(f"{path}/kernel", f"{name}.weight", part=part), Row(f"{path}/bias", f"{name}.bias", part=part)]
+    return [NameRow(f"{path}/kernel", f"{name}.weight", part=part), NameRow(f"{path}/bias", f"{name}.bias", part=part)]
 
 
-def _conv_block() -> list[Row]:
+def _conv_block() -> list[NameRow]:
     """Returns the name-table rows of the blocks of GPT-1 and GPT-2."""
     block, layer = "decoder/blocks", "transformer.h.{layer}"
     return [
         *layer_norm(f"{block}/self_attention_norm", f"{layer}.ln_1"),
-        *_conv(f"{block}/self_attention/query", f"{layer}.attn.c_attn", part=Part(0, 1, 3)),
-        *_conv(f"{block}/self_attention/key", f"{layer}.attn.c_attn", part=Part(1, 1, 3)),
-        *_conv(f"{block}/self_attention/value", f"{layer}.attn.c_attn", part=Part(2, 1, 3)),
+        *_conv(f"{block}/self_attention/query", f"{layer}.attn.c_attn", part=FusedPart(0, 1, 3)),
+        *_conv(f"{block}/self_attention/key", f"{layer}.attn.c_attn", part=FusedPart(1, 1, 3)),
+        *_conv(f"{block}/self_attention/value", f"{layer}.attn.c_attn", part=FusedPart(2, 1, 3)),
         *_conv(f"{block}/self_attention/out", f"{layer}.attn.c_proj"),
         *layer_norm(f"{block}/mlp_norm", f"{layer}.ln_2"),
         *_conv(f"{block}/mlp/up", f"{layer}.mlp.c_fc"),
@@ -133,37 +133,37 @@ def _conv_block() -> list[Row]:
     ]
 
 
-def _output(config: ModelConfig) -> list[Row]:
+def _output(config: ModelConfig) -> list[NameRow]:
     return [] if config.tie_embeddings else linear("unembedding", "lm_head", bias=False)
 
 
-def gpt1_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' OpenAIGPTLMHeadModel: one `Row` per parameter."""
+def gpt1_names(config: ModelConfig) -> list[NameRow]:
+    """Returns the name table of transformers' OpenAIGPTLMHeadModel: one `NameRow` per parameter."""
     return [
-        Row("token_embedding/embedding", "transformer.tokens_embed.weight"),
-        Row("position_embedding/embedding", "transformer.positions_embed.weight"),
+        NameRow("token_embedding/embedding", "transformer.tokens_embed.weight"),
+        NameRow("position_embedding/embedding", "transformer.positions_embed.weight"),
         *_conv_block(),
         *_output(config),
     ]
 
 
-def gpt2_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' GPT2LMHeadModel: one `Row` per parameter."""
+def gpt2_names(config: ModelConfig) -> list[NameRow]:
+    """Returns the name table of transformers' GPT2LMHeadModel: one `NameRow` per parameter."""
     return [
-        Row("token_embedding/embedding", "transformer.wte.weight"),
-        Row("position_embedding/embedding", "transformer.wpe.weight"),
+        NameRow("token_embedding/embedding", "transformer.wte.weight"),
+        NameRow("position_embedding/embedding", "transformer.wpe.weight"),
         *_conv_block(),
         *layer_norm("decoder/final_norm", "transformer.ln_f"),
         *_output(config),
     ]
 
 
-def gpt_neo_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' GPTNeoForCausalLM: one `Row` per parameter."""
+def gpt_neo_names(config: ModelConfig) -> list[NameRow]:
+    """Returns the name table of transformers' GPTNeoForCausalLM: one `NameRow` per parameter."""
     block, layer = "decoder/blocks", "transformer.h.{layer}"
     return [
-        Row("token_embedding/embedding", "transformer.wte.weight"),
-        Row("position_embedding/embedding", "transformer.wpe.weight"),
+        NameRow("token_embedding/embedding", "transformer.wte.weight"),
+        NameRow("position_embedding/embedding", "transformer.wpe.weight"),
         *layer_norm(f"{block}/self_attention_norm", f"{layer}.ln_1"),
         *linear(f"{block}/self_attention/query", f"{layer}.attn.attention.q_proj", bias=False),
         *linear(f"{block}/self_attention/key", f"{layer}.attn.attention.k_proj", bias=False),
@@ -265,7 +265,7 @@ FAMILIES = (
         sizes=GPT2_SIZES,
         paper="Radford et al. 2019",
         objective="causal language modelling",
-        configs=trained_by("gpt2", GPT2_SIZES),
+        configs=config_variants("gpt2", GPT2_SIZES),
         huggingface=HuggingFace(
             model_type="gpt2",
             architecture="GPT2LMHeadModel",
@@ -293,7 +293,7 @@ FAMILIES = (
         sizes=GPT3_SIZES,
         paper="Brown et al. 2020, arXiv 2005.14165",
         objective="causal language modelling",
-        configs=trained_by("gpt3", GPT3_SIZES),
+        configs=config_variants("gpt3", GPT3_SIZES),
         # transformers has no class for GPT-3: its GPT-2 has no local layers, and its GPT-Neo has neither biases of
         # queries, keys and values nor scaled attention logits.
         huggingface=None,

@@ -8,11 +8,11 @@ from pretrainax.zoo.family import (
     Every,
     Family,
     HuggingFace,
-    Row,
+    NameRow,
     TaskClass,
+    config_variants,
     linear,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -40,18 +40,18 @@ def gpt_oss(variant: str = "20b") -> ModelConfig:
     )
 
 
-def _expert_rows(config: ModelConfig) -> list[Row]:
+def _expert_rows(config: ModelConfig) -> list[NameRow]:
     ours, theirs = f"{llama.BLOCK}/mlp", f"{llama.LAYER}.mlp"
     rows = linear(f"{ours}/router", f"{theirs}.router", bias=True)
     for name, tensor, part in (("gate", "gate_up_proj", Every(0, 2)), ("up", "gate_up_proj", Every(1, 2))):
-        rows.append(Row(f"{ours}/experts_{name}/kernel", f"{theirs}.experts.{tensor}", part=part))
-        rows.append(Row(f"{ours}/experts_{name}/bias", f"{theirs}.experts.{tensor}_bias", part=part))
-    rows.append(Row(f"{ours}/experts_down/kernel", f"{theirs}.experts.down_proj"))
-    rows.append(Row(f"{ours}/experts_down/bias", f"{theirs}.experts.down_proj_bias"))
+        rows.append(NameRow(f"{ours}/experts_{name}/kernel", f"{theirs}.experts.{tensor}", part=part))
+        rows.append(NameRow(f"{ours}/experts_{name}/bias", f"{theirs}.experts.{tensor}_bias", part=part))
+    rows.append(NameRow(f"{ours}/experts_down/kernel", f"{theirs}.experts.down_proj"))
+    rows.append(NameRow(f"{ours}/experts_down/bias", f"{theirs}.experts.down_proj_bias"))
     return rows
 
 
-def _names(config: ModelConfig) -> list[Row]:
+def _names(config: ModelConfig) -> list[NameRow]:
     return llama.huggingface_names(config, _expert_rows)
 
 
@@ -81,7 +81,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="OpenAI 2025, arXiv 2508.10925",
         objective="causal language modelling",
-        configs=trained_by("gpt_oss", SIZES),
+        configs=config_variants("gpt_oss", SIZES),
         huggingface=HuggingFace(
             model_type="gpt_oss",
             architecture="GptOssForCausalLM",

@@ -2,7 +2,7 @@
 
 from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions
 from pretrainax.zoo import llama
-from pretrainax.zoo.family import Family, trained_by
+from pretrainax.zoo.family import Family, config_variants
 from pretrainax.zoo.variants import pick
 
 SIZES = {"1_314b": (64, 6144, 32_768, 48, 8)}  # variant -> (layers, width, width of an expert, heads, key heads)
@@ -33,7 +33,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="xAI 2024, github.com/xai-org/grok-1",
         objective="causal language modelling",
-        configs=trained_by("grok", SIZES),
+        configs=config_variants("grok", SIZES),
         huggingface=None,
     ),
 )

@@ -23,13 +23,13 @@ from pretrainax.zoo.family import (
     ConfigJson,
     Family,
     HuggingFace,
-    Row,
+    NameRow,
     TaskClass,
     biases,
+    config_variants,
     linear,
     question_answering_class,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -111,15 +111,15 @@ _NORMS = {
 BLOCK, LAYER = "decoder/blocks", "model.layers.{layer}"  # prefix of a block in our paths, and in tensor names
 
 
-RowsOf: TypeAlias = Callable[[ModelConfig], list[Row]]
+RowsOf: TypeAlias = Callable[[ModelConfig], list[NameRow]]
 
 
-def feed_forward_rows(config: ModelConfig) -> list[Row]:
+def feed_forward_rows(config: ModelConfig) -> list[NameRow]:
     names = ("gate", "up", "down")
     return [row for name in names for row in linear(f"{BLOCK}/mlp/{name}", f"{LAYER}.mlp.{name}_proj", bias=False)]
 
 
-def attention_rows(config: ModelConfig) -> list[Row]:
+def attention_rows(config: ModelConfig) -> list[NameRow]:
     ours, theirs = f"{BLOCK}/self_attention", f"{LAYER}.self_attn"
     use_bias, qkv_bias = biases(config)
     rows = [
@@ -129,14 +129,14 @@ def attention_rows(config: ModelConfig) -> list[Row]:
         *linear(f"{ours}/out", f"{theirs}.o_proj", bias=use_bias),
     ]
     if config.attention_sinks:
-        rows.append(Row(f"{ours}/sinks", f"{theirs}.sinks"))
+        rows.append(NameRow(f"{ours}/sinks", f"{theirs}.sinks"))
     if config.qk_norm:
-        rows.append(Row(f"{ours}/query_norm/scale", f"{theirs}.q_norm.weight"))
-        rows.append(Row(f"{ours}/key_norm/scale", f"{theirs}.k_norm.weight"))
+        rows.append(NameRow(f"{ours}/query_norm/scale", f"{theirs}.q_norm.weight"))
+        rows.append(NameRow(f"{ours}/key_norm/scale", f"{theirs}.k_norm.weight"))
     return rows
 
 
-def block_rows(config: ModelConfig, attention: RowsOf, feed_forward: RowsOf) -> list[Row]:
+def block_rows(config: ModelConfig, attention: RowsOf, feed_forward: RowsOf) -> list[NameRow]:
     """Returns the name-table rows of the layers: attention, feed-forward, and the norms of both.
 
     Args:
@@ -144,27 +144,27 @@ def block_rows(config: ModelConfig, attention: RowsOf, feed_forward: RowsOf) -> 
     """
     attention_norm, mlp_norm = _NORMS[config.norm_at]
     rows = [
-        Row(f"{BLOCK}/self_attention_norm/scale", f"{LAYER}.{attention_norm}.weight"),
+        NameRow(f"{BLOCK}/self_attention_norm/scale", f"{LAYER}.{attention_norm}.weight"),
         *attention(config),
-        Row(f"{BLOCK}/mlp_norm/scale", f"{LAYER}.{mlp_norm}.weight"),
+        NameRow(f"{BLOCK}/mlp_norm/scale", f"{LAYER}.{mlp_norm}.weight"),
         *feed_forward(config),
     ]
     if config.norm_at == "both":
-        rows.append(Row(f"{BLOCK}/self_attention_post_norm/scale", f"{LAYER}.post_attention_layernorm.weight"))
-        rows.append(Row(f"{BLOCK}/mlp_post_norm/scale", f"{LAYER}.post_feedforward_layernorm.weight"))
+        rows.append(NameRow(f"{BLOCK}/self_attention_post_norm/scale", f"{LAYER}.post_attention_layernorm.weight"))
+        rows.append(NameRow(f"{BLOCK}/mlp_post_norm/scale", f"{LAYER}.post_feedforward_layernorm.weight"))
     return rows
 
 
-def outer_rows(config: ModelConfig) -> list[Row]:
+def outer_rows(config: ModelConfig) -> list[NameRow]:
     """Returns the name-table rows of the parameters outside the layers: embeddings, final norm and output matrix."""
     rows = [
-        Row("token_embedding/embedding", "model.embed_tokens.weight"),
-        Row("decoder/final_norm/scale", "model.norm.weight"),
+        NameRow("token_embedding/embedding", "model.embed_tokens.weight"),
+        NameRow("decoder/final_norm/scale", "model.norm.weight"),
     ]
     return rows if config.tie_embeddings else rows + linear("unembedding", "lm_head", bias=False)
 
 
-def huggingface_names(config: ModelConfig, feed_forward: RowsOf = feed_forward_rows) -> list[Row]:
+def huggingface_names(config: ModelConfig, feed_forward: RowsOf = feed_forward_rows) -> list[NameRow]:
     """Returns the name table of transformers' LlamaForCausalLM and of classes derived from LlamaForCausalLM.
 
     transformers pairs the dimensions of rotary positions in the same way as this package. Meta's own files pair them
@@ -391,7 +391,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Touvron et al. 2023, arXiv 2302.13971, 2307.09288; Grattafiori et al. 2024, arXiv 2407.21783",
         objective="causal language modelling",
-        configs=trained_by("llama", (size for size in SIZES if not size.startswith("3_2"))),
+        configs=config_variants("llama", (size for size in SIZES if not size.startswith("3_2"))),
         huggingface=HuggingFace(
             model_type="llama",
             architecture="LlamaForCausalLM",

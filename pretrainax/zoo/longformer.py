@@ -17,12 +17,12 @@ from pretrainax.zoo.family import (
     ConfigJson,
     Family,
     HuggingFace,
-    Row,
+    NameRow,
     TaskClass,
+    config_variants,
     linear,
     question_answering_class,
     token_classification_class,
-    trained_by,
 )
 
 SIZES = dict(roberta.SIZES)  # variant -> (layers, width, heads)
@@ -50,8 +50,8 @@ def _base() -> ModelConfig:
     return config
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' LongformerForMaskedLM: one `Row` per parameter."""
+def huggingface_names(config: ModelConfig) -> list[NameRow]:
+    """Returns the name table of transformers' LongformerForMaskedLM: one `NameRow` per parameter."""
     ours, theirs = "encoder/blocks/self_attention", "longformer.encoder.layer.{layer}.attention.self"
     windows = config.sparse_attention
     has_global = isinstance(windows, SlidingWindows) and windows.global_tokens != "none"
@@ -84,7 +84,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Beltagy et al. 2020, arXiv 2004.05150",
         objective="masked language modelling",
-        configs=trained_by("longformer", SIZES),
+        configs=config_variants("longformer", SIZES),
         huggingface=HuggingFace(
             model_type="longformer",
             architecture="LongformerForMaskedLM",

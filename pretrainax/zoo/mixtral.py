@@ -8,9 +8,9 @@ from pretrainax.zoo.family import (
     Family,
     HuggingFace,
     TaskClass,
+    config_variants,
     question_answering_class,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -61,7 +61,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Jiang et al. 2024, arXiv 2401.04088",
         objective="causal language modelling",
-        configs=trained_by("mixtral", SIZES),
+        configs=config_variants("mixtral", SIZES),
         huggingface=HuggingFace(
             model_type="mixtral",
             architecture="MixtralForCausalLM",

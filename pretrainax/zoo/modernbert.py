@@ -5,12 +5,12 @@ from pretrainax.zoo import patterns
 from pretrainax.zoo.family import (
     ConfigJson,
     Family,
+    FusedPart,
     HuggingFace,
-    Part,
-    Row,
+    NameRow,
     TaskClass,
+    config_variants,
     linear,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -53,7 +53,7 @@ def modernbert(variant: str = "base") -> ModelConfig:
     )
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
+def huggingface_names(config: ModelConfig) -> list[NameRow]:
     """Returns the name table of transformers' ModernBertForMaskedLM.
 
     The first layer has no norm before attention in transformers, because the embeddings are already normalized. Our
@@ -63,23 +63,25 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
     block, layer = "encoder/blocks", "model.layers.{layer}"
 
     def third(name, i):  # a third of the fused projection to queries, keys and values
-        return linear(f"{block}/self_attention/{name}", f"{layer}.attn.Wqkv", bias=False, part=Part(i, 1, 3))
+        return linear(f"{block}/self_attention/{name}", f"{layer}.attn.Wqkv", bias=False, part=FusedPart(i, 1, 3))
 
     return [
-        Row("token_embedding/embedding", "model.embeddings.tok_embeddings.weight"),
-        Row(f"{block}/self_attention_norm/scale", f"{layer}.attn_norm.weight", first="model.embeddings.norm.weight"),
+        NameRow("token_embedding/embedding", "model.embeddings.tok_embeddings.weight"),
+        NameRow(
+            f"{block}/self_attention_norm/scale", f"{layer}.attn_norm.weight", first="model.embeddings.norm.weight"
+        ),
         *third("query", 0),
         *third("key", 1),
         *third("value", 2),
         *linear(f"{block}/self_attention/out", f"{layer}.attn.Wo", bias=False),
-        Row(f"{block}/mlp_norm/scale", f"{layer}.mlp_norm.weight"),
-        *linear(f"{block}/mlp/gate", f"{layer}.mlp.Wi", bias=False, part=Part(0, 1, 2)),
-        *linear(f"{block}/mlp/up", f"{layer}.mlp.Wi", bias=False, part=Part(1, 1, 2)),
+        NameRow(f"{block}/mlp_norm/scale", f"{layer}.mlp_norm.weight"),
+        *linear(f"{block}/mlp/gate", f"{layer}.mlp.Wi", bias=False, part=FusedPart(0, 1, 2)),
+        *linear(f"{block}/mlp/up", f"{layer}.mlp.Wi", bias=False, part=FusedPart(1, 1, 2)),
         *linear(f"{block}/mlp/down", f"{layer}.mlp.Wo", bias=False),
-        Row("encoder/final_norm/scale", "model.final_norm.weight"),
+        NameRow("encoder/final_norm/scale", "model.final_norm.weight"),
         *linear("masked_lm_head/dense", "head.dense", bias=False),
-        Row("masked_lm_head/norm/scale", "head.norm.weight"),
-        Row("unembedding/bias", "decoder.bias"),
+        NameRow("masked_lm_head/norm/scale", "head.norm.weight"),
+        NameRow("unembedding/bias", "decoder.bias"),
     ]
 
 
@@ -136,7 +138,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Warner et al. 2024, arXiv 2412.13663",
         objective="masked language modelling",
-        configs=trained_by("modernbert_base", SIZES),
+        configs=config_variants("modernbert_base", SIZES),
         huggingface=HuggingFace(
             model_type="modernbert",
             architecture="ModernBertForMaskedLM",

@@ -9,7 +9,7 @@ import dataclasses
 
 from pretrainax.config import ModelConfig, RotaryPositions
 from pretrainax.zoo import llama
-from pretrainax.zoo.family import Family, trained_by
+from pretrainax.zoo.family import Family, config_variants
 from pretrainax.zoo.variants import pick
 
 SIZES = {"base": (28, 768, 2048, 12, 12)}  # variant -> (layers, width, feed-forward, heads, key heads)
@@ -36,7 +36,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Le Breton et al. 2025, arXiv 2502.19587",
         objective="masked language modelling",
-        configs=trained_by("neobert", SIZES),
+        configs=config_variants("neobert", SIZES),
         huggingface=None,
     ),
 )

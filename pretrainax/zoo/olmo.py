@@ -5,7 +5,7 @@ import dataclasses
 
 from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions, UserError, YarnScaling
 from pretrainax.zoo import experts, llama, patterns
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, trained_by
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, config_variants
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads)
@@ -151,7 +151,7 @@ FAMILIES = (
         sizes=SIZES_2,
         paper="Walsh et al. 2025, arXiv 2501.00656",
         objective="causal language modelling",
-        configs=trained_by("olmo", SIZES_2),
+        configs=config_variants("olmo", SIZES_2),
         huggingface=HuggingFace(
             model_type="olmo2",
             architecture="Olmo2ForCausalLM",
@@ -171,7 +171,7 @@ FAMILIES = (
         sizes=SIZES_MOE,
         paper="Muennighoff et al. 2024, arXiv 2409.02060",
         objective="causal language modelling",
-        configs=trained_by("olmoe", SIZES_MOE),
+        configs=config_variants("olmoe", SIZES_MOE),
         huggingface=HuggingFace(
             model_type="olmoe",
             architecture="OlmoeForCausalLM",
@@ -196,7 +196,7 @@ FAMILIES = (
         sizes=SIZES_3,
         paper="Olmo team 2025, arXiv 2512.13961",
         objective="causal language modelling",
-        configs=trained_by("olmo3", SIZES_3),
+        configs=config_variants("olmo3", SIZES_3),
         huggingface=HuggingFace(
             model_type="olmo3",
             architecture="Olmo3ForCausalLM",

@@ -1,7 +1,7 @@
 """PaLM (Chowdhery et al. 2022, arXiv 2204.02311): parallel attention and MLP, multi-query attention, no biases."""
 
 from pretrainax.config import ModelConfig, RotaryPositions
-from pretrainax.zoo.family import Family, trained_by
+from pretrainax.zoo.family import Family, config_variants
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads), from table 1. Heads have width 256.
@@ -40,7 +40,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Chowdhery et al. 2022, arXiv 2204.02311",
         objective="causal language modelling",
-        configs=trained_by("palm", SIZES),
+        configs=config_variants("palm", SIZES),
         huggingface=None,
     ),
 )

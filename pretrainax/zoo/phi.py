@@ -16,14 +16,14 @@ from pretrainax.zoo.family import (
     LAST,
     ConfigJson,
     Family,
+    FusedPart,
     HuggingFace,
-    Part,
-    Row,
+    NameRow,
     TaskClass,
+    config_variants,
     layer_norm,
     linear,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -261,12 +261,12 @@ def _pattern(window: Optional[int]) -> tuple[str, ...]:
 # --- Hugging Face --------------------------------------------------------------------------------------------------
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' PhiForCausalLM: one `Row` per parameter."""
+def huggingface_names(config: ModelConfig) -> list[NameRow]:
+    """Returns the name table of transformers' PhiForCausalLM: one `NameRow` per parameter."""
     block, layer = llama.BLOCK, llama.LAYER
     ours, theirs = f"{block}/self_attention", f"{layer}.self_attn"
     rows = [
-        Row("token_embedding/embedding", "model.embed_tokens.weight"),
+        NameRow("token_embedding/embedding", "model.embed_tokens.weight"),
         *layer_norm(f"{ours}_norm", f"{layer}.input_layernorm"),
         *linear(f"{ours}/query", f"{theirs}.q_proj", bias=True),
         *linear(f"{ours}/key", f"{theirs}.k_proj", bias=True),
@@ -275,12 +275,12 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
         *linear(f"{block}/mlp/up", f"{layer}.mlp.fc1", bias=True),
         *linear(f"{block}/mlp/down", f"{layer}.mlp.fc2", bias=True),
         *layer_norm("decoder/final_norm", "model.final_layernorm"),
-        Row("unembedding/bias", "lm_head.bias"),
+        NameRow("unembedding/bias", "lm_head.bias"),
     ]
     return rows if config.tie_embeddings else [*rows, *linear("unembedding", "lm_head", bias=False)]
 
 
-def fused_names(config: ModelConfig) -> list[Row]:
+def fused_names(config: ModelConfig) -> list[NameRow]:
     """Returns the name table of transformers' Phi3ForCausalLM.
 
     The tensor names are LLaMA's, except for two fused matrices: queries, keys and values, and gate and up projections.
@@ -288,23 +288,23 @@ def fused_names(config: ModelConfig) -> list[Row]:
     return llama.outer_rows(config) + llama.block_rows(config, _attention_rows, _feed_forward_rows)
 
 
-def _attention_rows(config: ModelConfig) -> list[Row]:
+def _attention_rows(config: ModelConfig) -> list[NameRow]:
     heads, key_heads = config.num_heads, config.kv_heads
     ours, theirs, pieces = f"{llama.BLOCK}/self_attention", f"{llama.LAYER}.self_attn", heads + 2 * key_heads
     parts = {
-        "query": Part(0, heads, pieces),
-        "key": Part(heads, key_heads, pieces),
-        "value": Part(heads + key_heads, key_heads, pieces),
+        "query": FusedPart(0, heads, pieces),
+        "key": FusedPart(heads, key_heads, pieces),
+        "value": FusedPart(heads + key_heads, key_heads, pieces),
     }
     rows = [linear(f"{ours}/{name}", f"{theirs}.qkv_proj", bias=False, part=part) for name, part in parts.items()]
     return [*itertools.chain(*rows), *linear(f"{ours}/out", f"{theirs}.o_proj", bias=False)]
 
 
-def _feed_forward_rows(config: ModelConfig) -> list[Row]:
+def _feed_forward_rows(config: ModelConfig) -> list[NameRow]:
     ours, theirs = f"{llama.BLOCK}/mlp", f"{llama.LAYER}.mlp"
     return [
-        *linear(f"{ours}/gate", f"{theirs}.gate_up_proj", bias=False, part=Part(0, 1, 2)),
-        *linear(f"{ours}/up", f"{theirs}.gate_up_proj", bias=False, part=Part(1, 1, 2)),
+        *linear(f"{ours}/gate", f"{theirs}.gate_up_proj", bias=False, part=FusedPart(0, 1, 2)),
+        *linear(f"{ours}/up", f"{theirs}.gate_up_proj", bias=False, part=FusedPart(1, 1, 2)),
         *linear(f"{ours}/down", f"{theirs}.down_proj", bias=False),
     ]
 
@@ -338,7 +338,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Gunasekar et al. 2023, arXiv 2306.11644; Li et al. 2023, arXiv 2309.05463",
         objective="causal language modelling",
-        configs=trained_by("phi", SIZES),
+        configs=config_variants("phi", SIZES),
         huggingface=HuggingFace(
             model_type="phi",
             architecture="PhiForCausalLM",
@@ -362,7 +362,7 @@ FAMILIES = (
         sizes=SIZES_3 | SIZES_LONG,
         paper="Abdin et al. 2024, arXiv 2404.14219, 2412.08905",
         objective="causal language modelling",
-        configs=trained_by("phi", SIZES_3),
+        configs=config_variants("phi", SIZES_3),
         huggingface=HuggingFace(
             model_type="phi3",
             architecture="Phi3ForCausalLM",

@@ -8,9 +8,9 @@ from pretrainax.zoo.family import (
     Family,
     HuggingFace,
     TaskClass,
+    config_variants,
     question_answering_class,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -118,7 +118,7 @@ FAMILIES = (
         sizes=SIZES_2,
         paper="Yang et al. 2024, arXiv 2407.10671, 2412.15115",
         objective="causal language modelling",
-        configs=trained_by("qwen", SIZES_2),
+        configs=config_variants("qwen", SIZES_2),
         huggingface=HuggingFace(
             model_type="qwen2",
             architecture="Qwen2ForCausalLM",
@@ -141,7 +141,7 @@ FAMILIES = (
         sizes=SIZES_3,
         paper="Yang et al. 2025, arXiv 2505.09388",
         objective="causal language modelling",
-        configs=trained_by("qwen", SIZES_3),
+        configs=config_variants("qwen", SIZES_3),
         huggingface=HuggingFace(
             model_type="qwen3",
             architecture="Qwen3ForCausalLM",
@@ -165,7 +165,7 @@ FAMILIES = (
         sizes=SIZES_3_MOE,
         paper="Yang et al. 2025, arXiv 2505.09388",
         objective="causal language modelling",
-        configs=trained_by("qwen", SIZES_3_MOE),
+        configs=config_variants("qwen", SIZES_3_MOE),
         huggingface=HuggingFace(
             model_type="qwen3_moe",
             architecture="Qwen3MoeForCausalLM",

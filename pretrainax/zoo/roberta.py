@@ -8,13 +8,13 @@ from pretrainax.zoo.family import (
     ConfigJson,
     Family,
     HuggingFace,
-    Row,
+    NameRow,
     TaskClass,
+    config_variants,
     layer_norm,
     linear,
     question_answering_class,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -70,13 +70,13 @@ def _xlm_base() -> ModelConfig:
     return config
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
+def huggingface_names(config: ModelConfig) -> list[NameRow]:
     """Returns the name table of transformers' RobertaForMaskedLM and XLMRobertaForMaskedLM."""
     del config  # unused
     return masked_lm_names("roberta")
 
 
-def masked_lm_names(prefix: str) -> list[Row]:
+def masked_lm_names(prefix: str) -> list[NameRow]:
     """Returns the name-table rows of RobertaForMaskedLM, and of masked LM classes of transformers with the same names.
 
     Args:
@@ -86,7 +86,7 @@ def masked_lm_names(prefix: str) -> list[Row]:
         *encoder_names(prefix),
         *linear("masked_lm_head/dense", "lm_head.dense", bias=True),
         *layer_norm("masked_lm_head/norm", "lm_head.layer_norm"),
-        Row("unembedding/bias", "lm_head.bias"),
+        NameRow("unembedding/bias", "lm_head.bias"),
     ]
 
 
@@ -156,7 +156,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Liu et al. 2019, arXiv 1907.11692",
         objective="masked language modelling",
-        configs=trained_by("roberta_base", SIZES),
+        configs=config_variants("roberta_base", SIZES),
         huggingface=_huggingface("roberta", "RobertaForMaskedLM", _base),
     ),
     Family(

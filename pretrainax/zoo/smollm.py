@@ -10,9 +10,9 @@ from pretrainax.zoo.family import (
     Family,
     HuggingFace,
     TaskClass,
+    config_variants,
     question_answering_class,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -94,7 +94,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Bakouch et al. 2025, huggingface.co/blog/smollm3",
         objective="causal language modelling",
-        configs=trained_by("smollm", SIZES),
+        configs=config_variants("smollm", SIZES),
         huggingface=HuggingFace(
             model_type="smollm3",
             architecture="SmolLM3ForCausalLM",

@@ -5,7 +5,7 @@ Each layer with experts has an additional dense feed-forward sublayer after the 
 
 from pretrainax.config import MixtureOfExperts, ModelConfig
 from pretrainax.zoo import t5
-from pretrainax.zoo.family import Family, trained_by
+from pretrainax.zoo.family import Family, config_variants
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, feed-forward, heads, head dimension, experts)
@@ -32,7 +32,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Zoph et al. 2022, arXiv 2202.08906",
         objective="span corruption",
-        configs=trained_by("st_moe", SIZES),
+        configs=config_variants("st_moe", SIZES),
         huggingface=None,
     ),
 )

@@ -7,7 +7,7 @@ all other tokens. Here an expert processes all its tokens unless `config.model.e
 from pretrainax.config import MixtureOfExperts, ModelConfig, UserError
 from pretrainax.layers.feed_forward import layer_groups
 from pretrainax.zoo import experts, t5
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear, trained_by
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, NameRow, config_variants, linear
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, feed-forward, heads, experts)
@@ -39,8 +39,8 @@ def switch(variant: str = "base_8") -> ModelConfig:
     return config
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' SwitchTransformersForConditionalGeneration: one `Row` per parameter."""
+def huggingface_names(config: ModelConfig) -> list[NameRow]:
+    """Returns the name table of transformers' SwitchTransformersForConditionalGeneration."""
     rows = t5.outer_rows(config)
     for stack, own in config.stacks.items():
         plain, sparse = layer_groups(own, own.num_layers)
@@ -101,7 +101,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Fedus et al. 2021, arXiv 2101.03961",
         objective="span corruption",
-        configs=trained_by("switch_base", SIZES),
+        configs=config_variants("switch_base", SIZES),
         huggingface=HuggingFace(
             model_type="switch_transformers",
             architecture="SwitchTransformersForConditionalGeneration",

@@ -12,12 +12,12 @@ from pretrainax.zoo.family import (
     ConfigJson,
     Family,
     HuggingFace,
-    Row,
+    NameRow,
     TaskClass,
+    config_variants,
     linear,
     question_answering_class,
     token_classification_class,
-    trained_by,
 )
 from pretrainax.zoo.variants import pick
 
@@ -133,7 +133,7 @@ def ul2(variant: str = "20b") -> ModelConfig:
     return config
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
+def huggingface_names(config: ModelConfig) -> list[NameRow]:
     """Returns the name table of transformers' T5ForConditionalGeneration and MT5ForConditionalGeneration."""
     # transformers uses the name DenseReluDense for all activations.
     blocks = [
@@ -142,21 +142,21 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
     return outer_rows(config) + sum(blocks, [])
 
 
-def outer_rows(config: ModelConfig) -> list[Row]:
+def outer_rows(config: ModelConfig) -> list[NameRow]:
     """Returns the name-table rows of embeddings, position biases, final norms and output matrix."""
-    rows = [Row("token_embedding/embedding", "shared.weight")]
+    rows = [NameRow("token_embedding/embedding", "shared.weight")]
     if not config.tie_embeddings:
         rows += linear("unembedding", "lm_head", bias=False)
     for stack in config.stacks:
         first = f"{stack}.block.0.layer.0.SelfAttention"  # layer 0 has the position biases of all layers
         rows += [
-            Row(f"{stack}/relative_bias/embedding", f"{first}.relative_attention_bias.weight"),
-            Row(f"{stack}/final_norm/scale", f"{stack}.final_layer_norm.weight"),
+            NameRow(f"{stack}/relative_bias/embedding", f"{first}.relative_attention_bias.weight"),
+            NameRow(f"{stack}/final_norm/scale", f"{stack}.final_layer_norm.weight"),
         ]
     return rows
 
 
-def attention_rows(stack: str) -> list[Row]:
+def attention_rows(stack: str) -> list[NameRow]:
     """Returns the name-table rows of the attention sublayers of a stack, "encoder" or "decoder"."""
     block = f"{stack}.block.{{layer}}"
     rows = _attention(f"{stack}/blocks/self_attention", f"{block}.layer.0", "SelfAttention")
@@ -165,9 +165,9 @@ def attention_rows(stack: str) -> list[Row]:
     return rows
 
 
-def _attention(path: str, name: str, kind: str) -> list[Row]:
+def _attention(path: str, name: str, kind: str) -> list[NameRow]:
     return [
-        Row(f"{path}_norm/scale", f"{name}.layer_norm.weight"),
+        NameRow(f"{path}_norm/scale", f"{name}.layer_norm.weight"),
         *linear(f"{path}/query", f"{name}.{kind}.q", bias=False),
         *linear(f"{path}/key", f"{name}.{kind}.k", bias=False),
         *linear(f"{path}/value", f"{name}.{kind}.v", bias=False),
@@ -175,7 +175,7 @@ def _attention(path: str, name: str, kind: str) -> list[Row]:
     ]
 
 
-def feed_forward_rows(stack: str, module: str, gated: bool, kind: str = "") -> list[Row]:
+def feed_forward_rows(stack: str, module: str, gated: bool, kind: str = "") -> list[NameRow]:
     """Returns the name-table rows of the feed-forward sublayers of a stack.
 
     Args:
@@ -186,7 +186,7 @@ def feed_forward_rows(stack: str, module: str, gated: bool, kind: str = "") -> l
     """
     path, name = f"{stack}/blocks/mlp", f"{stack}.block.{{layer}}.layer.{2 if stack == 'decoder' else 1}"
     return [
-        Row(f"{path}_norm/scale", f"{name}.layer_norm.weight"),
+        NameRow(f"{path}_norm/scale", f"{name}.layer_norm.weight"),
         *(linear(f"{path}/{kind}gate", f"{name}.{module}.wi_0", bias=False) if gated else []),
         *linear(f"{path}/{kind}up", f"{name}.{module}.wi_1" if gated else f"{name}.{module}.wi", bias=False),
         *linear(f"{path}/{kind}down", f"{name}.{module}.wo", bias=False),
@@ -332,7 +332,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Raffel et al. 2020, arXiv 1910.10683",
         objective="span corruption",
-        configs=trained_by("t5_base", SIZES),
+        configs=config_variants("t5_base", SIZES),
         huggingface=HUGGINGFACE,
     ),
     Family(
@@ -369,7 +369,7 @@ FAMILIES = (
         sizes=UL2_SIZES,
         paper="Tay et al. 2022, arXiv 2205.05131",
         objective="mixture of denoisers",
-        configs=trained_by("ul2_base", UL2_SIZES),
+        configs=config_variants("ul2_base", UL2_SIZES),
         huggingface=HUGGINGFACE,
     ),
 )

@@ -4,7 +4,7 @@ import dataclasses
 
 from pretrainax.config import DecoderSizes, ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import gemma
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, differences, linear, trained_by
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, NameRow, config_variants, differences, linear
 from pretrainax.zoo.variants import pick
 
 # size of a stack -> (layers, width, feed-forward, heads, key heads, head dimension). The sizes come from T5 1.1 and
@@ -61,11 +61,11 @@ def _of_two(encoder: ModelConfig, decoder: ModelConfig) -> ModelConfig:
     )
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' T5GemmaForConditionalGeneration: one `Row` per parameter."""
+def huggingface_names(config: ModelConfig) -> list[NameRow]:
+    """Returns the name table of transformers' T5GemmaForConditionalGeneration: one `NameRow` per parameter."""
     rows = [
-        Row("token_embedding/embedding", "model.encoder.embed_tokens.weight"),
-        Row("decoder_token_embedding/embedding", "model.decoder.embed_tokens.weight"),
+        NameRow("token_embedding/embedding", "model.encoder.embed_tokens.weight"),
+        NameRow("decoder_token_embedding/embedding", "model.decoder.embed_tokens.weight"),
     ]
     attentions = {"encoder": {"self": "self_attn"}, "decoder": {"self": "self_attn", "cross": "cross_attn"}}
     for stack, modules in attentions.items():
@@ -77,11 +77,11 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
         rows += _norms(f"{block}/mlp", f"{layer}.{{side}}_feedforward_layernorm")
         for name in ("gate", "up", "down"):
             rows += linear(f"{block}/mlp/{name}", f"{layer}.mlp.{name}_proj", bias=False)
-        rows.append(Row(f"{stack}/final_norm/scale", f"model.{stack}.norm.weight"))
+        rows.append(NameRow(f"{stack}/final_norm/scale", f"model.{stack}.norm.weight"))
     return rows if config.tie_embeddings else [*rows, *linear("unembedding", "lm_head.out_proj", bias=False)]
 
 
-def _norms(path: str, name: str) -> list[Row]:
+def _norms(path: str, name: str) -> list[NameRow]:
     """Returns the name-table rows of the norms before and after a sublayer.
 
     Args:
@@ -89,7 +89,7 @@ def _norms(path: str, name: str) -> list[Row]:
       name: tensor name with "{side}" in place of "pre" or "post".
     """
     before, after = (name.replace("{side}", side) + ".weight" for side in ("pre", "post"))
-    return [Row(f"{path}_norm/scale", before), Row(f"{path}_post_norm/scale", after)]
+    return [NameRow(f"{path}_norm/scale", before), NameRow(f"{path}_post_norm/scale", after)]
 
 
 # --- config.json: contains the config.json of a Gemma 2 for each stack ------------------------------------------------
@@ -141,7 +141,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Zhang et al. 2025, arXiv 2504.06225",
         objective="mixture of denoisers, or prefix language modelling",
-        configs=trained_by("t5gemma", SIZES),
+        configs=config_variants("t5gemma", SIZES),
         huggingface=HuggingFace(
             model_type="t5gemma",
             architecture="T5GemmaForConditionalGeneration",

@@ -6,7 +6,7 @@ have biases, and in its position vectors all sines come before all cosines.
 
 from pretrainax.config import ModelConfig, SinusoidalPositions, UserError
 from pretrainax.zoo.bart import CONSTANTS, FIELDS, block_names, read_decoder, tied, write_decoder, zeros
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, trained_by
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, NameRow, config_variants
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, feed-forward, heads, dropout)
@@ -45,10 +45,10 @@ def _base() -> ModelConfig:
     return config
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' MarianMTModel: one `Row` per parameter."""
+def huggingface_names(config: ModelConfig) -> list[NameRow]:
+    """Returns the name table of transformers' MarianMTModel: one `NameRow` per parameter."""
     del config  # unused
-    return [Row("token_embedding/embedding", "model.shared.weight"), *block_names("model")]
+    return [NameRow("token_embedding/embedding", "model.shared.weight"), *block_names("model")]
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
@@ -77,7 +77,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Vaswani et al. 2017, arXiv 1706.03762",
         objective="translation",
-        configs=trained_by("transformer", SIZES),
+        configs=config_variants("transformer", SIZES),
         huggingface=HuggingFace(
             model_type="marian",
             architecture="MarianMTModel",

@@ -18,8 +18,8 @@ from pretrainax.checkpoints.shards import (
     OwnArray,
     are_values,
     join_shards,
-    needed_here,
     own_shards,
+    read_by_process,
     regions,
     write_shards,
 )
@@ -82,13 +82,13 @@ def test_a_process_needs_what_its_shards_overlap(tmp_path):
 
     def needed(x, spec):
         tree = {"a": {"b": jax.ShapeDtypeStruct(x, np.float32, sharding=NamedSharding(mesh, PartitionSpec(*spec)))}}
-        return [owner for owner in OWNERS if needed_here({"params": tree}, reports)(f"params/{owner}/d/1")]
+        return [owner for owner in OWNERS if read_by_process({"params": tree}, reports)(f"params/{owner}/d/1")]
 
     assert needed((40, 100), ()) == OWNERS
     assert needed((20, 100), ()) == OWNERS[:1]  # as of a process that has the first rows alone
-    assert not needed_here({"optimizer": {}}, reports)(f"params/{OWNERS[0]}/d/1")
+    assert not read_by_process({"optimizer": {}}, reports)(f"params/{OWNERS[0]}/d/1")
     for name in ("run.json", f"params/{OWNERS[0]}/manifest.ocdbt", f"params/{OWNERS[0]}/nodes/1", "params/d/1"):
-        assert needed_here({}, reports)(name) and not are_values(name)
+        assert read_by_process({}, reports)(name) and not are_values(name)
 
 
 def test_each_block_has_one_process_that_writes_it():

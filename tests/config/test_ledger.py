@@ -37,7 +37,7 @@ def compare(tmp_path):
     return compare
 
 
-def of(comparison: ledger.Comparison, path: str) -> ledger.Row:
+def of(comparison: ledger.Comparison, path: str) -> ledger.LedgerRow:
     (row,) = [row for row in comparison.rows if row.path == path]
     return row
 
@@ -46,7 +46,7 @@ def test_a_number_has_its_source_and_a_number_without_one_is_said(compare):
     compared = compare(LEDGER)
     rate = of(compared, "optimizer.learning_rate")
     assert rate.agrees and (rate.fact.status, rate.fact.source) == ("paper", "table 1")
-    assert of(compared, "optimizer.b1") == ledger.Row("optimizer.b1", 0.9, None, False)
+    assert of(compared, "optimizer.b1") == ledger.LedgerRow("optimizer.b1", 0.9, None, False)
     assert of(compared, "train.seed").fact.status == "chosen"  # by configs/defaults.toml
     assert not [row for row in compared.rows if row.path in ("train.log_every", "checkpoint.every", "mesh.fsdp")]
 
@@ -92,14 +92,14 @@ def test_a_deviation_without_values_is_of_the_variants_that_it_names(compare):
 def test_one_line_says_what_the_source_has_and_which_fields_are_others(compare):
     compared = compare(LEDGER.replace("10_240", "20_480"))
     compared = compared._replace(rows=[row for row in compared.rows if row.fact])
-    assert compared.one_line() == "the source has growing batches. Other values here: train.steps"
-    assert ledger.Comparison([], []).one_line() == ""
+    assert compared.summary() == "the source has growing batches. Other values here: train.steps"
+    assert ledger.Comparison([], []).summary() == ""
 
 
 def test_no_number_where_one_is_usual_needs_a_source_too(compare):
     config = tiny.get_config("gpt")
     config.optimizer.clip_norm = None
-    assert of(compare(LEDGER, config=config), "optimizer.clip_norm") == ledger.Row(
+    assert of(compare(LEDGER, config=config), "optimizer.clip_norm") == ledger.LedgerRow(
         "optimizer.clip_norm", None, None, False
     )
     text = LEDGER.replace(

@@ -105,7 +105,7 @@ def test_labels_of_pairs_are_checked():
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: type(o).__name__)
 def test_an_objective_makes_names_of_the_table_and_all_that_its_family_needs(objective):
-    of_family = [field for field in FIELDS if field.is_of(objective.families[0])]
+    of_family = [field for field in FIELDS if field.belongs_to(objective.families[0])]
     assert made(objective).keys() <= {field.name for field in of_family}
     needed = {field.name for field in of_family if not field.optional} - {"token_types"}
     assert needed <= made(objective).keys()

@@ -120,7 +120,7 @@ def test_a_space_that_a_tokenizer_adds_is_no_byte_of_the_text(tmp_path):
     tokens = prepared.tokens(0, prepared.num_tokens)
     example = CausalLM().example(Text(tokens, np.ones_like(tokens)), None, BYTE_BPE.vocabulary)
     counter = TextCounter(table, bytes_per_spelled(table, prepared), eos, with_target_bytes=True)
-    example = counter.counted(example, tokens)
+    example = counter.add_counts(example, tokens)
     first = len(BYTE_BPE.spellings()[tokens[0]])
     assert (
         example["target_bytes"] == len(" cat" + " dog") - first - 1

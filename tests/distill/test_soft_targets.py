@@ -41,7 +41,7 @@ def test_soft_targets_of_labels_are_of_rows_with_text():
     one = 9 * kl(softmax(theirs / 3), softmax(ours / 3))
     for kind in ("single", "choice"):
         np.testing.assert_allclose(found(kind), one[:2].sum(), rtol=1e-4)
-    np.testing.assert_allclose(soft_targets.of_pairs(ours, theirs, batch, 3.0, 1), one[:2].sum(), rtol=1e-4)
+    np.testing.assert_allclose(soft_targets.pair_loss(ours, theirs, batch, 3.0, 1), one[:2].sum(), rtol=1e-4)
     p, q = (1 / (1 + np.exp(-x / 3)) for x in (theirs, ours))
     several = 9 * (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).mean(-1)
     np.testing.assert_allclose(found("multi"), several[:2].sum(), rtol=1e-3)
@@ -51,7 +51,7 @@ def test_soft_targets_of_labels_are_of_rows_with_text():
 def test_soft_targets_of_words_are_of_each_word_by_itself():
     ours, theirs = (TaggerOutput(jnp.asarray(drawn(B, T, 4)), None, None) for _ in range(2))
     words = kl(softmax(np.asarray(theirs.logits) / 2), softmax(np.asarray(ours.logits) / 2)) * 4
-    found = soft_targets.of_words(ours, theirs, LAST_ROW_EMPTY, 2.0, 1)
+    found = soft_targets.tag_loss(ours, theirs, LAST_ROW_EMPTY, 2.0, 1)
     np.testing.assert_allclose(found, words[0].sum() + words[1, :3].sum(), rtol=1e-4)
 
 
@@ -72,7 +72,7 @@ def test_soft_targets_of_a_chain_are_marginals_of_its_softened_tags():
 
     ours, theirs = said(), said()
     wanted = [4 * kl(marginals(theirs, row, n), marginals(ours, row, n)).sum() for row, n in ((0, T), (1, 3))]
-    found = soft_targets.of_words(ours, theirs, LAST_ROW_EMPTY, 2.0, 1)
+    found = soft_targets.tag_loss(ours, theirs, LAST_ROW_EMPTY, 2.0, 1)
     np.testing.assert_allclose(found, sum(wanted), rtol=1e-4)
 
 
@@ -80,7 +80,7 @@ def test_soft_targets_of_spans_are_the_mean_of_begin_and_end():
     ours, theirs = (ExtractorOutput(jnp.asarray(drawn(B, T, 2))) for _ in range(2))
     ends = [[softmax(np.asarray(said.logits)[..., i] / 2) for said in (theirs, ours)] for i in range(2)]
     wanted = 4 * np.mean([kl(*of_end) for of_end in ends], axis=0)
-    found = soft_targets.of_spans(ours, theirs, LAST_ROW_EMPTY, 2.0, 1)
+    found = soft_targets.span_loss(ours, theirs, LAST_ROW_EMPTY, 2.0, 1)
     np.testing.assert_allclose(found, wanted[:2].sum(), rtol=1e-4)
 
 
@@ -94,7 +94,7 @@ def test_soft_targets_of_passages_between_vectors_of_other_widths():
 
     head = Embed(num_texts=3, normalize=False, temperature=0.5)
     said, told = (EmbedOutput(jnp.asarray(x), head) for x in (ours, theirs))
-    found = soft_targets.of_passages(said, told, batch, 2.0, 1)
+    found = soft_targets.retrieval_loss(said, told, batch, 2.0, 1)
     np.testing.assert_allclose(found, 4 * kl(chances(theirs), chances(ours)).sum(), rtol=1e-4)
 
 

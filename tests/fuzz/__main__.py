@@ -107,7 +107,7 @@ def read_all(name: str, first: int, count: int, keep: str) -> None:
             try:
                 form.read(bad)
             except UserError as e:
-                fault = _unclear(cli.one_line(e))
+                fault = _unclear(cli.describe_error(e))
             except BaseException as e:  # noqa: B036 a Rust panic is not an Exception
                 where = traceback.extract_tb(e.__traceback__)
                 ours = [f for f in where if "pretrainax" in f.filename] or where

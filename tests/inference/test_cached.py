@@ -220,7 +220,9 @@ def test_a_step_copies_no_ring_and_turns_no_matrix():
             tokens = jax.ShapeDtypeStruct((rows,), jnp.int32)
             text = jax.jit(run, donate_argnums=1).lower(params, state, tokens).compile().as_text()
         moved = [line for line in text.splitlines() if " copy(" in line or " transpose(" in line]
-        large = {str(list(block.own.keys.shape)).replace(" ", "") for block in state.memory.blocks} | {"[16,100]"}
+        large = {str(list(block.self_attention.keys.shape)).replace(" ", "") for block in state.memory.blocks} | {
+            "[16,100]"
+        }
         assert not [line for line in moved if any(shape in line.split("(")[0] for shape in large)]
 
 

@@ -55,12 +55,12 @@ def test_rows_are_as_many_as_the_devices_divide_and_few_numbers_of_them(loaded):
     """Each number of rows is a program; padding rows are repeated ones, of which no answer comes back."""
     asked, (one, eight) = [], (make_mesh(MeshConfig(data=n), jax.devices()[:n]) for n in (1, 8))
 
-    def ask(function, batch):
+    def compute(function, batch):
         asked.append(len(batch["tokens"]))
         return {"rows": np.arange(asked[-1])}
 
     for mesh, sizes in ((one, {1, 2, 4, 8, 16}), (eight, {8, 16})):
-        faked = types.SimpleNamespace(mesh=mesh, tokenizer=loaded.tokenizer, ask=ask)
+        faked = types.SimpleNamespace(mesh=mesh, tokenizer=loaded.tokenizer, compute=compute)
         for count in range(1, 17):
             example = {"tokens": np.ones(3, np.int32), "segment_ids": np.ones(3, np.int32)}
             example["positions"] = np.arange(3, dtype=np.int32)
@@ -101,7 +101,7 @@ def test_a_long_record_is_one_answer_joined_of_its_windows(loaded):
     assert not any(each.is_cut for each in whole)
     assert [len(each.notes) for each in whole[:4]] == [1, 3, 1, 8]
     by_hand = loaded.predict([TEXTS[3][:14]])[0]["probabilities"]  # each window of it is the same but for the last
-    assert task.prediction(whole[3].answers, whole[3].notes)["probabilities"] == pytest.approx(by_hand, abs=1e-4)
+    assert task.prediction(whole[3].predictions, whole[3].notes)["probabilities"] == pytest.approx(by_hand, abs=1e-4)
 
 
 def test_an_imported_encoder_decoder_answers_too(tmp_path):

@@ -147,7 +147,7 @@ def test_a_feed_forward_behind_the_experts_adds_nothing_at_first(name, tmp_path)
     np.testing.assert_allclose(
         our_logits(model, params, arrays), our_logits(source, weights(source), arrays), **ROUNDING
     )
-    made = {path: how for path, how in planned(start, model, DenseToExperts()).made.items() if "/mlp_after" in path}
+    made = {path: how for path, how in planned(start, model, DenseToExperts()).created.items() if "/mlp_after" in path}
     of_norm = {"scale", "bias"} if source.use_bias else {"scale"}
     assert {path.partition("/mlp_after")[2] for path, how in made.items() if how == "initialized"} == {
         *(f"_norm/{name}" for name in of_norm),
@@ -179,9 +179,9 @@ def test_biases_are_copied_too_and_what_is_dropped_is_said(tmp_path):
     model = dataclasses.replace(CASES["gpt2"].config, experts=MixtureOfExperts(capacity=1.25))
     start = planned(write_run(tmp_path / "start", CASES["gpt2"].config), model, DenseToExperts())
     assert not start.left_out and "drop tokens above their capacity" in start.effects[0]
-    assert {start.made[f"decoder/blocks/mlp/router/{name}"] for name in ("kernel", "bias")} == {"initialized"}
-    assert start.made["decoder/blocks/mlp/experts_up/bias"] == "8 copies (decoder/blocks/mlp/up/bias)"
-    assert start.made["decoder/blocks/mlp/experts_up/kernel"] == "8 copies (decoder/blocks/mlp/up/kernel)"
+    assert {start.created[f"decoder/blocks/mlp/router/{name}"] for name in ("kernel", "bias")} == {"initialized"}
+    assert start.created["decoder/blocks/mlp/experts_up/bias"] == "8 copies (decoder/blocks/mlp/up/bias)"
+    assert start.created["decoder/blocks/mlp/experts_up/kernel"] == "8 copies (decoder/blocks/mlp/up/kernel)"
 
 
 # --- layers ----------------------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_rotary_positions_become_slower_and_no_array_changes(tmp_path):
     position = RotaryPositions(80, theta=160.0, scaling=LinearScaling(4.0))
     model, start = dataclasses.replace(source, position=position), write_run(tmp_path / "start", source)
     adapted = planned(start, model, LongerContext())
-    assert not adapted.made and not adapted.left_out and not adapted.fit.changed
+    assert not adapted.created and not adapted.left_out and not adapted.fit.changed
     assert adapted.effects == (
         "LongerContext(): max_length 20 -> 80; theta 40.0 -> 160.0; scaling None -> LinearScaling(factor=4.0)",
     )

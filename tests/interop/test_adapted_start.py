@@ -83,12 +83,12 @@ WIDE = changed(
 @pytest.mark.slow
 def test_adaptations_follow_one_another_and_every_parameter_is_copied_or_made_by_something_that_is_said(starts):
     start = planned(starts["llama"], WIDE, *WHOLE)
-    assert start.copied.keys() | start.made.keys() == flat(models.abstract_params(WIDE)).keys()
-    assert not start.copied.keys() & start.made.keys() and not start.left_out
+    assert start.copied.keys() | start.created.keys() == flat(models.abstract_params(WIDE)).keys()
+    assert not start.copied.keys() & start.created.keys() and not start.left_out
     assert start.copied == {f"{stack}/final_norm/scale": "decoder/final_norm/scale" for stack in ("encoder", "decoder")}
-    assert start.made["decoder/blocks/mlp/router/kernel"] == start.made["encoder/blocks/mlp/router/kernel"]
-    assert start.made["unembedding/kernel"] == "29 new rows, each the mean of 99 (unembedding/kernel)"
-    assert start.made["decoder/blocks/cross_attention/out/kernel"] == (
+    assert start.created["decoder/blocks/mlp/router/kernel"] == start.created["encoder/blocks/mlp/router/kernel"]
+    assert start.created["unembedding/kernel"] == "29 new rows, each the mean of 99 (unembedding/kernel)"
+    assert start.created["decoder/blocks/cross_attention/out/kernel"] == (
         "copy of self-attention in the same layer, then layers 1, 0, 1 of 2 (decoder/blocks/self_attention/out/kernel)"
     )
     params = flat(taken(starts["llama"], WIDE, *WHOLE))
@@ -129,12 +129,12 @@ def test_what_is_used_up_is_forgotten_at_once(starts):
         alive.append(sum(reference() is not None for reference in there))
         return x
 
-    ways = {path: way._replace(made=(Operation("counted", counted),)) for path, way in start.ways.items()}
+    ways = {path: way._replace(operations=(Operation("counted", counted),)) for path, way in start.rules.items()}
     shardings = jax.tree.map(lambda x: x.sharding, params)
     shardings["encoder"] = shardings.pop("decoder")
     given = [params]
     del params
-    start._replace(ways=ways).take(given.pop(), shardings, {})
+    start._replace(rules=ways).take(given.pop(), shardings, {})
     # the one that is being made of is there too
     assert alive == list(range(len(there), 0, -1))
 

@@ -147,7 +147,7 @@ def test_of_few_blocks_each_meets_all():
 
 def test_pairs_are_those_of_the_blocks_and_of_the_ends():
     config = dataclasses.replace(CONFIG, sparse_attention=RandomBlocks())
-    assert BlockAttention.blocks(config, 4096) == KeyBlocks(64, sides=1, more=5, whole=2 * 64)
+    assert BlockAttention.blocks(config, 4096) == KeyBlocks(64, sides=1, extra_blocks=5, global_tokens=2 * 64)
     assert pad(jnp.zeros((1, 700)), 1, 64).shape == (1, 704)
 
 

@@ -15,7 +15,7 @@ def numbered(lengths, padded):
     place = np.arange(padded)[None]
     number = np.where(place < np.array(lengths)[:, None], 10 * np.arange(len(lengths))[:, None] + place, 99)
     keys = jnp.broadcast_to(jnp.asarray(number, jnp.float32)[:, :, None, None], (*number.shape, 2, 3))
-    return KeyValues.of(keys, -keys)
+    return KeyValues.from_arrays(keys, -keys)
 
 
 def slots(ring):
@@ -43,7 +43,7 @@ def test_a_ring_keeps_the_last_tokens(variant, rows):
     ring = numbered(lengths, 6).ring(lengths, 4)  # places 2 … 5 of 0 … 5, place i in slot i mod 4
     np.testing.assert_array_equal(slots(ring)[0], [4, 5, 2, 3])
     new = jnp.full((rows, 1, 2, 3), 7.0)
-    written = variant(lambda ring, index: ring.append(KeyValues.of(new, -new), index))(ring, 6)
+    written = variant(lambda ring, index: ring.append(KeyValues.from_arrays(new, -new), index))(ring, 6)
     np.testing.assert_array_equal(slots(written)[0], [4, 5, 7, 3])
     chex.assert_trees_all_equal_shapes_and_dtypes(written, ring)
 

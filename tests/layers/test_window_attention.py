@@ -176,12 +176,12 @@ def test_training_drops_weights():
 
 def test_pairs_are_those_of_three_blocks_and_of_the_first_token():
     blocks = WindowAttention.blocks(dataclasses.replace(CONFIG, window=512), 4096)
-    assert blocks == KeyBlocks(256, sides=1, whole=2)
+    assert blocks == KeyBlocks(256, sides=1, global_tokens=2)
     assert blocks.pairs(4096) == 4096 * (3 * 256 + 2)
     assert blocks.pairs(4000) == 4096 * 3 * 256 + 2 * 4000  # the last block is filled up
     assert blocks.pairs(100) == 100**2 + 2 * 100  # in one block, of the length of the row
     asking = dataclasses.replace(CONFIG, window=512, sparse_attention=SlidingWindows("question"))
-    assert [WindowAttention.blocks(asking, length).whole for length in (4096, 20)] == [2 * 65, 2 * 20]
+    assert [WindowAttention.blocks(asking, length).global_tokens for length in (4096, 20)] == [2 * 65, 2 * 20]
 
 
 @pytest.mark.slow

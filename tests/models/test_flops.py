@@ -309,5 +309,5 @@ def test_an_attention_is_that_of_its_lengths():
     own = AttentionSpec(**fields, query_length=512, bias="by_row")  # which no kernel of a GPU takes
     cross = AttentionSpec(**fields, query_length=256, bias="none")
     reads = [one for one in _collected(t5("base"), 512, 256) if not one.causal]
-    again = {one.queries: work_of([own, cross], "auto", "gpu")(one).again for one in reads}
+    again = {one.queries: work_of([own, cross], "auto", "gpu")(one).recomputed for one in reads}
     assert again == {512: 0, 256: 1}

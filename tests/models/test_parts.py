@@ -116,7 +116,7 @@ def register_head_and_model():
         def modules(self, config):
             return {"parity": Linear((1,), ("d_model", "labels"), normal_init(config, config.d_model), use_bias=False)}
 
-        def answer(self, model, x, batch, *, deterministic):
+        def output(self, model, x, batch, *, deterministic):
             return ParityOutput(model.parity(x)[..., 0].astype(jnp.float32), model.config.part(Parity).weight)
 
         def count(self, batch):

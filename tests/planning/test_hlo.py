@@ -210,14 +210,14 @@ ENTRY %main (a: f32[4,8], b: f32[8,8]) -> f32[8,8] {
 
 def test_what_is_sent_while_a_product_runs_is_told_from_what_is_waited_for():
     (found,) = collectives_of(Program(BESIDE), MESH)
-    assert (found.count, found.beside) == (2, 1)
+    assert (found.count, found.overlapping) == (2, 1)
 
 
 def test_a_collective_within_the_fusions_of_other_work_runs_beside_it():
     (found,) = [
         c for c in collectives_of(Program(LOOP), MESH) if (c.where, c.kind) == ("state/params/up", "all-gather")
     ]
-    assert found.beside == found.count > 0
+    assert found.overlapping == found.count > 0
 
 
 # --- shapes and modules --------------------------------------------------------------------------------------------

@@ -18,7 +18,10 @@ def program(entry: str, *computations: str) -> Program:
 def moved(found: Program) -> dict[str, tuple[dict[str, int], list[int]]]:
     """What one run of each kernel reads, where that is anything, and writes."""
     return {
-        kernel.made.name: ({name: size for name, size in reads(found, kernel).items() if size}, writes(found, kernel))
+        kernel.instruction.name: (
+            {name: size for name, size in reads(found, kernel).items() if size},
+            writes(found, kernel),
+        )
         for kernel in kernels_of(found)
     }
 
@@ -245,7 +248,7 @@ def test_a_fusion_inside_of_a_fusion_is_looked_into():
   ROOT %y = f32[8,32]{1,0} fusion(%x, %stack, %i), kind=kOutput, calls=%outer"""
     found = program(entry, inner, outer)
     assert moved(found) == {"y": ({"x": 8 * 64 * 4, "stack": LAYER, "i": 4}, [8 * 32 * 4])}
-    assert set(memory_traffic_of(found).by("kind")) == {"products"}
+    assert set(memory_traffic_of(found).sum_by("kind")) == {"products"}
 
 
 # --- libraries, and what runs in the background ----------------------------------------------------------------------
@@ -268,7 +271,7 @@ custom_call_target="__cudnn$fmhaScaleBiasSoftmax"
         "attention": ({"q": QKV, "k": QKV, "v": QKV}, [QKV, SUMS, 0]),
         "product": ({"a": LAYER, "b": LAYER}, [64 * 64 * 4, 0]),
     }
-    assert memory_traffic_of(found).by("kind") == {
+    assert memory_traffic_of(found).sum_by("kind") == {
         "attention": 4 * QKV + SUMS,
         "products": 2 * LAYER + 64 * 64 * 4,
     }
@@ -347,7 +350,7 @@ output_to_operand_aliasing={{{{1}}: (0, {{}}), {{2}}: (1, {{}})}}, calls=%beside
         "both": ({"x": LAYER, "w": LAYER // 2}, [LAYER, 0, 0]),
         "done": ({"s2": LAYER // 4}, [0]),
     }
-    assert memory_traffic_of(found).by("kind") == {"products": 2.5 * LAYER, "collectives": 1.25 * LAYER}
+    assert memory_traffic_of(found).sum_by("kind") == {"products": 2.5 * LAYER, "collectives": 1.25 * LAYER}
 
 
 def test_what_only_names_memory_for_a_tpu_moves_nothing():
@@ -422,14 +425,14 @@ COMPUTATIONS = (WRITE, READ, FORWARD, BACKWARD)
 def test_the_body_of_a_loop_counts_as_often_as_it_turns_and_each_kernel_has_a_kind():
     found = memory_traffic_of(program(STEP, *COMPUTATIONS))
     index = 4  # bytes of the turn's number, which each slice reads
-    assert found.by("kind") == {
+    assert found.sum_by("kind") == {
         "residuals": 3 * (2 * LAYER + index) + 3 * (2 * LAYER + index),  # copied into the stack, and out of it
         "elementwise": 3 * 2 * LAYER + 3 * 3 * LAYER,  # tanh; the product with its result
         "fills": 3 * LAYER + 4,  # and the number
         "optimizer": 3 * LAYER,
         "loss": 2 * LAYER,
     }
-    assert found.total == sum(found.by("kind").values()) == sum(found.by("module").values())
+    assert found.total == sum(found.sum_by("kind").values()) == sum(found.sum_by("module").values())
     assert found.kernels == 3 * 2 + 3 * 2 + 3
 
 
@@ -441,7 +444,7 @@ def test_residuals_have_the_module_that_has_made_them():
 
 def test_of_a_kernel_that_computes_with_a_residual_its_slice_alone_is_one():
     fused = READ.replace("ROOT ", "").replace("\n}", "\n  ROOT %y = f32[64,32]{1,0} sine(%layer)\n}")
-    found = memory_traffic_of(program(STEP, WRITE, fused, FORWARD, BACKWARD)).by("kind")
+    found = memory_traffic_of(program(STEP, WRITE, fused, FORWARD, BACKWARD)).sum_by("kind")
     assert found["residuals"] == 3 * (2 * LAYER + 4) + 3 * LAYER
     assert found["elementwise"] == 3 * 5 * LAYER + 3 * (LAYER + 4)
 
@@ -450,7 +453,7 @@ def test_stacked_parameters_are_no_residuals():
     """The backward's loop is given a parameter of the step where the forward's result was."""
     entry = re.sub(r"(%again = .*)%stack\)", r"\1%matrices)", STEP)
     entry += "\n  %matrices = f32[3,64,32]{2,1,0} parameter(1)"
-    found = memory_traffic_of(program(entry, *COMPUTATIONS)).by("kind")
+    found = memory_traffic_of(program(entry, *COMPUTATIONS)).sum_by("kind")
     assert "residuals" not in found
     assert found["copies"] == 2 * 3 * (2 * LAYER + 4)
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 def total(text: str) -> float:
     program = Program(text)
-    found = [product_flops(program, one.computation, one.whole) for one in kernels_of(program)]
+    found = [product_flops(program, one.computation, one.merged) for one in kernels_of(program)]
     assert None not in found
     runs = [program.runs[one.computation] for one in kernels_of(program)]
     return sum(n * flops for n, flops in zip(runs, found, strict=True))
@@ -85,4 +85,4 @@ def test_a_call_of_cublas_says_over_which_axes_it_sums():
 def test_a_kernel_of_attention_says_nothing():
     program = Program(GEMM.replace("__cublas$gemm", "__cudnn$fmhaSoftmax").replace('"lhs_contr', '"x'))
     (kernel,) = kernels_of(program)
-    assert product_flops(program, kernel.computation, kernel.whole) is None
+    assert product_flops(program, kernel.computation, kernel.merged) is None

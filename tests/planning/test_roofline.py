@@ -175,7 +175,7 @@ def test_the_rate_of_an_axis_is_that_of_the_wires_it_lies_on(topology, sizes, ax
 
 
 def test_a_compiled_sum_is_hidden_as_far_as_it_runs_beside_products():
-    assert {roofline.hidden_share(Collective("data", "all-reduce", 8, 4, "", beside=n)) for n in (0, 1, 4)} == {
+    assert {roofline.hidden_share(Collective("data", "all-reduce", 8, 4, "", overlapping=n)) for n in (0, 1, 4)} == {
         0,
         0.25,
         1,
@@ -197,13 +197,13 @@ def test_attention_is_charged_for_what_is_written_out_and_turned():
     assert roofline._of_attention(t5, ONE, "tpu", 2).pairs > 0  # the gradient of its bias is made of such an array
     gpt.model.position = RotaryPositions()
     queries_and_keys = (m.num_heads + m.kv_heads) * m.dim_per_head
-    assert roofline._of_attention(gpt, ONE, "tpu", 2).turned == 4 * 2 * m.num_layers * length * queries_and_keys
+    assert roofline._of_attention(gpt, ONE, "tpu", 2).rotated == 4 * 2 * m.num_layers * length * queries_and_keys
     narrow = tiny.get_config("t5_narrow")
     narrow.model.position = RotaryPositions()
     lengths = lengths_of(batch_shapes(narrow))
     # two layers with 4 and 4 heads of 8, and three that attend twice with 8 and 4 of 4
     numbers = 2 * (4 + 4) * 8 * lengths.inputs + 3 * 2 * (8 + 4) * 4 * lengths.targets
-    assert roofline._of_attention(narrow, ONE, "tpu", 2).turned == 4 * 2 * numbers
+    assert roofline._of_attention(narrow, ONE, "tpu", 2).rotated == 4 * 2 * numbers
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_a_stage_gathers_its_layers_once_in_float32():
     found = [c for c in collectives(tiny.get_config("gpt"), ONE | {"pipeline": 2, "fsdp": 2}) if "blocks" in c.where]
     assert total(found, "fsdp", "all-gather") == LAYERS // 2 * 4 * MATRICES // 2
     assert total(found, "fsdp", "reduce-scatter") == LAYERS // 2 * 4 * MATRICES // 2
-    assert {c.beside for c in found if c.kind in ("all-gather", "reduce-scatter")} == {0}  # nothing hides them
+    assert {c.overlapping for c in found if c.kind in ("all-gather", "reduce-scatter")} == {0}  # nothing hides them
 
 
 def test_in_a_pipeline_tensor_sums_what_nobody_reads_too():

@@ -7,7 +7,7 @@ from pretrainax.config.reference import fields_of
 from pretrainax.config.validation import get
 from pretrainax.data.sources import SourceMixture, TextFiles
 from pretrainax.optim import AdamW, Lamb
-from pretrainax.reporting.config_reference import page, text
+from pretrainax.reporting.config_reference import format_config, page
 from tests.support import tiny
 from tests.support.runs import ROOT
 
@@ -61,7 +61,7 @@ def values(config: object, path: str) -> dict[str, object]:
 
 def test_help_has_every_field_of_a_config_with_its_value():
     experiment = tiny.get_config("bert")
-    said = text(experiment, 100)
+    said = format_config(experiment, 100)
     flags = re.findall(r"^  --(config\.\S+?)=", said, re.MULTILINE)
     parts = ("model", "data", "mesh", "train", "layers", "evaluate", "checkpoint")
     assert sorted(flags) == sorted(set(values(experiment, "config")) - {f"config.{part}" for part in parts})
@@ -73,7 +73,7 @@ def test_help_quotes_what_a_shell_would_part():
     experiment = tiny.get_config("gpt")
     experiment.model.generator = Generator()
     experiment.data.source = SourceMixture((TextFiles("a"), TextFiles("b")))
-    said = text(experiment, 100)
+    said = format_config(experiment, 100)
     sources = "(TextFiles(path='a'), TextFiles(path='b'))"
     assert f'--config.data.source="SourceMixture(sources={sources})"' in said
     assert f'--config.data.source.sources="{sources}"' in said
@@ -82,8 +82,8 @@ def test_help_quotes_what_a_shell_would_part():
 
 def test_help_names_the_other_classes_with_their_fields():
     experiment = tiny.get_config("gpt")
-    assert f"or Lamb({', '.join(f.name for f in fields_of(Lamb))})" in " ".join(text(experiment, 100).split())
+    assert f"or Lamb({', '.join(f.name for f in fields_of(Lamb))})" in " ".join(format_config(experiment, 100).split())
     experiment.optimizer = Lamb()
-    said = " ".join(text(experiment, 100).split())
+    said = " ".join(format_config(experiment, 100).split())
     assert f"or AdamW({', '.join(f.name for f in fields_of(AdamW))})" in said
     assert get(experiment, "optimizer.epsilon") == 1e-6 and "--config.optimizer.epsilon=1e-06" in said

@@ -63,7 +63,7 @@ def test_a_run_that_failed_counts_as_worse_than_any():
     assert "2 of 4" in found.table("x")
     assert json.loads(json.dumps(found.to_json()))["groups"][1] == {
         "values": {"optimizer.learning_rate": "1"},
-        **{"runs": 4, "with_figure": 2, "median": None, "spread": 0.0, "lowest": 1, "highest": 1},
+        **{"runs": 4, "with_metric": 2, "median": None, "spread": 0.0, "lowest": 1, "highest": 1},
     }
 
 
@@ -85,7 +85,7 @@ def test_seeds_alone_have_a_median_and_nothing_that_won():
         ("seed-1", 2, 10),
         ("seed-2", 4, 10),
     ]
-    assert (content["figure"], content["won"], content["groups"][0]["median"]) == ("loss", None, 2)
+    assert (content["metric"], content["best"], content["groups"][0]["median"]) == ("loss", None, 2)
     assert "runs/seed-1@best" in found.table("runs")
 
 

@@ -48,7 +48,7 @@ def test_a_score_is_what_a_plain_loop_over_examples_and_targets_adds_up_to(name)
     loaded, context = loaded_case(name), CONTEXT[name]
     text = texts_of(name)[3]
     nats, tokens = 0.0, 0
-    for example in (asked := method_of(loaded, Scoring(context)).ask(text)).examples:
+    for example in (asked := method_of(loaded, Scoring(context)).examples_for(text)).examples:
         logs = log_softmax(said(loaded, example))
         for place, (target, weight) in enumerate(zip(example["targets"], example["loss_weights"], strict=True)):
             if weight:
@@ -56,7 +56,7 @@ def test_a_score_is_what_a_plain_loop_over_examples_and_targets_adds_up_to(name)
                 tokens += 1
     (found,) = score(loaded, [text], context=context)
     assert found.tokens == tokens > 3 and found.nats == pytest.approx(nats, rel=1e-5)
-    assert (" pieces" in found.counted) == (asked.pieces > 1)
+    assert (" pieces" in found.method) == (asked.pieces > 1)
     assert found.bytes == (len(text) if name != "t5_1_0" else 3)
 
 
@@ -188,8 +188,8 @@ def test_another_checkpoint_is_asked_by_what_is_compiled_with_its_own_parameters
         return outputs.heads["lm"].features.sum()
 
     row = {name: np.ones((1, 4), np.int32) for name in ("tokens", "positions", "segment_ids")}
-    first, second = loaded.ask(question, row), other.share_compiled(loaded).ask(question, row)
-    assert float(first) != float(second) == float(dataclasses.replace(other).ask(question, row))
+    first, second = loaded.compute(question, row), other.share_compiled(loaded).compute(question, row)
+    assert float(first) != float(second) == float(dataclasses.replace(other).compute(question, row))
     assert len(traced) == 2  # the one that has taken nothing traces it again
 
 
@@ -199,7 +199,7 @@ def test_tokens_that_are_likeliest_are_counted_among_targets_alone(name):
     """Texts of several lengths are a batch: what fills the shorter rows is no target, whatever the model says there."""
     loaded, context = loaded_case(name), CONTEXT[name]
     method = method_of(loaded, Scoring(context))
-    examples = [example for text in texts_of(name) for example in method.ask(text).examples]
+    examples = [example for text in texts_of(name) for example in method.examples_for(text).examples]
     expected = []
     for example in examples:
         best, weighted = said(loaded, example).argmax(-1), np.asarray(example["loss_weights"]) > 0

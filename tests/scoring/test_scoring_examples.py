@@ -52,7 +52,7 @@ def trained(name: str, objective=None, **data) -> LoadedModel:
 def test_each_token_is_predicted_once_from_enough_before_it(context, stride, length):
     method = LeftToRight(loaded_case("gpt2"), Scoring(context, stride))
     ids = method.tokenizer.encode(TEXT[:length])
-    asked, read, first = method.ask(TEXT[:length]), np.append(method.start, ids), 0
+    asked, read, first = method.examples_for(TEXT[:length]), np.append(method.start, ids), 0
     predicted = []
     for example in asked.examples:
         assert len(example["tokens"]) <= context and set(example["segment_ids"].tolist()) == {1}
@@ -106,17 +106,17 @@ def test_an_import_is_scored_with_all_its_positions_and_a_run_as_it_was_trained(
     imported = dataclasses.replace(loaded, experiment=evaluation_of(model, loaded.tokenizer.vocabulary, ""))
     assert imported.experiment.data.sequence_length == 512
     assert context_length(imported) == 700 and context_length(run) == run.experiment.data.sequence_length == 20
-    assert said in method_of(imported, Scoring()).counted
-    assert "most 30 tokens at a time" in method_of(loaded_case("t5_1_0"), Scoring(context=30)).counted
+    assert said in method_of(imported, Scoring()).description
+    assert "most 30 tokens at a time" in method_of(loaded_case("t5_1_0"), Scoring(context=30)).description
     assert context_length(loaded_case("t5_1_0")) == 512  # which has no positions to count
 
 
 def test_where_nothing_stood_there_the_first_token_is_given_and_not_counted():
     method = method_of(trained("gpt2", CausalLM(mask_documents=True)), Scoring())
-    (example,) = (asked := method.ask("cat")).examples
-    assert asked.bytes == 2 and "the first token given" in method.counted
+    (example,) = (asked := method.examples_for("cat")).examples
+    assert asked.bytes == 2 and "the first token given" in method.description
     assert example["loss_weights"].sum() == 2 and len(example["tokens"]) == 2
-    assert list(method.ask("c").examples) == [] and method.ask("c").bytes == 0
+    assert list(method.examples_for("c").examples) == [] and method.examples_for("c").bytes == 0
     method._spellings = [b"four", *[b"x"] * (len(method._spellings) - 1)]
     ids = np.array([0, 1, 2], np.int32)  # the first of which writes four bytes
     assert method._about("fourxx", ids).bytes == 2 and method._about("xx", ids[1:]).bytes == 1
@@ -125,7 +125,7 @@ def test_where_nothing_stood_there_the_first_token_is_given_and_not_counted():
 def test_an_encoder_is_asked_for_each_token_with_that_one_masked():
     method = PseudoLikelihood(loaded_case("bert_masked_lm"), Scoring())
     vocabulary, ids = method.vocabulary, method.tokenizer.encode("a cat sat").tolist()
-    examples = list(method.ask("a cat sat").examples)
+    examples = list(method.examples_for("a cat sat").examples)
     for number, example in enumerate(examples):
         row = [vocabulary.cls, *ids, vocabulary.sep]
         row[number + 1] = vocabulary.mask
@@ -140,18 +140,18 @@ def test_word_by_word_masks_the_rest_of_the_word():
     mask = method.vocabulary.mask
     shown = [
         "".join("_" if i == mask else method.tokenizer.decode([i]) for i in example["tokens"][1:-1])
-        for example in method.ask("a cat, no").examples
+        for example in method.examples_for("a cat, no").examples
     ]
     assert shown == [
         *("_ cat, no", "a____, no", "a ___, no", "a c__, no", "a ca_, no"),
         *("a cat_ no", "a cat,___", "a cat, __", "a cat, n_"),
     ]
-    assert "word by word" in method.counted
+    assert "word by word" in method.description
 
 
 def test_a_text_that_an_encoder_cannot_take_at_once_is_asked_about_in_pieces():
     method = PseudoLikelihood(loaded_case("bert_masked_lm"), Scoring(context=12))
-    asked = method.ask(TEXT)
+    asked = method.examples_for(TEXT)
     examples = list(asked.examples)
     assert asked.pieces == 5 and asked.bytes == len(TEXT) == len(examples)
     assert max(len(example["tokens"]) for example in examples) == 12
@@ -161,8 +161,8 @@ def test_a_text_that_an_encoder_cannot_take_at_once_is_asked_about_in_pieces():
 
 def test_the_holes_of_a_text_follow_from_it_and_the_seed():
     method = Targets(loaded_case("t5_1_0"), Scoring(context=30))
-    first, again = method.ask(TEXT), method.ask(TEXT)
-    other = Targets(loaded_case("t5_1_0"), Scoring(context=30, seed=1)).ask(TEXT)
+    first, again = method.examples_for(TEXT), method.examples_for(TEXT)
+    other = Targets(loaded_case("t5_1_0"), Scoring(context=30, seed=1)).examples_for(TEXT)
     assert first.pieces == len(first.examples) > 1
     for a, b in zip(first.examples, again.examples, strict=True):
         assert all((a[name] == b[name]).all() for name in a)
@@ -174,26 +174,26 @@ def test_the_holes_of_a_text_follow_from_it_and_the_seed():
 
 def test_the_bytes_of_targets_are_those_of_what_was_dropped():
     method = Targets(loaded_case("t5_1_0"), Scoring(context=30))
-    asked = method.ask(TEXT)
+    asked = method.examples_for(TEXT)
     special = method.vocabulary.special_ids
     assert asked.bytes == sum(int(i) not in special for example in asked.examples for i in example["targets"]) > 0
 
 
 def test_of_a_pair_the_target_is_scored_given_the_source():
     method = Targets(loaded_case("t5_1_0"), Scoring(context=30))
-    asked = method.ask(("that is good", "das ist gut"))
+    asked = method.examples_for(("that is good", "das ist gut"))
     (example,) = asked.examples
     end = [method.vocabulary.eos]
     assert example["encoder_tokens"].tolist() == [*method.tokenizer.encode("that is good"), *end]
     assert example["targets"].tolist() == [*method.tokenizer.encode("das ist gut"), *end]
     assert asked.bytes == 11 and not asked.is_cut
-    cut = method.ask((TEXT, "kurz"))
+    cut = method.examples_for((TEXT, "kurz"))
     assert cut.is_cut and len(cut.examples[0]["encoder_tokens"]) == method.context and cut.bytes == 4
 
 
 def test_a_text_with_more_holes_than_there_are_sentinels_is_one_line():
     with pytest.raises(UserError, match="sentinel"):
-        Targets(loaded_case("t5_1_0"), Scoring()).ask(TEXT * 5)
+        Targets(loaded_case("t5_1_0"), Scoring()).examples_for(TEXT * 5)
 
 
 def test_a_decoder_that_fills_holes_is_asked_for_what_was_in_them():
@@ -201,8 +201,8 @@ def test_a_decoder_that_fills_holes_is_asked_for_what_was_in_them():
         trained("gpt2", DecoderOnly(SpanCorruption())), tokenizer=loaded_case("t5_1_0").tokenizer
     )
     method = method_of(loaded, Scoring())
-    (example,) = (asked := method.ask("the cat sat")).examples
-    assert isinstance(method, Targets) and "DecoderOnly" in method.counted
+    (example,) = (asked := method.examples_for("the cat sat")).examples
+    assert isinstance(method, Targets) and "DecoderOnly" in method.description
     dropped = [int(i) for i in example["targets"][example["loss_weights"] > 0]]
     assert asked.bytes == sum(i not in method.vocabulary.special_ids for i in dropped) == 2
 
@@ -245,5 +245,5 @@ def test_an_option_that_cannot_be_or_does_nothing_is_one_line(name, scoring, sai
 def test_a_document_that_the_model_does_not_read_is_one_line(name, objective, document, said):
     method = method_of(trained(name, objective or Denoising()), Scoring())
     with pytest.raises(UserError) as error:
-        method.ask(document)
+        method.examples_for(document)
     assert said in str(error.value)

@@ -47,7 +47,7 @@ def written(tokenizer, example):
 
 
 def rows(loaded, objective, given, ids=IDS):
-    return [written(loaded.tokenizer, example) for example in forms(loaded, objective)[given].ask(ids)]
+    return [written(loaded.tokenizer, example) for example in forms(loaded, objective)[given].examples_for(ids)]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_mixture_is_asked_in_its_first_form_for_each_side_with_its_mode():
     both = forms(chain.knowing("encoder_decoder"), UL2R())
     assert set(both) == {BOTH, LEFT}
     tokenizer = chain.tokenizer_of("encoder_decoder")
-    modes = {given: tokenizer.decode(both[given].ask(IDS)[0]["encoder_tokens"])[:5] for given in both}
+    modes = {given: tokenizer.decode(both[given].examples_for(IDS)[0]["encoder_tokens"])[:5] for given in both}
     assert modes == {BOTH: "[NLU]", LEFT: "[S2S]"}
 
 
@@ -167,7 +167,7 @@ def test_each_side_has_half_of_the_room_and_what_the_other_leaves():
 def test_a_row_is_never_longer_than_the_model_reads(form):
     ids = Ids(*(np.arange(10, 10 + n, dtype=np.int32) for n in (40, 3, 40)))
     fitted = form.fitted(ids, 30)
-    examples = form.ask(fitted)
+    examples = form.examples_for(fitted)
     rows = [len(example[name]) for example in examples for name in ("tokens", "encoder_tokens") if name in example]
     assert max(rows) <= 30 and len(fitted.left) > 3
 
@@ -186,11 +186,11 @@ def test_what_a_model_pays_is_what_its_logits_say(case):
     loaded = loaded_case(case)
     (of,) = score_spans(loaded, TEXTS, SpanChoice(share=0.2, mean_bytes=5, context=12))
     assert len(of.spans) > 3
-    for span, said in list(zip(of.spans, of.said, strict=True))[:2]:
+    for span, said in list(zip(of.spans, of.token_bits, strict=True))[:2]:
         parts = [loaded.tokenizer.encode(text) for text in (span.left, span.text, span.right)]
         nats = 0.0
         ids = of.form.fitted(Ids(*parts, is_start=span.is_start), context_length(loaded))
-        for example in of.form.ask(ids):
+        for example in of.form.examples_for(ids):
             batch = {name: array[None] for name, array in example.items() if name != "loss_weights"}
             logits = np.asarray(loaded(batch).heads["lm"].logits(), np.float64)[0]
             logp = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))

@@ -36,14 +36,14 @@ WORTH = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_who_knows_the_chain_pays_for_each_span_what_it_is_worth(scores, family):
     of = scores[family]
-    np.testing.assert_allclose(of.said, [WORTH[family](span) for span in of.spans], atol=1e-4)
+    np.testing.assert_allclose(of.token_bits, [WORTH[family](span) for span in of.spans], atol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_who_knows_the_chain_pays_its_conditional_entropy_on_average(scores, family):
     of = scores[family]
     entropy = [chain.entropy(family, len(span.text.split())) for span in of.spans]
-    left_over = of.per_byte(of.said - entropy)
+    left_over = of.per_byte(of.token_bits - entropy)
     assert abs(left_over.value) < 3 * left_over.standard_error < 0.1
 
 
@@ -67,7 +67,7 @@ def test_all_families_are_asked_for_the_same_bytes(scores):
 def test_the_figure_is_all_bits_over_all_bytes_with_its_error_over_documents(scores):
     of = scores["encoder"]
     figure, length = of.results("a chain")
-    assert figure.value == pytest.approx((of.said.sum() + of.length.sum()) / of.bytes.sum())
+    assert figure.value == pytest.approx((of.token_bits.sum() + of.length.sum()) / of.bytes.sum())
     assert (figure.measure, length.measure) == ("span_bits_per_byte", "span_bits_per_byte_for_length")
     assert length.value == pytest.approx(of.length.sum() / of.bytes.sum())
     halves = [of.documents % 2 == half for half in (0, 1)]
@@ -117,7 +117,7 @@ def test_surroundings_that_are_longer_than_the_model_reads_are_cut_and_counted()
     wide = SpanChoice(share=0.05, mean_bytes=6, context=500)
     of = score_spans(chain.knowing("decoder"), chain.texts(2, 300), wide)[0]
     assert of.is_cut.any() and not of.is_cut.all()
-    np.testing.assert_allclose(of.said, [WORTH["decoder"](span) for span in of.spans], atol=1e-4)
+    np.testing.assert_allclose(of.token_bits, [WORTH["decoder"](span) for span in of.spans], atol=1e-4)
     assert of.results("")[0].counts["spans with surroundings cut"] == of.is_cut.sum()
 
 

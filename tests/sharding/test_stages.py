@@ -47,7 +47,7 @@ def test_parts_that_go_back_one_by_one_have_the_same_bubble_and_one_forward_more
     sizes, experiment = ONE | {"data": 2, "pipeline": 4}, config(parts=8, schedule="1f1b")
     experiment.train.remat = remat
     stages = pipeline_stages(experiment, sizes)
-    assert (stages.ticks, stages.bubble, stages.seen) == (11, 3 / 11, 11 / 8)
+    assert (stages.ticks, stages.bubble, stages.compute_factor) == (11, 3 / 11, 11 / 8)
     assert stages.stretch == pytest.approx(11 / 8 * (forwards + 1 + 2) / (forwards + 2))
     assert describe_stages(experiment, sizes) == (
         "4 stages of 1 of 4 layers, 8 parts of 2 rows per device, 1F1B schedule; "

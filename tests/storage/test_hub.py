@@ -430,7 +430,7 @@ def test_a_hub_that_never_answers(server, monkeypatch, capsys):
 def test_what_the_client_logs_is_heard_while_it_is_asked(capsys):
     logger = logging.getLogger("huggingface_hub")
     before = list(logger.handlers)
-    outer, inner = hub.client_log_shown(), hub.client_log_shown()
+    outer, inner = hub.show_client_log(), hub.show_client_log()
     outer.__enter__()
     inner.__enter__()
     outer.__exit__(None, None, None)  # as two sources that are read in turns

@@ -83,7 +83,7 @@ def test_ranges_of_an_object_that_is_gone_name_it(url, tmp_path, monkeypatch):
         path, cached = os.path.join(folder, "corpora/a.bin"), places.mirror_of(folder)
         assert cached.read_ranges([(path, 1, 3), (path, 4, 6)]) == [b"bc", b"ef"]
         Store(url).delete(["corpora/a.bin"])
-        with pytest.raises(mirror.Gone, match=r"one of corpora/a.bin to corpora/a.bin is no longer in "):
+        with pytest.raises(mirror.ObjectDeleted, match=r"one of corpora/a.bin to corpora/a.bin is no longer in "):
             cached.read_ranges([(path, 1, 3)])
 
 

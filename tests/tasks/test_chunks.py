@@ -99,7 +99,7 @@ def test_rows_of_windows_are_full_and_the_corpus_is_another_one(variant):
     adapted = task.adapted(experiment)
     encoded = list(adapted.encode(task.read({"text": "a fine film " * 20, "label": 0}), TOKENIZER))
     bound = adapted.bind(TOKENIZER)
-    assert len(encoded) > 5 and {len(e.parts[0]) for e in encoded} == {bound.room(1)}
+    assert len(encoded) > 5 and {len(e.parts[0]) for e in encoded} == {bound.text_capacity(1)}
     assert not any(bound.is_cut(e) for e in encoded)
     experiment.data.sequence_length = 16
     keys = [adapted.corpus_settings(), task.adapted(experiment).corpus_settings()]

@@ -189,14 +189,14 @@ def test_figures_are_of_records_and_not_of_windows():
 def test_answers_are_compared_as_squad_does():
     said = ["The  Fox!", "an old dog", "", "cat", "the"]
     truth = [["fox"], ["old red dog", "wolf"], [], [], ["the", "an owl"]]
-    found = label_metrics.of_answers(said, truth, some_have_none=True)
+    found = label_metrics.answer_metrics(said, truth, some_have_none=True)
     assert found == pytest.approx(
         {
             **{"exact_match": 2 / 5, "answer_f1": (1 + 0.8 + 1 + 0 + 0) / 5},
             **{"has_answer_exact_match": 1 / 3, "has_answer_f1": 1.8 / 3, "no_answer_accuracy": 0.5},
         }
     )
-    assert label_metrics.of_answers(["a b c"], [["b c d e"]], False)["answer_f1"] == pytest.approx(2 * 2 / (2 + 4))
+    assert label_metrics.answer_metrics(["a b c"], [["b c d e"]], False)["answer_f1"] == pytest.approx(2 * 2 / (2 + 4))
 
 
 # --- records ----------------------------------------------------------------------------------------------------------

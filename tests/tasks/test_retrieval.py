@@ -48,7 +48,7 @@ def test_a_query_and_a_passage_have_rooms_of_their_own():
     assert np.bincount(found["segment_ids"]).tolist() == [0, 6, 10] and found["tokens"][5] == VOCABULARY.sep
     longer = example_of(adapted(10, query_length=14), {"query": "a fine film " * 9, "passage": "no film at all " * 9})
     assert np.bincount(longer["segment_ids"]).tolist() == [0, 14, 10]
-    assert task.lengths(10).inputs == 16 and task.places(10) == 10
+    assert task.lengths(10).inputs == 16 and task.max_positions(10) == 10
     short, long = "a film", "no film at all is fine"  # of 4 and 10 tokens with special ones
     cut = [task.is_cut(*task.encode(task.read({"query": q, "passage": p}), TOKENIZER)) for q, p in
            ((short, long), (long, short), (short, f"{long} {long}"))]  # fmt: skip

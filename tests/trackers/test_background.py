@@ -45,7 +45,7 @@ class Noting(Tracker, Writer):
         self.calls.append("open")
         return self
 
-    def metrics(self, step, split, values):
+    def write_metrics(self, step, split, values):
         if step == self.fails_at:
             raise OSError(28, "No space left on device")
         if step == self.waits_at:
@@ -53,7 +53,7 @@ class Noting(Tracker, Writer):
             self.go_on.wait()
         self.calls.append((step, split, dict(values)))
 
-    def text(self, step, name, text):
+    def write_text(self, step, name, text):
         self.calls.append((step, name, text))
 
     def rewind(self, step):
@@ -69,7 +69,7 @@ class Noting(Tracker, Writer):
 def used(tracker, said, steps):
     trackers = Trackers([tracker], RUN, said.append)
     for step in steps:
-        trackers.metrics(step, "train", {"loss": 1.0})
+        trackers.log_metrics(step, "train", {"loss": 1.0})
     return trackers
 
 
@@ -77,9 +77,9 @@ def test_calls_come_in_their_order_and_the_last_figures_at_the_last_step():
     noting, said = Noting(), []
     trackers = used(noting, said, [1, 2])
     trackers.rewind(1)
-    trackers.metrics(2, "valid", {"loss": 2.0})
+    trackers.log_metrics(2, "valid", {"loss": 2.0})
     trackers.finish({"loss": 2.0, "f1": float("nan")})
-    trackers.text("samples", "a b")
+    trackers.log_text("samples", "a b")
     trackers.close()
     lines = [(step, "train", {"loss": 1.0}) for step in (1, 2)]
     final = [(2, "valid", {"loss": 2.0}), (2, "final", {"loss": 2.0}), (2, "samples", "a b"), "close True"]
@@ -103,7 +103,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_others_go_on(failing):
     said, other = [], Noting()
     trackers = Trackers([failing, other], RUN, said.append)
     for step in range(1, 50):
-        trackers.metrics(step, "train", {"loss": 1.0})
+        trackers.log_metrics(step, "train", {"loss": 1.0})
     trackers.close()
     (line,) = said
     assert line.startswith("tracker Noting is disabled: ")
@@ -119,7 +119,7 @@ def test_a_tracker_that_is_stuck_does_not_hold_the_run_and_what_is_dropped_is_co
     trackers = used(stuck, said, [1])
     assert stuck.waits.wait(60)
     for step in range(2, 101):
-        trackers.metrics(step, "train", {"loss": 1.0})
+        trackers.log_metrics(step, "train", {"loss": 1.0})
     trackers.close()
     assert time.monotonic() - started < 5  # of which 0.2 are asked for: the rest is for a loaded machine
     assert said[0] == "tracker Noting is slower than the run and drops entries; metrics.jsonl is complete"
@@ -142,7 +142,7 @@ def test_a_rollback_that_a_stuck_tracker_would_miss_leaves_it_out(monkeypatch):
     trackers = used(stuck, said, [1])
     assert stuck.waits.wait(60)
     for step in (2, 3):
-        trackers.metrics(step, "train", {"loss": 1.0})
+        trackers.log_metrics(step, "train", {"loss": 1.0})
     trackers.rewind(1)
     assert "is disabled: it is stuck and missed a rollback" in said[-1]
     stuck.go_on.set()

@@ -101,7 +101,7 @@ def wandb_runs(workdir) -> dict[str, list[dict]]:
 
 
 def test_wandb_offline_goes_on_in_one_run_without_a_step_twice_and_after_a_rollback_in_a_marked_one(workdir):
-    remembered = Progress.of(str(workdir), "WandB")
+    remembered = Progress.load(str(workdir), "WandB")
     runs = wandb_runs(workdir)
     assert list(runs) == [remembered.first, f"{remembered.first}-1"] and remembered.run == f"{remembered.first}-1"
     trained = [[row for row in rows if "train/loss" in row] for rows in runs.values()]
@@ -113,7 +113,7 @@ def test_wandb_offline_goes_on_in_one_run_without_a_step_twice_and_after_a_rollb
 
 def test_mlflow_goes_on_in_one_run_without_a_step_twice_and_after_a_rollback_in_one_below(workdir):
     client = pytest.importorskip("mlflow").MlflowClient(f"sqlite:///{workdir}/mlflow.db")
-    remembered = Progress.of(str(workdir), "MLflow")
+    remembered = Progress.load(str(workdir), "MLflow")
     first, last = map(client.get_run, (remembered.first, remembered.run))
     history = client.get_metric_history(first.info.run_id, "train/loss")
     assert [point.step for point in history] == [2, 4, 6, 8, 10, 12]
@@ -137,7 +137,7 @@ def test_nothing_secret_is_in_what_trackers_write(workdir):
 def said_of(tracker, workdir) -> str:
     said = []
     trackers = Trackers([tracker], TrackedRun(str(workdir)), said.append)
-    trackers.metrics(1, "train", {"loss": 1.0})
+    trackers.log_metrics(1, "train", {"loss": 1.0})
     trackers.close()
     (line,) = said
     assert line.startswith(f"tracker {type(tracker).__name__} is disabled: ") and "\n" not in line
@@ -210,7 +210,7 @@ def test_wandb_online_rewinds_where_the_server_may_and_else_begins_another_run(t
     monkeypatch.setattr(wandb, "login", lambda **_: True)
     monkeypatch.setattr(wandb, "init", Here)
     writer = WandB(mode="online").open(TrackedRun(str(tmp_path)))
-    writer.metrics(12, "train", {"loss": 1.0})
+    writer.write_metrics(12, "train", {"loss": 1.0})
     writer.rewind(8)
     first = opened[0]["id"]
     assert opened == [{"id": first, "resume": "allow"}, {"id": first, "resume_from": f"{first}?_step=8"}]

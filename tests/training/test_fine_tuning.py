@@ -182,7 +182,7 @@ def test_one_device_answers_what_eight_do(pretrained, records, cache, tuned):
         with jax.set_mesh(mesh):
             run = build_run(experiment, prepared, mesh, Watchdog())
             params = load(str(tuned), mesh=mesh).params
-            _, answers, notes = run.validation.answers(params)
+            _, answers, notes = run.validation.predict(params)
             found.append((answers, run.validate(params)))
     assert [note["label"] for note in notes] == [i % 2 for i in range(VALID)]  # in the order of the file
     np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-6)
@@ -280,7 +280,7 @@ def test_windows_of_a_record_are_examples_and_one_record_in_the_figures(pretrain
     loaded = load(str(tuned), mesh=mesh)
     with jax.set_mesh(mesh):
         run = build_run(experiment, prepared, mesh, Watchdog())
-        figures, (_, _, notes) = run.validate(loaded.params), run.validation.answers(loaded.params)
+        figures, (_, _, notes) = run.validate(loaded.params), run.validation.predict(loaded.params)
         warnings = [value for name, value in header.rows(run) if name == "WARNING"]
     (stream,) = run.train_batches.streams
     assert any(

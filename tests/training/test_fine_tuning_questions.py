@@ -66,7 +66,7 @@ def answers_on(experiment, workdir, devices: int):
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
     with jax.set_mesh(mesh):
         run = build_run(experiment, prepare(experiment, report=lambda line: None), mesh, Watchdog())
-        return run.validation.answers(load(str(workdir), mesh=mesh).params)
+        return run.validation.predict(load(str(workdir), mesh=mesh).params)
 
 
 def flat(params):
@@ -178,7 +178,7 @@ def finder(request, passages, cache, tmp_path_factory):
     if request.param != "bert":
         case = CASES[request.param]
         found, position = case.family.huggingface.extractor, dataclasses.replace(case.config.position, max_length=30)
-        model = found.of_model(without_heads(case.config))
+        model = found.apply_to(without_heads(case.config))
         if request.param == "longformer":  # whose positions are counted by its padding, and whose separators are two
             experiment.tokenizer = ByteBPE(vocab_size=280, special_pieces="roberta")
         sizes = dict(num_layers=2, vocab_size=experiment.model.vocab_size, dropout_rate=0.0, attention_dropout_rate=0.0)
@@ -224,7 +224,7 @@ def test_a_finder_says_the_same_of_records_without_answers(finder, passages):
     loaded = load(str(workdir))
     said = list(predictions.predict(loaded, predictions.task_of(loaded), records_of(passages, without="answers")))
     truth = [record["answers"]["text"] for record in records_of(passages)]
-    found = label_metrics.of_answers([each["prediction"] for each in said], truth, some_have_none=True)
+    found = label_metrics.answer_metrics([each["prediction"] for each in said], truth, some_have_none=True)
     (line,) = (line for line in read_metrics(str(workdir / "metrics.jsonl")) if line["split"] == "valid")
     assert {name: line[name] for name in found} == pytest.approx(found)
 

@@ -324,7 +324,7 @@ def test_validation_batches_are_added_before_they_are_divided(experiment):
     batches = [{"loss": np.full(8, loss, np.float32), "n": np.full(8, n, np.float32)} for loss, n in ((4, 1), (0, 3))]
     validation = SimpleNamespace(
         mesh=mesh,
-        by_part=lambda: (((), batch) for batch in batches),
+        iterate_parts=lambda: (((), batch) for batch in batches),
         frozen=None,
         eval_step=lambda params, batch, _: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
     )

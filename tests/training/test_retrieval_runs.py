@@ -71,7 +71,7 @@ def test_vectors_are_those_of_the_texts_alone_on_one_device_and_on_eight(tuned, 
         with jax.set_mesh(mesh):
             run = build_run(experiment, prepared, mesh, Watchdog())
             loaded = load(tuned, mesh=mesh)
-            figures, answers, _ = run.validation.answers(loaded.params)
+            figures, answers, _ = run.validation.predict(loaded.params)
         np.testing.assert_allclose(answers[:, 0], loaded.embed([f"{word} x" for word in WORDS]), atol=1e-5)
         np.testing.assert_allclose(answers[:, 1], loaded.embed([f"so {word}" for word in WORDS]), atol=1e-5)
         np.testing.assert_allclose(np.linalg.norm(answers, axis=-1), 1, atol=1e-5)

@@ -112,7 +112,7 @@ def test_one_device_answers_what_eight_do_that_split_the_length_too(source, cach
         mesh = make_mesh(axes, jax.devices()[:devices])
         with jax.set_mesh(mesh):
             run = build_run(experiment, prepared, mesh, Watchdog())
-            found.append(run.validation.answers(run.fresh_state().params)[1])
+            found.append(run.validation.predict(run.fresh_state().params)[1])
     assert (found[0]["tags"] == found[1]["tags"]).all() and (found[0]["tags"].max(1) >= 0).all()
     np.testing.assert_allclose(found[0]["probabilities"], found[1]["probabilities"], atol=1e-6)
 
@@ -157,7 +157,7 @@ def test_an_encoder_is_taken_of_an_encoder_decoder(tmp_path):
     for start in (str(directory), workdir):
         fit = fit_of(find_origin(start), plain("t5_1_1", family="encoder", head=Tag(num_labels=3)), fresh_heads=True)
         assert fit.lacking == ["tagger/output/bias", "tagger/output/kernel"]
-        assert all(path == there and not path.startswith("decoder") for path, there in fit.taken.items())
+        assert all(path == there and not path.startswith("decoder") for path, there in fit.sources.items())
         assert {path.partition("/")[0] for path in fit.left_out} <= {"decoder", "unembedding"}
 
 

@@ -36,7 +36,7 @@ def with_head(name: str, kind: type[HeadConfig] = Classify) -> Case:
     found = case.family.huggingface.classifier_of(kind())
     asked = {Classify: {"num_labels": 3, "kind": "single"}, Tag: {"num_labels": 3}, Extract: {}}
     head = dataclasses.replace(found.head, **asked[kind])
-    config = dataclasses.replace(found.of_model(without_heads(case.config)), head=head)
+    config = dataclasses.replace(found.apply_to(without_heads(case.config)), head=head)
     config.family = found.family or config.family
     return Case(config, case.family, pad_id=case.pad_id)
 

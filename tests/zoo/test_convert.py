@@ -11,7 +11,7 @@ from pretrainax import models
 from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.zoo.convert import as_ours, from_huggingface, rows_of, tensor_locations, their_shape, to_huggingface
-from pretrainax.zoo.family import Part, Row
+from pretrainax.zoo.family import FusedPart, NameRow
 from tests.golden.case import weights
 from tests.support.parity import ALL
 
@@ -27,14 +27,14 @@ def counting(shape):
 
 
 def test_a_linear_map_is_transposed_and_cut_into_heads():
-    row = Row("encoder/blocks/self_attention/query/kernel", "q.weight", transposed=True)
+    row = NameRow("encoder/blocks/self_attention/query/kernel", "q.weight", transposed=True)
     theirs = counting(their_shape(row, (3, 2, 4)))  # [out, in]
     assert theirs.shape == (8, 3)
     assert as_ours(row, theirs, (3, 2, 4))[2, 1, 3] == theirs[1 * 4 + 3, 2]
 
 
 def test_the_map_back_sums_over_heads_and_their_width():
-    row = Row("encoder/blocks/self_attention/out/kernel", "o.weight", transposed=True)
+    row = NameRow("encoder/blocks/self_attention/out/kernel", "o.weight", transposed=True)
     theirs = counting(their_shape(row, (2, 4, 3)))
     assert theirs.shape == (3, 8)
     assert as_ours(row, theirs, (2, 4, 3))[1, 3, 2] == theirs[2, 1 * 4 + 3]
@@ -42,7 +42,7 @@ def test_the_map_back_sums_over_heads_and_their_width():
 
 @pytest.mark.parametrize("transposed, theirs_shape", [(True, (24, 3)), (False, (3, 24))])
 def test_a_part_is_a_slice_of_their_outputs(transposed, theirs_shape):
-    row = Row("decoder/blocks/self_attention/value/kernel", "qkv.weight", transposed, part=Part(2, 1, 3))
+    row = NameRow("decoder/blocks/self_attention/value/kernel", "qkv.weight", transposed, part=FusedPart(2, 1, 3))
     theirs = counting(their_shape(row, (3, 2, 4)))
     assert theirs.shape == theirs_shape
     place = (16 + 1 * 4 + 3, 2) if transposed else (2, 16 + 1 * 4 + 3)
@@ -51,8 +51,10 @@ def test_a_part_is_a_slice_of_their_outputs(transposed, theirs_shape):
 
 def test_parts_may_be_of_several_sizes():
     attention = "decoder/blocks/self_attention"
-    query = Row(f"{attention}/query/kernel", "qkv.weight", transposed=True, part=Part(0, 4, 8))
-    value = Row(f"{attention}/value/kernel", "qkv.weight", transposed=True, part=Part(6, 2, 8))  # two of keys before it
+    query = NameRow(f"{attention}/query/kernel", "qkv.weight", transposed=True, part=FusedPart(0, 4, 8))
+    value = NameRow(
+        f"{attention}/value/kernel", "qkv.weight", transposed=True, part=FusedPart(6, 2, 8)
+    )  # two of keys before it
     theirs = counting(their_shape(query, (3, 4, 5)))
     assert theirs.shape == their_shape(value, (3, 2, 5)) == (40, 3)
     assert as_ours(query, theirs, (3, 4, 5))[1, 3, 4] == theirs[3 * 5 + 4, 1]
@@ -60,7 +62,7 @@ def test_parts_may_be_of_several_sizes():
 
 
 def test_a_convolution_is_reversed():
-    row = Row("encoder/convolution/kernel", "conv.weight", transposed=True)
+    row = NameRow("encoder/convolution/kernel", "conv.weight", transposed=True)
     theirs = counting(their_shape(row, (3, 4, 5)))  # [out, in, width]
     assert theirs.shape == (5, 4, 3)
     assert as_ours(row, theirs, (3, 4, 5))[2, 1, 4] == theirs[4, 1, 2]

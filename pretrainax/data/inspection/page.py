@@ -131,7 +131,7 @@ def _histogram(fill: np.ndarray) -> str:
 
 def _legend(views: list[View]) -> str:
     """Returns an HTML legend of the kinds and marks of pieces that occur in `views`."""
-    pieces = [piece for view in views for side in view.sides for piece in side.pieces]
+    pieces = [piece for view in views for side in view.panels for piece in side.pieces]
     kinds = {piece.kind for piece in pieces if piece.tokens} - {"text"}
     items = [(f"<mark class={kind}>{kind}</mark>", KINDS[kind].partition(": ")[2]) for kind in KINDS if kind in kinds]
     if any(piece.part == "prefix" for piece in pieces):
@@ -148,7 +148,7 @@ def _legend(views: list[View]) -> str:
 def _row(view: View) -> str:
     notes = "".join(f"<p class=soft>{_escape(note)}</p>" for note in view.notes)
     sides = "".join(
-        f"<h3>{_escape(side.name)}</h3><div class=words>{''.join(_pieces(side.pieces))}</div>" for side in view.sides
+        f"<h3>{_escape(side.name)}</h3><div class=words>{''.join(_pieces(side.pieces))}</div>" for side in view.panels
     )
     return f"<section><h2>{_escape(view.title)}</h2>{notes}{sides}</section>"
 

@@ -44,7 +44,7 @@ class Piece(NamedTuple):
     dim: bool = False  # True for targets without loss
 
 
-class Side(NamedTuple):
+class Panel(NamedTuple):
     name: str  # for example "encoder reads" or "predicts"
     pieces: list[Piece]
 
@@ -53,7 +53,7 @@ class View(NamedTuple):
     """A row of a batch for display: a title, the inputs and targets (sides), and further lines of text (notes)."""
 
     title: str
-    sides: list[Side]
+    panels: list[Panel]
     notes: list[str]  # for example labels
 
 
@@ -64,7 +64,7 @@ class TokenTexts:
         self.vocabulary, self._special = tokenizer.vocabulary, tokenizer.special_pieces
         self.spellings = tokenizer.spellings()
 
-    def of(self, ids: np.ndarray) -> str:
+    def decode(self, ids: np.ndarray) -> str:
         """Returns the text of consecutive ids, with visible signs for line breaks, tabs and control characters."""
         runs = itertools.groupby(ids.tolist(), lambda i: i in self._special or i >= len(self.spellings))
         text = "".join(
@@ -99,21 +99,21 @@ def view(row: Example, words: TokenTexts, title: str = "", notes: tuple[str, ...
       row: one row of each array of a batch [B, ...], padded, with one or several examples.
       notes: lines of text to append to the labels.
     """
-    vocabulary, sides = words.vocabulary, []
+    vocabulary, panels = words.vocabulary, []
     if is_encoder_decoder(row):
         tokens, segments = row["encoder_tokens"], row["encoder_segment_ids"]
-        sides.append(Side("encoder reads", _pieces(tokens, segments, _kinds(tokens, segments, vocabulary), words)))
+        panels.append(Panel("encoder reads", _pieces(tokens, segments, _kinds(tokens, segments, vocabulary), words)))
     tokens, segments = row["tokens"], row["segment_ids"]
     kinds, parts = _kinds(tokens, segments, vocabulary), _parts(row)
     if is_gathered(row):
-        sides += _masked(row, kinds, parts, words)
+        panels += _masked(row, kinds, parts, words)
     else:
-        name = "decoder reads" if sides else "reads"
-        sides.append(Side(name, _pieces(tokens, segments, kinds, words, parts)))
+        name = "decoder reads" if panels else "reads"
+        panels.append(Panel(name, _pieces(tokens, segments, kinds, words, parts)))
     if predicts_tokens(row) and not is_gathered(row):
         targets, weights = row["targets"], row["loss_weights"]
         kinds = _kinds(targets, segments, vocabulary)
-        sides.append(Side("predicts", _pieces(targets, segments, kinds, words, dim=weights == 0)))
+        panels.append(Panel("predicts", _pieces(targets, segments, kinds, words, dim=weights == 0)))
     labels = {"pair label": "pair_labels", "label": "labels", "label values": "label_values"}
     labels |= {"answer, first and last token": "span"}
     label_notes = [f"{what} {row[name].tolist()}" for what, name in labels.items() if name in row]
@@ -123,7 +123,7 @@ def view(row: Example, words: TokenTexts, title: str = "", notes: tuple[str, ...
             f"words {words.tolist()}",
             f"their labels {row['word_labels'][: words.max(initial=0)].tolist()}",
         ]
-    return View(title, sides, [*label_notes, *notes])
+    return View(title, panels, [*label_notes, *notes])
 
 
 def _kinds(tokens: np.ndarray, segments: np.ndarray, vocabulary: Any) -> np.ndarray:
@@ -145,7 +145,7 @@ def _parts(row: Example) -> np.ndarray:
     return np.full(len(row["tokens"]), "")
 
 
-def _masked(row: Example, kinds: np.ndarray, parts: np.ndarray, words: TokenTexts) -> list[Side]:
+def _masked(row: Example, kinds: np.ndarray, parts: np.ndarray, words: TokenTexts) -> list[Panel]:
     """Returns two sides of a masked row: the inputs, with each target at its position, and the targets alone.
 
     Changes `kinds` [T] at the predicted positions to masked, random or kept.
@@ -162,12 +162,12 @@ def _masked(row: Example, kinds: np.ndarray, parts: np.ndarray, words: TokenText
     originals[places] = targets
     order = np.argsort(places, kind="stable")
     runs = np.split(targets[order], np.flatnonzero(np.diff(places[order]) > 1) + 1)
-    predicted = [Piece(words.of(run).strip(" "), "text", len(run), new=False) for run in runs if len(run)]
+    predicted = [Piece(words.decode(run).strip(" "), "text", len(run), new=False) for run in runs if len(run)]
     is_pair = has_pairs(row)
     inputs = _pieces(tokens, segments, kinds, words, parts, originals=originals, separates=not is_pair)
     gap = Piece(" … ", "padding", 0)
     between = [piece for target in predicted for piece in (gap, target)][1:]
-    return [Side("reads", inputs), Side("predicts", between)]
+    return [Panel("reads", inputs), Panel("predicts", between)]
 
 
 def _pieces(tokens, segments, kinds, words, parts=None, *, originals=None, dim=None, separates=True) -> list[Piece]:
@@ -202,8 +202,8 @@ def _pieces(tokens, segments, kinds, words, parts=None, *, originals=None, dim=N
     pieces = []
     for start, end in itertools.pairwise(bounds):
         kind = _NAMES[kinds[start]]
-        text = "" if kind == "padding" else words.of(tokens[start:end])
-        target = words.of(originals[start:end]) if alone[start] else ""
+        text = "" if kind == "padding" else words.decode(tokens[start:end])
+        target = words.decode(originals[start:end]) if alone[start] else ""
         if alone[start]:  # the space before the word follows the original text, not the input
             text = " " * target.startswith(" ") + text.strip(" ")
         pieces.append(

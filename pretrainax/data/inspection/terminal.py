@@ -21,7 +21,7 @@ def render(one: View, colours: bool, width: int) -> str:
       width: characters per line. With `colours`, lines are not wrapped.
     """
     lines = [_painted(one.title, "1", colours), *(f"  ({note})" for note in one.notes)]
-    for side in one.sides:
+    for side in one.panels:
         text, part, left = "", "", _MAX_TOKENS
         for piece in side.pieces:
             if piece.kind == "padding":

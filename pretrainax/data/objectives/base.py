@@ -95,7 +95,7 @@ class Objective(kinds.Objective):
         """Returns the lengths of the longest example that has at most `sequence_length` inputs."""
         raise NotImplementedError
 
-    def places(self, sequence_length: int) -> int:
+    def max_positions(self, sequence_length: int) -> int:
         """Returns the number of positions of the longest example in a row with `sequence_length` inputs."""
         return max(self.lengths(sequence_length)[1:])
 
@@ -222,11 +222,11 @@ class Objective(kinds.Objective):
         for source in getattr(experiment.data.source, "components", tuple)():  # another check reports invalid sources
             if source.pairs and any(part.unit == "sentences" for _, part in self.components(pairs=True)):
                 yield f"config.objective is {name}, which needs documents, but {type(source).__name__} has pairs"
-        longest, room = self.adapted(experiment).places(length), experiment.model.position.max_length
-        if room not in (None, AUTO) and longest > room:
+        longest, limit = self.adapted(experiment).max_positions(length), experiment.model.position.max_length
+        if limit not in (None, AUTO) and longest > limit:
             yield (
                 f"config.data.sequence_length {length} makes rows of {longest} tokens, "
-                f"config.model.position.max_length is {room}"
+                f"config.model.position.max_length is {limit}"
             )
 
     def validation_problems(self, experiment: Experiment) -> Iterator[str]:

@@ -38,11 +38,11 @@ class SequentialDenoising(Denoiser):
             yield f"config.objective.noise_density is {self.noise_density}, it must be in (0, 0.5]"
 
     def lengths(self, sequence_length):
-        return self.measure(sequence_length - self.room)
+        return self.measure(sequence_length - self.mode_tokens)
 
     def measure(self, raw):
         most = self._max_predicted(raw)
-        return Lengths(raw, raw - min(most, 1) + 1 + self.room, most + 1)
+        return Lengths(raw, raw - min(most, 1) + 1 + self.mode_tokens, most + 1)
 
     def _max_predicted(self, raw: int) -> int:
         """Returns the maximum number of tokens of a sequence of `raw` tokens that the decoder predicts, without EOS."""

@@ -216,7 +216,7 @@ class MaskedLM(Objective):
             return replaced
         ends = np.flatnonzero(np.diff(words, append=-1)) + 1  # [w], one per word
         for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-            similar = self._similar.of(tuple(targets[start:end].tolist())) if is_masked[start] else ()
+            similar = self._similar.similar_to(tuple(targets[start:end].tolist())) if is_masked[start] else ()
             if similar:
                 replaced[start:end] = similar[int(draws[start] * len(similar))]
         return replaced

@@ -209,7 +209,7 @@ def _joined_length(objective: Objective, raw: int) -> int:
     """Returns the maximum number of inputs and targets for `raw` tokens, except the last target, which is no input."""
     _, inputs, targets = objective.measure(raw)
     if isinstance(objective, SequentialDenoising):  # its longest inputs and targets are in different examples
-        return raw + objective.room + 1
+        return raw + objective.mode_tokens + 1
     return inputs + targets - 1
 
 

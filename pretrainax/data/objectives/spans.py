@@ -150,7 +150,7 @@ class Denoiser(Objective):
     _mode_ids: Optional[np.ndarray] = None
 
     @property
-    def room(self) -> int:
+    def mode_tokens(self) -> int:
         """Returns the maximum number of tokens of the mode; 0 without a mode."""
         return len(self.mode.encode()) + 1 if self.mode else 0
 
@@ -164,15 +164,15 @@ class Denoiser(Objective):
             return self
         bound = copy.copy(self)
         bound._mode_ids = tokenizer.encode(self.mode)
-        if len(bound._mode_ids) > self.room:
+        if len(bound._mode_ids) > self.mode_tokens:
             raise UserError(
                 f"config.objective.mode {self.mode!r} has {len(bound._mode_ids)} tokens, it must have at most "
-                f"{self.room}: set a word that the tokenizer splits into fewer tokens"
+                f"{self.mode_tokens}: set a word that the tokenizer splits into fewer tokens"
             )
         return bound
 
     def problems(self, experiment):
-        length, needed = experiment.data.sequence_length, self.shortest + self.room
+        length, needed = experiment.data.sequence_length, self.shortest + self.mode_tokens
         if length < needed:
             yield f"config.data.sequence_length is {length}, {type(self).__name__} needs at least {needed}"
             return
@@ -225,13 +225,15 @@ class SpanCorruption(Denoiser):
             yield f"config.objective.mean_span_length is {self.mean_span_length}, it must be at least 1"
 
     def lengths(self, sequence_length):
-        return self._with_mode(span_lengths(sequence_length - self.room, self.noise_density, self.mean_span_length))
+        return self._with_mode(
+            span_lengths(sequence_length - self.mode_tokens, self.noise_density, self.mean_span_length)
+        )
 
     def measure(self, raw):
         return self._with_mode(corrupted_lengths(raw, self.noise_density, self.mean_span_length))
 
     def _with_mode(self, lengths: Lengths) -> Lengths:
-        return lengths._replace(inputs=lengths.inputs + self.room)
+        return lengths._replace(inputs=lengths.inputs + self.mode_tokens)
 
     def check_vocabulary(self, vocabulary, sequence_length):
         super().check_vocabulary(vocabulary, sequence_length)

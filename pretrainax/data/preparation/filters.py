@@ -56,7 +56,7 @@ class QualityFilter(Filter, kinds.QualityFilter):
         if not (self.gopher_repetition or self.gopher_quality or self.c4 or self.fineweb):
             yield "config.data.quality enables no rules: set gopher_repetition, gopher_quality, c4 or fineweb"
 
-    def kept(self, documents: Iterable[Document], skipped: collections.Counter) -> Iterator[Document]:
+    def filter(self, documents: Iterable[Document], skipped: collections.Counter) -> Iterator[Document]:
         """Yields the documents that violate no rule; counts the other documents in `skipped`, by rule."""
         from datatrove.data import Document as DatatroveDocument
 

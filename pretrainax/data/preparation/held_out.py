@@ -92,7 +92,7 @@ def _smallest_hashes(source: Source, shard: Shard, quality: Optional[QualityFilt
     """Returns the two smallest hashes of the documents of a shard that are not blank; fewer for fewer documents."""
     documents, smallest = until_stopped(source.read(shard, collections.Counter())), set()
     if quality is not None:
-        documents = quality.kept(documents, collections.Counter())
+        documents = quality.filter(documents, collections.Counter())
     for document in documents:
         if has_text(document):
             smallest = set(sorted({*smallest, document_hash(document).hex()})[:2])

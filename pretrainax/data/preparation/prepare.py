@@ -274,7 +274,7 @@ def _write_shard(i: int, shard: Shard, recipe: Recipe, directory: str) -> None:
     skipped = collections.Counter()
     documents = until_stopped(recipe.source.read(shard, skipped))
     if recipe.quality is not None:
-        documents = recipe.quality.kept(documents, skipped)
+        documents = recipe.quality.filter(documents, skipped)
     with shards.ShardWriter(directory, i, _load_once(recipe.tokenizer), recipe.parts, recipe.task) as writer:
         written = writer.write(documents, skipped)
         if recipe.drop_duplicates:

@@ -19,7 +19,7 @@ from pretrainax.data.sources.records import RecordLines
 csv.field_size_limit(sys.maxsize)  # no limit here, because `max_record_bytes` limits the records
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """An unparsed record of a file, and the column names of the file."""
 
     columns: tuple[str, ...]
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 @dataclasses.dataclass
-class Tsv(RecordLines[Row], Source):
+class Tsv(RecordLines[TableRow], Source):
     """Reads files with one record per line, in columns separated by tabs, such as GLUE; plain, .gz, .xz or .zst.
 
     The first line of each file contains the names of the columns, unless `columns` is set. Without `quoting`, quotes
@@ -58,13 +58,13 @@ class Tsv(RecordLines[Row], Source):
         where = functools.partial(self.where, shard)
         return self.documents(self.rows(shard), self.parse, where, shard.split, skipped)
 
-    def rows(self, shard: files.FileShard) -> Iterator[tuple[int, Row]]:
+    def rows(self, shard: files.FileShard) -> Iterator[tuple[int, TableRow]]:
         columns = self.columns
         for number, line in self._joined_lines(lines_of(shard, self.max_record_bytes)):
             if not line.strip(b"\r\n"):
                 continue
             if columns:
-                yield number, Row(columns, line)
+                yield number, TableRow(columns, line)
             else:
                 columns = self._header(line, self.where(shard, number))
 
@@ -97,7 +97,7 @@ class Tsv(RecordLines[Row], Source):
             )
         return columns
 
-    def parse(self, row: Row) -> dict[str, str]:
+    def parse(self, row: TableRow) -> dict[str, str]:
         self.check_size(len(row.line))
         fields = self._fields(row.line)
         if len(fields) != len(row.columns):

@@ -112,7 +112,7 @@ class HuggingFace(RecordSets, Source):
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised as exceptions too
         datasets.disable_progress_bars()
         try:
-            with hub.client_log_shown():
+            with hub.show_client_log():
                 yield datasets
         except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError, *files.BROKEN_ARCHIVE) as e:
             place = f"{self.config_path}.path is {self.path!r}"

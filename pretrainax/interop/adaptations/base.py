@@ -23,7 +23,7 @@ class ParameterRule(NamedTuple):
     """The rule that creates a parameter of the new model: its source, and the operations on the source."""
 
     source: Optional[str]  # path in the model before the conversion; None: the parameter is initialized
-    made: tuple[Operation, ...] = ()  # applied in this order; (): the parameter is copied
+    operations: tuple[Operation, ...] = ()  # applied in this order; (): the parameter is copied
 
     def after(self, earlier: Mapping[str, "ParameterRule"]) -> Optional["ParameterRule"]:
         """Returns the composition of this rule with an earlier rule that creates its source.
@@ -37,16 +37,16 @@ class ParameterRule(NamedTuple):
         if self.source is None:
             return self
         first = earlier.get(self.source)
-        return first and ParameterRule(first.source, first.made + self.made)
+        return first and ParameterRule(first.source, first.operations + self.operations)
 
     @property
     def how(self) -> str:
         """Returns a description of the operations for messages; "" if there are no operations."""
-        return ", then ".join(making.how for making in self.made)
+        return ", then ".join(making.how for making in self.operations)
 
     def applied(self, x: jax.Array) -> jax.Array:
         """Returns the parameter that this rule creates from its source `x`; always a new array."""
-        for making in self.made:
+        for making in self.operations:
             x = making.function(x)
         return jnp.copy(x)  # two rules may have the same source, but donated arrays must be separate
 

@@ -66,7 +66,7 @@ class DenseToExperts(Adaptation):
         assert ours.experts is not None
         if "/mlp/router/" in path or "/mlp_after" in path and "/mlp_after/down/" not in path:
             return ParameterRule(None)
-        experts, made = ours.experts.num_experts, []
+        experts, operations = ours.experts.num_experts, []
         plain, _ = layer_groups(ours, ours.num_layers)
         if plain.numbers and (stack := stack_of(path)):  # the layers with and without experts become two stacks
             _, part = part_of(stack)
@@ -75,18 +75,18 @@ class DenseToExperts(Adaptation):
                 (kind,) = (kind for kind in layer_groups(ours, len(x)) if kind.part == part)
                 return x[np.array(kind.numbers)]  # [L, …] -> [l, …]
 
-            made.append(Operation(f"the layers {'without' if part else 'with'} experts", select))
+            operations.append(Operation(f"the layers {'without' if part else 'with'} experts", select))
             path = path.replace(f"/{part}/blocks/", "/blocks/")
         if _EXPERTS.search(path):
             # [L, D, F] -> [L, E, D, F]
-            made.append(Operation(f"{experts} copies", lambda x: jnp.repeat(x[:, None], experts, axis=1)))
+            operations.append(Operation(f"{experts} copies", lambda x: jnp.repeat(x[:, None], experts, axis=1)))
         if (width := ours.experts.dense_after) is not None and "/mlp_after/" in path:
             # [L, F, D] -> [L, W, D]; a bias remains [L, D]
-            made.append(
+            operations.append(
                 Operation("zero", lambda x: jnp.zeros((len(x), *(width,) * (x.ndim - 2), x.shape[-1]), x.dtype))
             )
             path = path.replace("/mlp_after/", "/mlp/")
-        return ParameterRule(_EXPERTS.sub(r"/mlp/\1/", path), tuple(made))
+        return ParameterRule(_EXPERTS.sub(r"/mlp/\1/", path), tuple(operations))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
         settings = ours.experts

@@ -31,8 +31,8 @@ class Route(NamedTuple):
 class Exchange:
     """Sends the rows of this device to the devices that have the rows' experts, and returns the processed rows.
 
-    `sizes` and `room` describe the rows that this device receives: the number of rows for each of its own experts, and
-    the fixed number of rows per expert, or None.
+    `sizes` and `capacity` describe the rows that this device receives: the number of rows for each of its own experts,
+    and the fixed number of rows per expert, or None.
     """
 
     def __init__(self, sizes: jax.Array, rows: int, room: Optional[int]):
@@ -47,9 +47,9 @@ class Exchange:
         self.parts, self._rows, self._room = axis_size(EXPERT_AXIS), rows, room
         own = len(sizes) // self.parts  # experts per device
         if room is not None:
-            self.room, self.sizes = self.parts * room, jnp.full(own, self.parts * room)
+            self.capacity, self.sizes = self.parts * room, jnp.full(own, self.parts * room)
             return
-        self.room = None
+        self.capacity = None
         # [source, E] -> [source, device, its experts]
         table = jax.lax.all_gather(sizes, EXPERT_AXIS).reshape(self.parts, self.parts, own)
         between, device = table.sum(axis=2), jax.lax.axis_index(EXPERT_AXIS)

@@ -186,7 +186,7 @@ def _by_experts(config: ModelConfig, rows: jax.Array, kernels: Kernels, slots: S
     if axis_size(EXPERT_AXIS) == 1:
         return _feed_forward(config, rows, kernels, slots.sizes, room)
     exchange = Exchange(slots.sizes, len(rows), room)
-    return exchange.combine(_feed_forward(config, exchange.dispatch(rows), kernels, exchange.sizes, exchange.room))
+    return exchange.combine(_feed_forward(config, exchange.dispatch(rows), kernels, exchange.sizes, exchange.capacity))
 
 
 def _feed_forward(
@@ -215,7 +215,7 @@ def _mapped(layout: Layout, rows: jax.Array, maps: Maps, sizes: jax.Array) -> ja
     bias = maps.bias.astype(y.dtype)
     if layout.split == 2:  # the results of devices along `tensor` are summed, and each contains the bias
         bias /= axis_size(TENSOR_AXIS)
-    if layout.room is not None:
+    if layout.capacity is not None:
         # [S, F] -> [E, S/E, F] -> [S, F]
         return (y.reshape(len(bias), -1, y.shape[1]) + bias[:, None]).reshape(y.shape)
     expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(len(y)), side="right")

@@ -30,7 +30,7 @@ _SUM_OVER_ROWS = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,
 class Layout(NamedTuple):
     """The layout of the experts' rows, and of the device's shard of the kernel."""
 
-    room: Optional[int]  # fixed number of rows per expert; None: `sizes` contains the numbers
+    capacity: Optional[int]  # fixed number of rows per expert; None: `sizes` contains the numbers
     split: int  # the axis of the kernel [E, D, F] that `fsdp` splits
 
 
@@ -78,14 +78,14 @@ def _product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array, 
 
     If `transposed`, multiplies by the transposed matrices: x is [S, F] and the result is [S, D].
     """
-    if layout.room is None and platform() in GPUS:
+    if layout.capacity is None and platform() in GPUS:
         from pretrainax.layers.feed_forward import gpu_products  # imports Pallas, which only this branch needs
 
         return gpu_products.product(x, kernel, sizes, transposed)
     kernel = kernel.swapaxes(1, 2) if transposed else kernel
-    if layout.room is not None:
+    if layout.capacity is not None:
         # [S, D] -> [E, room, D] -> [E, room, F] -> [S, F]
-        return (x.reshape(len(kernel), layout.room, -1) @ kernel).reshape(len(x), -1)
+        return (x.reshape(len(kernel), layout.capacity, -1) @ kernel).reshape(len(x), -1)
     if platform() == "tpu":
         return jax.lax.ragged_dot(x, kernel, sizes)
     source, position, expert, count = _blocks(sizes, len(x))
@@ -101,8 +101,8 @@ def _summed_over_rows(layout: Layout, x: jax.Array, gradient: jax.Array, sizes: 
 
     For each expert, this is the sum of the outer products of x and gradient over the rows of the expert.
     """
-    if layout.room is not None:
-        by_expert = (a.reshape(len(sizes), layout.room, -1) for a in (x, gradient))
+    if layout.capacity is not None:
+        by_expert = (a.reshape(len(sizes), layout.capacity, -1) for a in (x, gradient))
         return jnp.einsum("ECD,ECF->EDF", *by_expert, preferred_element_type=jnp.float32)
     if platform() == "tpu":
         return jax.lax.ragged_dot_general(x, gradient, sizes, _SUM_OVER_ROWS, preferred_element_type=jnp.float32)

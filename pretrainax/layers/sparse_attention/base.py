@@ -20,7 +20,7 @@ from pretrainax.sharding.mesh import platform
 
 
 class BlockSparseAttention(Attention):
-    """Self-attention in which each token attends to a part of its segment; a subclass defines this part in `read`."""
+    """Self-attention in which each token attends to a part of its segment; a subclass defines this part in `attend`."""
 
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int) -> int:
@@ -32,7 +32,7 @@ class BlockSparseAttention(Attention):
         raise NotImplementedError
 
     @nn.nowrap
-    def read(
+    def attend(
         self, x: jax.Array, qkv: tuple[jax.Array, ...], mask: Mask, positions: PositionTerms, scale: float
     ) -> jax.Array:
         """Returns the output of attention for each token and head, [B, T, H, K].
@@ -67,8 +67,8 @@ class BlockSparseAttention(Attention):
         report_attention(spec)
         # Raises UserError if config.train.attention requests a kernel, because kernels do not support blocks.
         choose_backend(self.compute.attention, platform(), spec)
-        y = self.read(x, (q, k, v), mask, positions, scale_of(self.config, positions))
-        return self.out(y), KeyValues.of(k, v)
+        y = self.attend(x, (q, k, v), mask, positions, scale_of(self.config, positions))
+        return self.out(y), KeyValues.from_arrays(k, v)
 
     @nn.nowrap  # keeps the name of the method out of Flax's scopes
     def heads(self, x: jax.Array, positions: PositionTerms, prefix: str = "") -> tuple[jax.Array, ...]:

@@ -55,10 +55,10 @@ class BlockAttention(BlockSparseAttention):
         settings = config.sparse_attention
         if length <= settings.size * (5 + 2 * settings.random):
             return None
-        return KeyBlocks(settings.size, sides=1, more=2 + settings.random, whole=2 * settings.size)
+        return KeyBlocks(settings.size, sides=1, extra_blocks=2 + settings.random, global_tokens=2 * settings.size)
 
     @nn.nowrap
-    def read(
+    def attend(
         self, x: jax.Array, qkv: tuple[jax.Array, ...], mask: Mask, positions: PositionTerms, scale: float
     ) -> jax.Array:
         config, settings, length = self.config, self.config.sparse_attention, x.shape[1]

@@ -62,10 +62,10 @@ class WindowAttention(BlockSparseAttention):
     def blocks(config: ModelConfig, length: int) -> KeyBlocks:
         assert config.window is not None
         count = {"none": 0, "first": 1, "question": min(config.sparse_attention.longest_question, length)}
-        return KeyBlocks(config.window // 2, sides=1, whole=2 * count[config.sparse_attention.global_tokens])
+        return KeyBlocks(config.window // 2, sides=1, global_tokens=2 * count[config.sparse_attention.global_tokens])
 
     @nn.nowrap
-    def read(
+    def attend(
         self, x: jax.Array, qkv: tuple[jax.Array, ...], mask: Mask, positions: PositionTerms, scale: float
     ) -> jax.Array:
         if not _has_global(self.config):

@@ -34,7 +34,7 @@ class BackwardLanguageModel(Head):
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
         return {}
 
-    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> LanguageModelOutput:
+    def output(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> LanguageModelOutput:
         """Returns predictions of the previous token at all positions, from the backward stream.
 
         The backward stream is the second half of x [B, T, 2 D].

@@ -31,7 +31,7 @@ class Head:
         """Returns the Flax submodules that the head adds to the model, by name."""
         raise NotImplementedError
 
-    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> PyTree:
+    def output(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> PyTree:
         """Returns the output of the head, a pytree.
 
         Args:
@@ -41,11 +41,11 @@ class Head:
         """
         raise NotImplementedError
 
-    def answers(self, output: PyTree, batch: Batch) -> PyTree:
+    def predictions(self, output: PyTree, batch: Batch) -> PyTree:
         """Returns the arrays [B, …] from which a task computes its metrics on the host; by default the whole output."""
         return output
 
-    def of_blocks(self, output: PyTree) -> Sums:
+    def block_sums(self, output: PyTree) -> Sums:
         """Returns the sums {name: (sum, count)} of the head's own blocks; {} for a head without blocks."""
         return {}
 

@@ -29,7 +29,7 @@ class ClassifierOutput:
 
 @register_head
 class Classifier(Head):
-    """The classifier head. `answers` returns [B, L] float32: logits of classes, labels or choices, or regressions.
+    """The classifier head. `predictions` returns [B, L] float32: logits of classes, labels or choices, or regressions.
 
     The loss of a row is the cross-entropy ("single", "choice"), the mean binary cross-entropy over labels ("multi"), or
     the mean squared error.
@@ -49,11 +49,11 @@ class Classifier(Head):
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
         return {"classifier": ClassifierHead(config)}
 
-    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> ClassifierOutput:
+    def output(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> ClassifierOutput:
         logits = model.classifier(x, batch["segment_ids"], deterministic)
         return ClassifierOutput(logits, model.config.head.kind)
 
-    def answers(self, output: ClassifierOutput, batch: Batch) -> jax.Array:
+    def predictions(self, output: ClassifierOutput, batch: Batch) -> jax.Array:
         return output.logits
 
     def count(self, batch: Batch) -> Optional[jax.Array]:

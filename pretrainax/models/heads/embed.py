@@ -26,7 +26,7 @@ class EmbedOutput:
 
 @register_head
 class Embedder(Head):
-    """The embedding head. `answers` returns the embeddings [B, S, D] of each row, whose dot products are the scores.
+    """The embedding head. `predictions` returns the embeddings [B, S, D]; their dot products are the scores.
 
     The negatives of a query are all other passages of the batch, on all devices.
     """
@@ -39,12 +39,12 @@ class Embedder(Head):
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
         return {}
 
-    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> EmbedOutput:
+    def output(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> EmbedOutput:
         head = model.config.head
         vectors = pooled_segments(x.astype(jnp.float32), batch["segment_ids"], head.num_texts, head.pooling)
         return EmbedOutput(vectors, head)
 
-    def answers(self, output: EmbedOutput, batch: Batch) -> jax.Array:
+    def predictions(self, output: EmbedOutput, batch: Batch) -> jax.Array:
         return _compared(output.vectors, output.head)
 
     def count(self, batch: Batch) -> Optional[jax.Array]:

@@ -28,7 +28,7 @@ class ExtractorOutput:
 
 @register_head
 class Extractor(Head):
-    """The extraction head. `answers` returns logits of the first and the last token of an answer, [B, T, 2] float32.
+    """The extraction head. `predictions` returns the logits of an answer's first and last token, [B, T, 2] float32.
 
     The loss is the mean of two cross-entropies, one for the first and one for the last token. Each has a softmax over
     the positions of the row (Devlin et al. 2018, section 4.2).
@@ -52,13 +52,13 @@ class Extractor(Head):
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
         return {"extractor": ExtractorHead(config)}
 
-    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> ExtractorOutput:
+    def output(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> ExtractorOutput:
         allowed, types = batch["segment_ids"] > 0, batch.get("token_types")
         if model.config.head.second_text and types is not None:
             allowed &= (types > 0) | (jnp.arange(x.shape[1])[None] == 0)
         return ExtractorOutput(model.extractor(x, allowed, deterministic))
 
-    def answers(self, output: ExtractorOutput, batch: Batch) -> jax.Array:
+    def predictions(self, output: ExtractorOutput, batch: Batch) -> jax.Array:
         return output.logits
 
     def count(self, batch: Batch) -> Optional[jax.Array]:

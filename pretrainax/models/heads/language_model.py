@@ -79,7 +79,7 @@ class LanguageModel(Head):
         layer = {"masked_lm_head": MaskedLMHead(config)} if config.masked_lm_head else {}
         return {**layer, "unembedding": LMHead(config)}
 
-    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> LanguageModelOutput:
+    def output(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> LanguageModelOutput:
         """Returns predictions at the `masked_positions` [B, K] of a batch; without them, at all positions.
 
         With 15 % masked tokens, the predictions take 15 % of the work.

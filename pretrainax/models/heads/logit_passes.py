@@ -23,7 +23,9 @@ class LogitStats(NamedTuple):
     largest: jax.Array  # the largest logit
     normaliser: jax.Array  # sum of exp(logit - largest)
     target: jax.Array  # logit of the target
-    right: jax.Array  # bool: the target has the largest logit; in one pass, among equal logits the first one counts
+    is_correct: (
+        jax.Array
+    )  # bool: the target has the largest logit; in one pass, among equal logits the first one counts
     mean: Optional[jax.Array]  # mean logit; None unless requested
 
 

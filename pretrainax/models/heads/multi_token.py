@@ -37,14 +37,14 @@ class MultiTokenTargets(flax.struct.PyTreeNode):
 class MultiTokenOutput(flax.struct.PyTreeNode):
     """Predictions of the tokens 2, 3, … positions ahead, with the targets of each depth."""
 
-    answers: tuple[LanguageModelOutput, ...]
-    asked: tuple[MultiTokenTargets, ...]
+    outputs: tuple[LanguageModelOutput, ...]
+    targets: tuple[MultiTokenTargets, ...]
     blocks: Sums  # sums of the head's blocks
     weight: float = flax.struct.field(pytree_node=False, default=1.0)  # config.model.multi_token.weight
 
 
 def shifted_targets(
-    asked: MultiTokenTargets, first: MultiTokenTargets, segment_ids: jax.Array, depth: int
+    previous: MultiTokenTargets, first: MultiTokenTargets, segment_ids: jax.Array, depth: int
 ) -> MultiTokenTargets:
     """Returns the targets of a depth: the tokens that are `depth` tokens after the next token.
 
@@ -52,7 +52,7 @@ def shifted_targets(
     weight. A token of a prefix, which attends to later tokens, therefore never predicts a token that it attends to.
 
     Args:
-      asked: the targets of depth - 1.
+      previous: the targets of depth - 1.
       first: the targets of depth 0, the next tokens.
       segment_ids: [B, T], the document of each token in its row; 0 for padding.
     """
@@ -61,7 +61,7 @@ def shifted_targets(
         return jnp.pad(x[:, depth:], ((0, 0), (0, depth)))  # 0 past the end of a row
 
     same = (ahead(segment_ids) == segment_ids) & (segment_ids > 0)
-    return MultiTokenTargets(ahead(first.targets), asked.weights * jnp.where(same, ahead(first.weights), 0.0))
+    return MultiTokenTargets(ahead(first.targets), previous.weights * jnp.where(same, ahead(first.weights), 0.0))
 
 
 @register_head
@@ -89,7 +89,7 @@ class MultiToken(Head):
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
         return {"multi_token": MultiTokenModule(config)}
 
-    def answer(
+    def output(
         self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool
     ) -> Optional[MultiTokenOutput]:
         """Returns the predictions of all depths; None if the batch has no targets, as in generation."""
@@ -99,19 +99,19 @@ class MultiToken(Head):
         first = MultiTokenTargets(
             batch.get("targets", tokens), batch.get("loss_weights", jnp.ones(tokens.shape, jnp.float32))
         )
-        settings, asked, answers, sums = model.config.multi_token, [], [], {}
+        settings, targets, outputs, sums = model.config.multi_token, [], [], {}
         current = first
         for depth in range(1, settings.depth + 1):
             # The targets of one depth are the inputs of the next depth.
             read = model.embed(current.targets, batch["positions"], deterministic=deterministic)
             current = shifted_targets(current, first, batch["segment_ids"], depth)
             x, block_sums = model.multi_token(x, read, batch, model.compute, depth=depth, deterministic=deterministic)
-            answers.append(model.unembedding(x, model.output_embedding.embedding))
-            asked.append(current)
+            outputs.append(model.unembedding(x, model.output_embedding.embedding))
+            targets.append(current)
             sums = add_sums(sums, block_sums)
-        return MultiTokenOutput(tuple(answers), tuple(asked), sums, settings.weight)
+        return MultiTokenOutput(tuple(outputs), tuple(targets), sums, settings.weight)
 
-    def of_blocks(self, output: Optional[MultiTokenOutput]) -> Sums:
+    def block_sums(self, output: Optional[MultiTokenOutput]) -> Sums:
         return {} if output is None else output.blocks
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
@@ -121,11 +121,11 @@ class MultiToken(Head):
     def sums(self, output: MultiTokenOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         total, reported = jnp.zeros((), jnp.float32), {}
         plain = LossOptions(**(options | {"sequences": False}))
-        for answer, asked in zip(output.answers, output.asked, strict=True):
-            depth_sums = loss_sums(answer, asked.targets, asked.weights, **plain)
+        for prediction, targets in zip(output.outputs, output.targets, strict=True):
+            depth_sums = loss_sums(prediction, targets.targets, targets.weights, **plain)
             total += depth_sums["objective"][0]
             reported = add_sums(reported, {f"{self.name}_{name}": depth_sums[name] for name in ("loss", "accuracy")})
-        return output.weight / len(output.answers) * total, reported
+        return output.weight / len(output.outputs) * total, reported
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         assert config.multi_token is not None

@@ -39,7 +39,7 @@ class Pairs(Head):
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
         return {"pair_head": PairHead(config)}
 
-    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> jax.Array:
+    def output(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> jax.Array:
         return model.pair_head(x)
 
     def count(self, batch: Batch) -> Optional[jax.Array]:

@@ -61,7 +61,7 @@ class ReplacedTokens(Head):
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
         return {"replaced_token_head": ReplacedTokenHead(config)}
 
-    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> ReplacedTokensOutput:
+    def output(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> ReplacedTokensOutput:
         return ReplacedTokensOutput(model.replaced_token_head(x, batch["segment_ids"]))
 
     def count(self, batch: Batch) -> Optional[jax.Array]:

@@ -29,7 +29,7 @@ class TaggerOutput:
 
 @register_head
 class Tagger(Head):
-    """The tagging head. `answers` returns the predicted tag of each word and its probability.
+    """The tagging head. `predictions` returns the predicted tag of each word and its probability.
 
     "tags" is [B, W] int32, with -1 after the last word. "probabilities" is [B, W] float32, with 0 after the last word.
     """
@@ -50,10 +50,10 @@ class Tagger(Head):
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
         return {"tagger": TaggerHead(config)}
 
-    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> TaggerOutput:
+    def output(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> TaggerOutput:
         return model.tagger(x, _words(batch), deterministic)
 
-    def answers(self, output: TaggerOutput, batch: Batch) -> dict[str, jax.Array]:
+    def predictions(self, output: TaggerOutput, batch: Batch) -> dict[str, jax.Array]:
         real, tags = real_words(batch), _tags(output, batch)
         if output.transitions is None:
             probabilities = jax.nn.softmax(output.logits)

@@ -81,20 +81,20 @@ def loss_sums(
     by_device = jax.tree.map(_by_device, (targets, loss_weights, text_weights))
     results = _sums(settings, _by_device(outputs.features), outputs.unembedding, outputs.bias, *by_device)
     # functools.partial hides the type of _sums.
-    objective, reported, right = cast(tuple[jax.Array, dict[str, jax.Array], Optional[jax.Array]], results)
+    objective, reported, is_correct = cast(tuple[jax.Array, dict[str, jax.Array], Optional[jax.Array]], results)
     counts = dict.fromkeys(reported, count := loss_weights.sum())
     if text_weights is not None:
         counts |= dict.fromkeys(("text_loss", "text_accuracy"), text_weights.sum())
     sums = {"objective": (objective, count)} | {
         name: (jax.lax.stop_gradient(value), counts[name]) for name, value in reported.items()
     }
-    if right is not None:
+    if is_correct is not None:
         assert segment_ids is not None, "sequences=True needs segment_ids"
-        sums["sequence_accuracy"] = _sequences_right(_by_row(right, tokens), loss_weights, segment_ids)
+        sums["sequence_accuracy"] = _correct_sequences(_by_row(is_correct, tokens), loss_weights, segment_ids)
     return sums
 
 
-def _sequences_right(right: jax.Array, weights: jax.Array, segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _correct_sequences(right: jax.Array, weights: jax.Array, segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the number of sequences whose weighted targets are all correct, and of sequences with weighted targets.
 
     Args:
@@ -141,13 +141,13 @@ def _by_row(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _sums(settings: _Settings, features, unembedding, bias, *of_targets):
-    sums, _, right = _scan_chunks(settings, features, unembedding, bias, of_targets, with_gradients=False)
-    return sums.pop("objective"), sums, right
+    sums, _, is_correct = _scan_chunks(settings, features, unembedding, bias, of_targets, with_gradients=False)
+    return sums.pop("objective"), sums, is_correct
 
 
 def _sums_forward(settings: _Settings, features, unembedding, bias, *of_targets):
-    sums, gradients, right = _scan_chunks(settings, features, unembedding, bias, of_targets, with_gradients=True)
-    return (sums.pop("objective"), sums, right), gradients
+    sums, gradients, is_correct = _scan_chunks(settings, features, unembedding, bias, of_targets, with_gradients=True)
+    return (sums.pop("objective"), sums, is_correct), gradients
 
 
 def _sums_backward(settings: _Settings, gradients, cotangents):
@@ -249,10 +249,10 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
     objective = loss
     if reading.mean is not None:
         objective = log_z - (1 - smoothing) * reading.target - smoothing * reading.mean
-    sums = {"loss": (loss * weights).sum(1), "accuracy": jnp.where(reading.right, weights, 0.0).sum(1)}
+    sums = {"loss": (loss * weights).sum(1), "accuracy": jnp.where(reading.is_correct, weights, 0.0).sum(1)}
     if text_weights is not None:
         sums["text_loss"] = (loss * text_weights).sum(1)
-        sums["text_accuracy"] = jnp.where(reading.right, text_weights, 0.0).sum(1)
+        sums["text_accuracy"] = jnp.where(reading.is_correct, text_weights, 0.0).sum(1)
     slope = 1.0
     if settings.z_loss:
         penalty = settings.z_loss * jnp.square(log_z)
@@ -270,7 +270,7 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
         d_logits -= (smoothing / logits.shape[-1]) * weights[..., None]
     if settings.logit_cap is not None:
         d_logits *= 1.0 - jnp.square(logits / settings.logit_cap)  # derivative of the cap
-    return sums, reading.right, d_logits.astype(features.dtype)
+    return sums, reading.is_correct, d_logits.astype(features.dtype)
 
 
 def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:

@@ -27,7 +27,7 @@ def buffers_of(program: Program, most: int = 20) -> list[Buffer]:
     modules = Modules(program)
     makers: dict[tuple[int, str], set[str]] = {}  # (bytes, shape) -> modules that compute such an array
     for size, shape, computation, name, i in sorted(set(_results(program)), reverse=True):
-        makers.setdefault((size, shape), set()).add(modules.of(computation, name, i))
+        makers.setdefault((size, shape), set()).add(modules.module_path(computation, name, i))
         if len(makers) > most:
             break
     # If a module inside a loop computes an array, drop the module of the loop, which only passes the array on.

@@ -49,7 +49,9 @@ def collectives_of(program: Program, mesh: AnyMesh) -> list[Collective]:
             total[one] += times
             overlapped[one] += times * _overlaps_products(program, name, instruction)
     counted = [
-        dataclasses.replace(one, count=math.ceil(n), beside=math.ceil(overlapped[one])) for one, n in total.items() if n
+        dataclasses.replace(one, count=math.ceil(n), overlapping=math.ceil(overlapped[one]))
+        for one, n in total.items()
+        if n
     ]
     return sorted(counted, key=lambda one: -one.total)
 

@@ -41,8 +41,10 @@ class Kernel(NamedTuple):
     """A kernel that a device launches once per run of a computation."""
 
     computation: str  # name of the computation that contains the instruction
-    made: Instruction  # the instruction in the HLO text
-    whole: Instruction  # for a -done instruction, -start and -done as one instruction; otherwise equal to `made`
+    instruction: Instruction  # the instruction in the HLO text
+    merged: (
+        Instruction  # for a -done instruction, -start and -done as one instruction; otherwise equal to `instruction`
+    )
 
 
 class Update(NamedTuple):
@@ -75,7 +77,7 @@ def _with_its_start(values: dict[str, Instruction], made: Instruction) -> Instru
 
 
 def fused_instructions(program: Program, made: Instruction) -> Iterator[Instruction]:
-    """Yields the instructions inside a fusion, including nested fusions; or `made` itself if it is not a fusion."""
+    """Yields the instructions inside a fusion, including nested fusions; `instruction` itself if it is no fusion."""
     if made.opcode != "fusion":
         yield made
         return
@@ -104,7 +106,7 @@ def multiplies(made: Instruction, parts: set[str]) -> bool:
 
 def reads(program: Program, kernel: Kernel) -> dict[str, int]:
     """Returns the bytes that one run of a kernel reads from each operand, {name of the operand: bytes}."""
-    whole, values = kernel.whole, program.computations[kernel.computation]
+    whole, values = kernel.merged, program.computations[kernel.computation]
     sizes: dict[str, int] = {}
     # If an update cannot be in place, the compiler has inserted a copy, which is a separate kernel.
     needed = _needed_of_operands(program, values, whole, whole.elements, is_in_place=True)
@@ -118,7 +120,7 @@ def reads(program: Program, kernel: Kernel) -> dict[str, int]:
 
 def writes(program: Program, kernel: Kernel) -> list[int]:
     """Returns the bytes that one run of a kernel writes to each array of its result."""
-    whole, values = kernel.whole, program.computations[kernel.computation]
+    whole, values = kernel.merged, program.computations[kernel.computation]
     parts: list[Optional[int]] = [None] * len(whole.shapes)  # updated elements; None: all
     if whole.opcode == "fusion":
         parts = [update and update.elements for update in updates(program, fused_by(whole))]
@@ -165,7 +167,7 @@ def _update(program: Program, values: dict[str, Instruction], made: Instruction)
 
 
 def behind_bitcasts(values: dict[str, Instruction], made: Instruction) -> Instruction:
-    """Returns the instruction that a chain of bitcasts starts from; `made` itself if it is not a bitcast."""
+    """Returns the instruction that a chain of bitcasts starts from; `instruction` itself if it is not a bitcast."""
     while made.opcode == "bitcast":
         made = values[made.operands[0]]
     return made

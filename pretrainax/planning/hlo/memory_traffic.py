@@ -58,7 +58,7 @@ class MemoryTraffic:
         """Returns the bytes that kernels without matrix products read and write per step."""
         return sum(one.bytes for one in self.moved if not one.multiplies)
 
-    def by(self, field: str) -> dict[str, int]:
+    def sum_by(self, field: str) -> dict[str, int]:
         """Returns the bytes per kind or per module, largest first.
 
         Args:
@@ -107,25 +107,25 @@ def traffic_of_kernels(program: Program) -> Iterator[KernelTraffic]:
 
 def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -> list[KernelBytes]:
     """Returns the bytes that one run of a kernel reads and writes: of its own kind, and of residuals if it has any."""
-    computation, name = kernel.computation, kernel.made.name
+    computation, name = kernel.computation, kernel.instruction.name
     read, written = reads(program, kernel), writes(program, kernel)
     sources = {x: made for x in read if (made := stacks.written_by(computation, x))}
     stacked = sum(read[x] for x in sources)
     stacked += sum(size for i, size in enumerate(written) if Result(computation, name, i) in stacks.written)
-    module, size = modules.of(computation, name), sum(read.values()) + sum(written)
-    parts = opcodes_of(program, kernel.whole)
-    is_product = multiplies(kernel.whole, parts)
+    module, size = modules.module_path(computation, name), sum(read.values()) + sum(written)
+    parts = opcodes_of(program, kernel.merged)
+    is_product = multiplies(kernel.merged, parts)
     kind = _kind(program, kernel, module, parts, is_product)
     if kind == "copies" and stacked:
         if len(sources) == 1:  # a slice has the module of the loop; the stack was written in a module
-            module = modules.of(*next(iter(sources.values())))
+            module = modules.module_path(*next(iter(sources.values())))
         return [KernelBytes(module, "residuals", is_product, size)]
     residuals = [KernelBytes(module, "residuals", is_product, stacked)] * bool(stacked)
     return [KernelBytes(module, kind, is_product, size - stacked), *residuals]
 
 
 def _kind(program: Program, kernel: Kernel, module: str, parts: set[str], is_product: bool) -> str:
-    made, values = kernel.whole, program.computations[kernel.computation]
+    made, values = kernel.merged, program.computations[kernel.computation]
     scope = module.split("/")[0]
     if any(opcode.removesuffix("-start") in COLLECTIVES for opcode in parts) and not is_product:
         return "collectives"

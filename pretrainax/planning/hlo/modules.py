@@ -34,7 +34,7 @@ class Modules:
         self._program = program
         self._found: dict[tuple[str, str, int], str] = {}
 
-    def of(self, computation: str, name: str, index: int = 0) -> str:
+    def module_path(self, computation: str, name: str, index: int = 0) -> str:
         """Returns the path of the module that computes a value; for an update of a larger array, of the new elements.
 
         Args:
@@ -53,18 +53,18 @@ class Modules:
         if instruction.opcode == "fusion":
             inside = instruction.attribute("calls")
             return (
-                self.of(inside, self._program.makers(inside)[index])
+                self.module_path(inside, self._program.makers(inside)[index])
                 or module_of(instruction.op_name)
                 or self.in_common(computation, instruction)
             )
         if instruction.opcode == "parameter" and (call := self._program.callers.get(computation)):
             outer, fusion = call
-            return self.of(outer, fusion.operands[int(instruction.operands[0])])
+            return self.module_path(outer, fusion.operands[int(instruction.operands[0])])
         is_update, own_module = instruction.opcode == "dynamic-update-slice", module_of(instruction.op_name)
         if is_update or instruction.opcode in _TRANSPARENT:
             part = instruction.operands[1 if is_update else 0]
             number = int(instruction.attribute("index") or 0) if instruction.opcode == "get-tuple-element" else 0
-            operand_module = self.of(computation, part, number) if part in instructions else ""
+            operand_module = self.module_path(computation, part, number) if part in instructions else ""
             return operand_module if operand_module.startswith(own_module) else own_module
         return own_module or self.in_common(computation, instruction)
 
@@ -74,6 +74,8 @@ class Modules:
         Without a common prefix, the result is the module of the first operand that has one. This is for instructions
         without op_name: combined collectives, and instructions that the compiler adds.
         """
-        modules = (self.of(computation, x) for x in made.operands if x in self._program.computations[computation])
+        modules = (
+            self.module_path(computation, x) for x in made.operands if x in self._program.computations[computation]
+        )
         paths = [module.split("/") for module in modules if module]
         return "/".join(os.path.commonprefix(paths) or next(iter(paths), []))

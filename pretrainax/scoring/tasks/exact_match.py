@@ -16,7 +16,7 @@ from pretrainax.scoring.tasks.task import Prompted, Question, TaskMetric, mean
 _ROWS = 16  # prompts per generation batch
 
 
-class Asked(NamedTuple):
+class NormalizedQuestion(NamedTuple):
     """A question, and its correct answer in the normalized form for the comparison."""
 
     question: Question
@@ -24,7 +24,7 @@ class Asked(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True)
-class ExactMatch(Prompted[Asked]):
+class ExactMatch(Prompted[NormalizedQuestion]):
     """Generates greedily up to a `stop` string or `max_new_tokens`, and compares the answer with the target's answer.
 
     `exact_match` is the share of correct answers. `answered` is the share of generated texts that match the pattern
@@ -49,14 +49,14 @@ class ExactMatch(Prompted[Asked]):
             except re.error as e:
                 yield f"{field} is {pattern!r}, which is no regular expression ({e})"
 
-    def read(self, example: Example) -> Asked:
+    def read(self, example: Example) -> NormalizedQuestion:
         prompt, target = example.fill(self.prompt), example.fill(self.target)
-        answer = self.found(target)
+        answer = self.extract_answer(target)
         if answer is None:
             raise example.error(f"the target {target[-80:]!r} has no answer as {self.answer!r} describes it")
-        return Asked(Question(prompt, prompt + self.delimiter + target), answer)
+        return NormalizedQuestion(Question(prompt, prompt + self.delimiter + target), answer)
 
-    def found(self, text: str) -> Optional[str]:
+    def extract_answer(self, text: str) -> Optional[str]:
         """Returns the normalized answer in a text; None if the pattern `answer` does not match."""
         match = re.search(self.answer, text) if self.answer else None
         if self.answer and match is None:
@@ -73,16 +73,20 @@ class ExactMatch(Prompted[Asked]):
             )
         return f"{self.kind}, {self.shots} shots: the likeliest tokens, at most {self.max_new_tokens}"
 
-    def metrics(self, loaded: LoadedModel, asked: Sequence[Asked], chosen: Sequence[int]) -> list[TaskMetric]:
+    def metrics(
+        self, loaded: LoadedModel, asked: Sequence[NormalizedQuestion], chosen: Sequence[int]
+    ) -> list[TaskMetric]:
         questions, prompts, other = [question for question, _ in asked], {}, collections.Counter()
         for index in chosen:
-            shown = self.shown(questions, index)
+            shown = self.with_shots(questions, index)
             fitting = self._fitting(loaded, shown)
             if fitting:
                 prompts[index] = self.separator.join(fitting)
             other["prompts with fewer shots, for want of room"] += 0 < len(fitting) < len(shown)
             other["prompts too long, counted as wrong"] += not fitting
-        found = dict(zip(prompts, map(self.found, self._generated(loaded, list(prompts.values()))), strict=True))
+        found = dict(
+            zip(prompts, map(self.extract_answer, self._generated(loaded, list(prompts.values()))), strict=True)
+        )
         right = [index in found and found[index] == asked[index].answer for index in chosen]
         answered = [found.get(index) is not None for index in chosen]
         metrics = {"exact_match": mean(right), "answered": mean(answered)}

@@ -67,10 +67,10 @@ def continuations(loaded: LoadedModel, pairs: Iterable[tuple[str, str]]) -> list
     """
     form, longest = _form(loaded, LEFT), context_length(loaded)
     ids = [split(loaded.tokenizer, *pair) for pair in pairs]
-    if form.says_end and not all(len(pair_ids.left) for pair_ids in ids):
+    if form.predicts_end and not all(len(pair_ids.left) for pair_ids in ids):
         raise UserError(f"{loaded.origin} fills holes in a text: give prompts that are not empty")
     fitted = [_fitted(form, pair_ids, longest) for pair_ids in ids]
-    questions = ((number, example) for number, pair_ids in enumerate(fitted) for example in form.ask(pair_ids))
+    questions = ((number, example) for number, pair_ids in enumerate(fitted) for example in form.examples_for(pair_ids))
     nats, missed = np.zeros(len(ids)), np.zeros(len(ids), int)
     for answer in score_examples(loaded, questions):
         nats[answer.number] -= answer.nats
@@ -122,4 +122,4 @@ def _holes(tokenizer: Tokenizer, form: Form, longest: int, sentences: Sequence[s
         edges = sorted({*(1 + np.flatnonzero(words.starts(ids)[1:])).tolist(), len(ids)})  # not the first word
         for start, end in itertools.pairwise(edges):
             fitted = form.fitted(Ids(ids[:start], ids[start:end], ids[end:], is_start=True), longest)
-            yield from ((number, example) for example in form.ask(fitted))
+            yield from ((number, example) for example in form.examples_for(fitted))

@@ -62,7 +62,7 @@ class MultipleChoice(Prompted[Choices]):
         pairs = [
             (context, self.delimiter + choice)
             for index in chosen
-            for context in (self.separator.join(self.shown(questions, index)), self.unconditional)
+            for context in (self.separator.join(self.with_shots(questions, index)), self.unconditional)
             for choice in asked[index].choices
         ]
         scores = continuations(loaded, pairs)

@@ -81,7 +81,7 @@ class Prompted(Task[Item]):
         if self.shots < 0:
             yield f"shots is {self.shots}, it must be at least 0"
 
-    def shown(self, questions: Sequence[Question], index: int) -> list[str]:
+    def with_shots(self, questions: Sequence[Question], index: int) -> list[str]:
         """Returns the shots for a question, followed by its prompt; joined by `separator`, they are the model input.
 
         Args:

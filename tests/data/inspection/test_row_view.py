@@ -4,7 +4,7 @@ import numpy as np
 
 from pretrainax.data.inspection import page
 from pretrainax.data.inspection.check import Group, Measurement
-from pretrainax.data.inspection.row_view import Piece, Side, TokenTexts, View, view
+from pretrainax.data.inspection.row_view import Panel, Piece, TokenTexts, View, view
 from pretrainax.data.inspection.terminal import render, table
 from pretrainax.data.objectives import Statistic
 from pretrainax.tokenization.base import Vocabulary
@@ -56,7 +56,7 @@ def test_text_that_commands_a_terminal_is_seen_there_and_on_the_page():
 
 
 def test_masked_random_and_kept_words():
-    reads, predicts = view(masked_row(), words).sides
+    reads, predicts = view(masked_row(), words).panels
     assert reads.pieces == [
         Piece("[CLS]", "special", 1),
         Piece(" my", "text", 1),
@@ -71,11 +71,11 @@ def test_masked_random_and_kept_words():
 
 def test_a_random_word_stands_apart_as_the_right_one():
     row = masked_row(tokens=np.array([3, MY, 4, BREAK, HAIRY, 2, 0, 0]))
-    assert view(row, words).sides[0].pieces[3] == Piece(" ⏎", "random", 1, "is")
+    assert view(row, words).panels[0].pieces[3] == Piece(" ⏎", "random", 1, "is")
 
 
 def test_every_token_is_in_one_piece():
-    for side in view(masked_row(), words).sides[:1]:
+    for side in view(masked_row(), words).panels[:1]:
         assert sum(piece.tokens for piece in side.pieces) == 8
 
 
@@ -92,9 +92,9 @@ def test_colours():
 def test_sentence_pairs_have_two_parts_and_no_new_document():
     types = np.array([0, 0, 0, 1, 1, 1, 0, 0])
     made = view(masked_row(token_types=types, pair_labels=np.array(1)), words)
-    assert [piece.part for piece in made.sides[0].pieces] == ["A", "A", "A", "B", "B", "B", ""]
+    assert [piece.part for piece in made.panels[0].pieces] == ["A", "A", "A", "B", "B", "B", ""]
     assert made.notes == ["pair label 1"]
-    assert not any(piece.new for piece in made.sides[0].pieces)
+    assert not any(piece.new for piece in made.panels[0].pieces)
 
 
 def test_words_have_labels_without_their_padding():
@@ -109,21 +109,21 @@ def decoder_row(tokens, segments, **more):
 
 
 def test_documents_begin_at_a_segment_and_behind_a_separator():
-    by_segment = view(decoder_row([MY, DOG, IS], [1, 1, 2]), words).sides[0].pieces
+    by_segment = view(decoder_row([MY, DOG, IS], [1, 1, 2]), words).panels[0].pieces
     assert [(piece.text, piece.new) for piece in by_segment] == [(" my dog", False), (" is", True)]
-    by_token = view(decoder_row([MY, 2, IS], [1, 1, 1]), words).sides[0].pieces
+    by_token = view(decoder_row([MY, 2, IS], [1, 1, 1]), words).panels[0].pieces
     assert [(piece.text, piece.new) for piece in by_token] == [(" my", False), ("[SEP]", False), (" is", True)]
 
 
 def test_a_separator_that_starts_a_decoder_ends_no_document():
-    pieces = view(decoder_row([2, MY, 2, DOG], [1, 1, 2, 2]), words).sides[0].pieces  # as BART's decoder begins
+    pieces = view(decoder_row([2, MY, 2, DOG], [1, 1, 2, 2]), words).panels[0].pieces  # as BART's decoder begins
     assert [piece.new for piece in pieces] == [False, False, True, False]
 
 
 def test_prefix_and_targets_without_loss():
     row = decoder_row([MY, DOG, IS], [1, 1, 1], prefix_mask=np.array([1, 1, 0]))
     row["loss_weights"] = np.array([0, 1, 1], np.float32)
-    reads, predicts = view(row, words).sides
+    reads, predicts = view(row, words).panels
     assert [(piece.text, piece.part) for piece in reads.pieces] == [(" my dog", "prefix"), (" is", "")]
     assert [piece.dim for piece in predicts.pieces] == [True, False]
 
@@ -131,7 +131,7 @@ def test_prefix_and_targets_without_loss():
 def test_sentinels_of_both_sides():
     row = decoder_row([0, 5, DOG], [1, 1, 1], targets=np.array([5, DOG, 6]))
     encoder = {"encoder_tokens": np.array([MY, 5, 1]), "encoder_segment_ids": np.array([1, 1, 1])}
-    sides = view(row | encoder, words).sides
+    sides = view(row | encoder, words).panels
     assert [side.name for side in sides] == ["encoder reads", "decoder reads", "predicts"]
     assert [piece.kind for piece in sides[0].pieces] == ["text", "sentinel", "unknown"]
     assert sides[1].pieces[0].kind == "special"  # the start, though it is the id of padding
@@ -144,7 +144,7 @@ def test_a_long_row_is_cut_in_the_terminal_and_says_so():
 
 def test_white_space_is_seen():
     row = decoder_row([MY, BREAK, DOG], [1, 1, 1])
-    assert view(row, words).sides[0].pieces[0].text == " my⏎ dog"
+    assert view(row, words).panels[0].pieces[0].text == " my⏎ dog"
 
 
 # --- the table and the page ---------------------------------------------------------------------------------------
@@ -178,6 +178,6 @@ def test_the_page_holds_all_and_loads_nothing():
 
 def test_text_is_no_markup():
     pieces = [Piece("<script>alert(1)</script>", "text", 1), Piece("<b>", "masked", 1, '"<i>&')]
-    made = page.render("<u>", "&", measured(), [View("<a>", [Side("<s>", pieces)], ["<p>"])])
+    made = page.render("<u>", "&", measured(), [View("<a>", [Panel("<s>", pieces)], ["<p>"])])
     assert not {"script", "a", "u"} & set(Tags(made).tags)
     assert "<script>alert(1)</script>" in Tags(made).text and '"<i>&' in Tags(made).text

@@ -138,7 +138,7 @@ def test_of_a_single_token_nothing_is_dropped():
 @given(st.integers(1, 300), st.floats(0.01, 0.99), st.floats(1.0, 20.0), st.sampled_from(["", "[NLU]"]))
 def test_measured_lengths_are_those_of_examples_and_grow_with_the_text(raw, density, mean, mode):
     objective = SpanCorruption(density, mean, mode)
-    objective._mode_ids = np.full(objective.room, 500, np.int32)
+    objective._mode_ids = np.full(objective.mode_tokens, 500, np.int32)
     vocabulary = dataclasses.replace(VOCABULARY, sentinels=tuple(range(1000, 1400)))
     row = example(objective, np.arange(103, 103 + raw), vocabulary=vocabulary)
     measured = objective.measure(raw)

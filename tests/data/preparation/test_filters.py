@@ -23,7 +23,7 @@ def datatrove():
 
 def judge(rules, documents):
     skipped = collections.Counter()
-    return list(rules.kept(iter(documents), skipped)), skipped
+    return list(rules.filter(iter(documents), skipped)), skipped
 
 
 @pytest.mark.slow

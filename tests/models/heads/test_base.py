@@ -35,7 +35,7 @@ class Sentiment(Head):
     def modules(self, config):
         return {"sentiment_head": Linear((1,), ("d_model", "labels"), normal_init(config, config.d_model))}
 
-    def answer(self, model, x, batch, *, deterministic):
+    def output(self, model, x, batch, *, deterministic):
         return model.sentiment_head(x[:, -1])[:, 0]
 
     def count(self, batch):

@@ -50,13 +50,15 @@ def test_one_pass_reads_what_float64_has(accelerator, dtype, has_bias, cap, with
     else:
         assert found.mean is None
     if cap is None:  # a cap makes equals of those that are large
-        assert np.array_equal(found.right, logits.argmax(-1) == targets)
+        assert np.array_equal(found.is_correct, logits.argmax(-1) == targets)
 
 
 @pytest.mark.parametrize("target, is_right", [(7, True), (60, False), (3, False)])
 def test_of_equal_logits_the_first_is_the_largest(accelerator, target, is_right):
     products = jnp.zeros((1, 1, 97), jnp.bfloat16).at[0, 0, jnp.array([7, 60, 96])].set(2.0)
-    assert bool(logit_passes.logit_stats(products, None, jnp.array([[target]]), None, False).right[0, 0]) is is_right
+    assert (
+        bool(logit_passes.logit_stats(products, None, jnp.array([[target]]), None, False).is_correct[0, 0]) is is_right
+    )
 
 
 def losses(features, matrix, targets, dtype):

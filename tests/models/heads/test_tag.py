@@ -82,7 +82,7 @@ def test_micro_batches_of_unequal_rows_add_up(kind):
 @pytest.mark.parametrize("kind", ("softmax", "crf"))
 def test_answers_are_tags_and_their_probabilities(kind):
     _, _, outputs = made(kind=kind)
-    found = HEADS["tag"].answers(outputs.heads["tag"], BATCH)
+    found = HEADS["tag"].predictions(outputs.heads["tag"], BATCH)
     assert (found["tags"] >= 0).tolist() == [[True] * 3 + [False] * 3, [True] + [False] * 5, [False] * 6]
     assert ((found["probabilities"] > 0) == (found["tags"] >= 0)).all() and found["probabilities"].max() < 1
     if kind == "softmax":
@@ -99,7 +99,7 @@ def test_a_crf_says_no_tag_that_may_not_follow():
     for forbids in ((), follows):
         model = models.build(config(kind="crf", follows=forbids), Compute())
         outputs = model.apply({"params": params}, BATCH, deterministic=True)
-        said[forbids] = HEADS["tag"].answers(outputs.heads["tag"], BATCH)["tags"]
+        said[forbids] = HEADS["tag"].predictions(outputs.heads["tag"], BATCH)["tags"]
     assert said[()][0, :3].tolist() == [1, 1, 1]
     assert said[follows][0, 0] != 1 and said[follows][1, 0] != 1
     assert said[follows][0, :3].tolist() in ([2, 1, 0], [2, 1, 2], [0, 2, 1], [2, 2, 1])

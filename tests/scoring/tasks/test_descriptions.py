@@ -102,15 +102,15 @@ def test_the_last_word_keeps_its_space_and_its_mark(tmp_path):
 )
 def test_numbers_of_gsm8k_are_compared_as_by_the_harness(tmp_path, said, number):
     _, task = read_task(f"gsm8k:{tmp_path}")
-    assert task.found(said) == number
+    assert task.extract_answer(said) == number
 
 
 def test_shots_are_the_first_examples_without_the_one_asked(tmp_path):
     _, task = read_task("sums")
     questions = [task.read(example).question for example in read_examples(find(task.examples))]
-    assert task.shown(questions, 1) == ["2 + 3 = 5", "5 + 5 = 10", "7 + 2 = 9", "4 + 1 ="]
-    assert task.shown(questions, 7) == ["2 + 3 = 5", "4 + 1 = 5", "5 + 5 = 10", "15 + 5 ="]
-    assert task.shown(questions[:2], 0) == ["4 + 1 = 5", "2 + 3 ="]  # there are no more
+    assert task.with_shots(questions, 1) == ["2 + 3 = 5", "5 + 5 = 10", "7 + 2 = 9", "4 + 1 ="]
+    assert task.with_shots(questions, 7) == ["2 + 3 = 5", "4 + 1 = 5", "5 + 5 = 10", "15 + 5 ="]
+    assert task.with_shots(questions[:2], 0) == ["4 + 1 = 5", "2 + 3 ="]  # there are no more
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_sentence_of_a_model_that_fills_holes_is_asked_for_word_by_word_behind
     expected = 0.0
     for i, word in list(enumerate(words))[1:]:
         left, right = (np.concatenate([np.zeros(0, np.int32), *part]) for part in (words[:i], words[i + 1 :]))
-        (example,) = form.ask(Ids(left.astype(np.int32), word, right.astype(np.int32), is_start=True))
+        (example,) = form.examples_for(Ids(left.astype(np.int32), word, right.astype(np.int32), is_start=True))
         batch = {name: x[None] for name, x in example.items() if name not in ("targets", "loss_weights")}
         found = np.asarray(jax.nn.log_softmax(loaded(batch).logits))[0]
         asked = np.flatnonzero(example["loss_weights"])
